@@ -42,4 +42,5 @@ def command(
         models = [(target_options.load(preset_name), None) for preset_name in preset_names]
     accelerator = None if hardware is None else find_hardware(hardware)
     comparison_answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[output_options.fmt], accelerator, users)
-    output_options.show_answer(comparison_answer, listing=True)  # a narrow terminal takes a table for each few models
+    # every model is printed; a narrow terminal splits them into several tables
+    output_options.show_answer(comparison_answer, listing=True)

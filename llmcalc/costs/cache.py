@@ -9,11 +9,11 @@ from ..errors import InputError
 from ..flow.tree import Cost, Node, NodePosition
 from ..frozen import frozen
 from ..model import ModelSpec
-from ..ops import KVCache
+from ..ops import KVCache, State
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .cache_formats import cache_bits_in, cache_format
+from .cache_formats import cache_bits_in, cache_format, state_bits
 from .context_length import check_source_tokens, longest_sequence, usual_context
 from .encoders import EncodedInputs
 from .model_changes import ModelChange, changed_models
@@ -114,6 +114,12 @@ class CacheSize:
             for node_position in self.tree.walk(RunConfig(self.workload))
             if not node_position.optional_part and node_position.cost_of_operation(cached_bits)
         ]
+
+    @property
+    def state_bits(self) -> dict[str, Number]:
+        """The bits of an element of each kind of state whose size does not depend on the tokens."""
+        operations = (node_position.node.op for node_position in self._cache_positions())
+        return {op.kind: state_bits(op, cache_format(self.dtype)) for op in operations if isinstance(op, State)}
 
     @property
     def by_layer_kind(self) -> dict[str, int]:

@@ -182,6 +182,11 @@ def cache_format(format_name: str) -> CacheFormat:
     return CacheFormat(number_format_name, vector_format, vector_format, PLAIN)
 
 
+def state_bits(state: State, stored_format: CacheFormat) -> Number:
+    """Returns the bits of an element of a recurrent state beside keys and values in a cache format."""
+    return max(STATE_BITS, stored_format.keys.bits) if state.bits is None else state.bits
+
+
 def cache_bits_in(stored_format: CacheFormat) -> Cost:
     """Returns a function for an operation's cached bits, with keys and values in a cache format.
 
@@ -193,7 +198,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
         if not counted_op.has_effect("cache_bits"):
             return 0
         if isinstance(op, State):
-            return counted_op.cache_bits(max(STATE_BITS, stored_format.keys.bits))
+            return counted_op.cache_bits(state_bits(op, stored_format))
         if stored_format.name in DTYPE_BITS:
             return counted_op.cache_bits(stored_format.keys.bits)
         cache_kind = getattr(op, "cache_kind", "cache")

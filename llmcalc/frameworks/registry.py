@@ -88,7 +88,7 @@ def layout_of(layout_request: LayoutRequest) -> Layout:
     Raises `InputError` for options that contradict each other.
     """
     layout_rules = framework_of(layout_request).layout_rules
-    layout_rules.check_zero_stage(layout_request.zero)
+    layout_rules.check_zero_stage(layout_request)
     return layout_rules.layout_of(layout_request)
 
 

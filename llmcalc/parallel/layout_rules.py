@@ -20,6 +20,7 @@ class LayoutRules:
     name: the framework's name in errors.
     default_zero_stage: default ZeRO stage of a layout with replicas.
     other_zero_stages: ZeRO stages that a search tries beside the default where no option states one.
+    largest_zero_stage: the largest ZeRO stage that the framework has with llmcalc's options.
     untried_sizes: names of group sizes that the search leaves at 1.
     keeps_experts_whole: whether each rank of a mixture of experts holds whole experts (`etp` 1).
     sequence_parallel: whether tensor parallelism comes with sequence parallelism, where experts are divided too even
@@ -35,6 +36,7 @@ class LayoutRules:
     name: str
     default_zero_stage: Zero = 0
     other_zero_stages: tuple[Zero, ...] = ()
+    largest_zero_stage: Zero = 3
     untried_sizes: tuple[str, ...] = ()
     keeps_experts_whole: bool = False
     sequence_parallel: bool = False
@@ -65,9 +67,15 @@ class LayoutRules:
         needs_zero_stage = self.divides_weights and layout.dp * layout.cp > 1 and not layout.zero
         return replace(layout, zero=self.default_zero_stage) if needs_zero_stage else layout
 
-    def check_zero_stage(self, zero_stage: int | None) -> None:
-        """Raises `InputError` for ZeRO stage 1 if the framework always divides weights. zero_stage: None if not set."""
-        if self.divides_weights and zero_stage == 1:
+    def check_zero_stage(self, layout_request: LayoutRequest) -> None:
+        """Raises `InputError` for a ZeRO stage that the framework does not have."""
+        if layout_request.zero_stage() > self.largest_zero_stage:
+            typed_option = "--fsdp" if layout_request.zero is None else f"--zero {layout_request.zero}"
+            raise InputError(
+                f"{typed_option}: without --launch, --framework {self.name} has at most ZeRO stage "
+                f"{self.largest_zero_stage}; expected --zero {self.largest_zero_stage}, or another --framework"
+            )
+        if self.divides_weights and layout_request.zero == 1:
             raise InputError(
                 f"--zero 1: {self.name} divides gradients and weights too; expected --zero 3, or --zero 2, which keeps "
                 "gathered weights, or another framework"

@@ -206,7 +206,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
 
     These are groups that the framework's rules exclude, and chunks that contradict other options.
     """
-    layout_rules.check_zero_stage(layout_request.zero)
+    layout_rules.check_zero_stage(layout_request)
     for option_name in layout_rules.untried_sizes:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(

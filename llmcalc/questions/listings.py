@@ -105,13 +105,18 @@ def ask_presets(
 
 
 def ask_hardware(requested_names: Sequence[str] = ()) -> ListAnswer:
-    """Describes the named accelerators in full, or lists all accelerators."""
+    """Describes the named accelerators in full, or lists all accelerators.
+
+    Raises `InputError` for an unknown name.
+    """
     from ..reports.hardware import report
     from ..sources.hardware import find_hardware, hardware_names, load_hardware
 
-    listed_accelerators = [find_hardware(hardware_name) for hardware_name in requested_names] or [
-        load_hardware(hardware_name) for hardware_name in hardware_names()
-    ]
+    try:
+        named_accelerators = [find_hardware(hardware_name) for hardware_name in requested_names]
+    except InputError as error:  # of an argument here, and of the option of this name elsewhere
+        raise InputError(str(error).removeprefix("--hardware: ")) from error
+    listed_accelerators = named_accelerators or [load_hardware(hardware_name) for hardware_name in hardware_names()]
     return ListAnswer(
         tuple(listed_accelerators),
         lambda: report(listed_accelerators, bool(requested_names)),

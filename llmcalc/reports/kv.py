@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .. import units
+from ..algebra import Number
 from ..costs.cache import CacheSize, WhatIf, cache_bits_of
 from ..costs.cache_formats import cache_format
 from ..frozen import frozen
@@ -78,7 +79,7 @@ def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None 
         [
             _kinds_table(preset, cache, byte_scale, notes, selected_rank),
             _changed_model_rows(cache, model_changes, byte_scale),
-            _growth_table(cache, byte_scale),
+            *([_growth_table(cache, byte_scale)] if cache.bytes_per_token else []),
         ],
         warnings=warnings_of_notes(preset, warnings),
     ).with_target(preset.target)
@@ -153,7 +154,10 @@ def headline(cache_size: CacheSize) -> str:
     """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for a model without one, what it has instead."""
     if not cache_size.bytes_per_token:
         sequences = cache_size.workload.batch
-        return f"states of {sequences:,} sequence{'s' * (sequences > 1)}, the same at any length; no keys and values"
+        return (
+            f"states of {sequences:,} sequence{'s' * (sequences > 1)} in {_state_bits_text(cache_size)}, the same at "
+            "any length; no keys and values"
+        )
     growth_text = units.memory(cache_size.growth_per_token)
     per_token_text = f"{units.memory(cache_size.bytes_per_token)} per token"
     if cache_size.growth_per_token != cache_size.bytes_per_token:
@@ -164,6 +168,16 @@ def headline(cache_size: CacheSize) -> str:
         )
     dtype_text = units.short_dtype(cache_size.dtype)
     return f"KV cache of {workload_text(cache_size.spec, cache_size.workload)} in {dtype_text}, {per_token_text}"
+
+
+def _state_bits_text(cache_size: CacheSize) -> str:
+    """Writes `32 bits`, or for states of several formats `16 bits (conv_state) and 32 bits (recurrent_state)`."""
+    kinds_by_bits: dict[Number, list[str]] = {}
+    for state_kind, bits in cache_size.state_bits.items():
+        kinds_by_bits.setdefault(bits, []).append(state_kind)
+    if len(kinds_by_bits) == 1:
+        return f"{next(iter(kinds_by_bits))} bits"
+    return " and ".join(f"{bits} bits ({', '.join(state_kinds)})" for bits, state_kinds in kinds_by_bits.items())
 
 
 def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], byte_scale: units.UnitScale) -> Table:

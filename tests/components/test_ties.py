@@ -96,6 +96,16 @@ def test_where_the_wrapper_says_nothing_the_text_decides_and_a_remark_names_anot
     assert remarked == (tied_by_class(config) != table["tie_word_embeddings"])
 
 
+@pytest.mark.parametrize(("kind", "is_read"), [("mistral3", False), ("qwen2_vl", True)])
+def test_sizes_outside_the_text_section_have_a_remark_if_the_class_does_not_read_them(kind: str, is_read: bool) -> None:
+    """`Qwen2VLConfig` gives its text model the sizes at the top of a config, `Mistral3Config` does not."""
+    from transformers import AutoConfig
+
+    assert (AutoConfig.for_model(kind, hidden_size=4096).text_config.hidden_size == 4096) == is_read
+    notes = read_config({"model_type": kind, "hidden_size": 4096})[1]
+    assert any(f"hidden_size: counted as the text model's; {kind}'s class" in note for note in notes) != is_read
+
+
 def test_lfm2_vl_has_another_name_for_it() -> None:
     config = {**told("lfm2_vl", True, None), "tie_embedding": False}
     assert not read_config(config)[0]["tie_word_embeddings"]

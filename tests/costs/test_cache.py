@@ -255,12 +255,18 @@ def test_the_tables_say_it_in_eighty_columns(run: Any, target: str) -> None:
     [
         ("t5-base", "per token of both stacks, 36.00 KiB per further decoded token"),
         ("gemma3-27b", "until a window fills"),
-        ("mamba2-370m", "states of 1 sequence, the same at any length; no keys and values"),
+        (
+            "mamba2-370m",
+            "states of 1 sequence in 16 bits (conv_state) and 32 bits (recurrent_state), the same at any length",
+        ),
+        ("mamba2-370m --kv-dtype fp32", "states of 1 sequence in 32 bits, the same at any length; no keys and values"),
     ],
 )
 def test_what_a_further_token_adds(run: Any, target: str, growth: str) -> None:
     """T5 has no windows: its cross-attention caches the encoder's tokens once."""
-    assert growth in " ".join(run("kv", target)[1].split())
+    output = " ".join(run("kv", *target.split())[1].split())
+    assert growth in output
+    assert ("tokens per sequence" in output) is (not target.startswith("mamba2"))
 
 
 def test_a_model_published_in_float32_says_what_memory_counts(run: Any) -> None:

@@ -321,6 +321,11 @@ DAMAGED: dict[str, tuple[Config, str]] = {
         {"model_type": "gemma3", "text_config": 7},
         "text_config: 7; expected a table of fields",
     ),
+    "a wrapper around a wrapper of nothing": (
+        {"model_type": "colpali", "vlm_config": {"model_type": "paligemma"}},
+        "vlm_config.model_type: 'paligemma' wraps a text model, but the config has no text_config; expected a "
+        "text_config in vlm_config",
+    ),
     "a wrapper around an unknown": (
         {"model_type": "gemma3", "text_config": {"model_type": "lama"}},
         "text_config.model_type: 'lama' is not supported. Did you",

@@ -154,6 +154,22 @@ def types_by_code(pattern: re.Pattern[str], found: dict[str, list[str]]) -> list
     return sorted(kind for kind, names in found.items() if matches_code(pattern, names))
 
 
+def flat_wrappers() -> list[str]:
+    """Returns the wrappers whose configuration class gives its text model a size from the top of the config, sorted."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    def text_depth(kind: str) -> int | None:
+        try:
+            config = CONFIG_MAPPING[kind](num_hidden_layers=3)
+        except StrictDataclassError:  # the class reads the field, and compares it with others
+            return 3
+        return getattr(getattr(config, family_of(kind).text_section, None), "num_hidden_layers", None)
+
+    wrappers = [kind for kind in model_types() if family_of(kind).text_type and kind in CONFIG_MAPPING]
+    return sorted(kind for kind in wrappers if text_depth(kind) == 3)
+
+
 def class_lists(found: dict[str, list[str]]) -> dict[str, list[str]]:
     """Returns the lists of classes and model types by what their code does."""
     return {
@@ -161,6 +177,7 @@ def class_lists(found: dict[str, list[str]]) -> dict[str, list[str]]:
         "float32_routers": types_by_code(IN_FLOAT32, found),
         "float32_weights": float32_weights(),
         "grouped_routers": types_by_code(GROUP_MASK, found),
+        "flat_wrappers": flat_wrappers(),
     }
 
 
@@ -221,7 +238,7 @@ def section_defaults(kind: str) -> dict[str, Any]:
     if not hasattr(section, "to_dict"):
         return {}
     cls = CONFIG_MAPPING[family.text_type]
-    read = {*defaults_of(cls), "rope_parameters"} - UNREAD_DEFAULTS
+    read = {*defaults_of(cls), "rope_parameters"} - UNREAD_DEFAULTS - family.text_fields_from_sections.keys()
     stated, usual = (
         {name: value for name, value in config.to_dict().items() if name in read} for config in (section, cls())
     )
@@ -258,6 +275,7 @@ WITHOUT_SIZES = """
     FunAsrNanoForConditionalGeneration GotOcr2ForConditionalGeneration PaliGemmaForConditionalGeneration
     Qwen3ASRForConditionalGeneration VoxtralForConditionalGeneration Nemotron3_5TranscribeForConditionalGeneration
     Qwen2_5OmniThinkerForConditionalGeneration Qwen3VLMoeForConditionalGeneration GitForCausalLM Glm4MoeForCausalLM
+    Mistral3ForConditionalGeneration LightOnOcrForConditionalGeneration
     """
 """Classes of wrappers with other defaults of text, or of tying, than the text model's class, and two whose defaults no
 other test counts.

@@ -114,19 +114,50 @@ def test_a_comma_groups_digits_and_is_no_decimal_sign() -> None:
         import { ungrouped } from "#fields.js";
         import { FIELDS } from "#training_settings.js";
         for (const [group, name, text] of given) {
-          const value = FIELDS[group][name].read(ungrouped(text));
+          const value = FIELDS[group][name].read(ungrouped(text, FIELDS[group][name]));
           console.log(JSON.stringify(value ?? null));
         }"""
     typed: dict[tuple[str, str, str], Any] = {
         ("serve", "price", "2,5"): None,
-        ("serve", "price", "1,000.5"): 1000.5,
+        ("serve", "price", "1,000"): None,  # as the command line
+        ("serve", "price", "2,125"): None,
+        ("serve", "price", "1 000.5"): 1000.5,
         ("serve", "input", "1,5"): None,
         ("serve", "input", "10,00"): None,
+        ("serve", "input", "0,500"): None,
+        ("serve", "input", "2,125"): 2125,
         ("serve", "input", "32,768"): 32768,
         ("cost", "tokens", "1,5T"): None,
         ("layout", "pp_layout", "8,8,8,8"): [8, 8, 8, 8],
+        ("layout", "pp_layout", "8, 128"): [8, 128],
     }
     assert list(map(json.loads, node(program, json.dumps(list(typed))).splitlines())) == list(typed.values())
+
+
+def test_the_list_finds_models_by_words_with_and_without_punctuation() -> None:
+    """A number with a point, such as `2.5`, finds no 25 of a date or of another size."""
+    program = """
+        import { matches } from "#model_list.js";
+        for (const [name, title, developer, released, text] of given) {
+          console.log(matches({ name, title, developer, released }, text.split(" ")));
+        }"""
+    qwen = ("qwen2.5-7b", "Qwen2.5 7B", "Alibaba", "2024-09")
+    newer = ("qwen3-25b", "Qwen3 25B", "Z.ai", "2025-04")
+    found = {
+        (*qwen, "qwen 2.5"): True,
+        (*qwen, "qwen25"): True,
+        (*qwen, "qwen-2.5"): True,
+        (*newer, "qwen 2.5"): False,
+        (*newer, "2.5"): False,
+        (*newer, "qwen-3"): True,
+        (*newer, "zai 2025"): True,
+        (*newer, "20.25"): False,
+        (*newer, "202504"): False,
+        ("phi-4", "Phi-4", "Microsoft", "2024-12", "phi4"): True,
+        ("llama3.1-8b", "Llama 3.1 8B", "Meta", "2024-07", "llama-3.1"): True,
+        ("llama3.1-8b", "Llama 3.1 8B", "Meta", "2024-07", "..."): False,
+    }
+    assert [line == "true" for line in node(program, json.dumps(list(found))).splitlines()] == list(found.values())
 
 
 def restored(*links: str) -> list[dict[str, Any]]:

@@ -19,17 +19,19 @@ const label = (title, note, control, tall) => h("label", { class: "field", title
 /** What a field takes, in words. */
 const expected = ({ kind, least, most }) => (kind === "count" ? t("a number such as 15T or 300B") : kind === "numbers" ? t("numbers such as 8,8,8,8") : kind === "decimal" ? t("a number from {0} to {1}", least, integer(most)) : t("a whole number from {0} to {1}", integer(least), integer(most)));
 
-/** Typed text without spaces, and without commas if each stands before a group of three digits: `2,5` stays as it is. */
-export function ungrouped(text) {
+/** Text typed in a field, without spaces. A whole number is also without commas if each stands before a group of three
+    digits (`1,5` and `0,500` stay as they are). A decimal number keeps commas, which the command line refuses, and so
+    does a list, whose items they separate. */
+export function ungrouped(text, { kind }) {
   const typed = text.replaceAll(/\s/g, "");
-  return /^\d{1,3}(,\d{3})+(?!\d|,)/.test(typed) ? typed.replaceAll(",", "") : typed;
+  return !["decimal", "numbers"].includes(kind) && /^[1-9]\d{0,2}(,\d{3})+(?!\d|,)/.test(typed) ? typed.replaceAll(",", "") : typed;
 }
 
 /** A number somebody types; what it cannot be is put back, and the browser says at the field what it takes. */
 export function number(group, name, title, changed, { note, empty } = {}) {
   const field = FIELDS[group][name];
   const input = h("input", { type: "text", inputmode: "numeric", autocomplete: "off", placeholder: empty, oninput: () => input.setCustomValidity(""), onchange: () => {
-    const typed = input.value, value = input.value.trim() === "" && empty ? null : field.read(ungrouped(input.value));
+    const typed = input.value, value = input.value.trim() === "" && empty ? null : field.read(ungrouped(input.value, field));
     if (value !== undefined && value !== state[group][name]) { state[group][name] = value; changed(); }
     update();
     input.setCustomValidity(value === undefined ? t("{0}: expected {1}", typed, expected(field)) : "");

@@ -6,18 +6,24 @@ import { t } from "./words.js";
 
 const MOST = 60; // rows that are drawn; more are said
 
+const PUNCTUATION = /[^\p{L}\p{N}]+/gu, OTHER_THAN_POINTS = /(?<!\d)\.|\.(?!\d)|[^\p{L}\p{N}.]+/gu;
+/** Text without punctuation, so that `phi4` and `deepseek r1` find Phi-4 and DeepSeek-R1; for a `word` with a number such
+    as `2.5` the points of numbers stay, so that it finds no 25. */
+const bare = (text, word = text) => text.toLowerCase().replace(/\d\.\d/.test(word) ? OTHER_THAN_POINTS : PUNCTUATION, "");
+
+/** Whether each word stands in a model's name, title, developer or date. words: in lower case. */
+export const matches = ({ name, title, developer, released }, words) => words.every((word) =>
+  [name, title, developer, released].some((value) => value.toLowerCase().includes(word))
+  || (bare(word) !== "" && [name, title, developer].some((value) => bare(value, word).includes(bare(word)))));
+
 /** input: the model box. choose: called with the name of a preset, or with the text where none is chosen. */
 export function modelList(input, choose) {
   const list = $("models"), rest = $("models-rest"), box = $("model-list");
   let models = null, shown = [], active = -1;
 
   const loaded = () => (models ??= fetch(here("models.json")).then((found) => found.json()).catch(() => { models = null; return []; }));
-  /** Letters and digits alone, so that `phi4` and `deepseek r1` find Phi-4 and DeepSeek-R1. */
-  const bare = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "");
   /** Whether the text is a model's name or title (2), or the beginning of one (1). */
-  const near = (model, text) => Math.max(...[model.name, model.title].map((name) => (bare(name) === bare(text) ? 2 : bare(name).startsWith(bare(text)) ? 1 : 0)));
-  const fits = (value, word) => value.toLowerCase().includes(word) || (bare(word) && bare(value).includes(bare(word)));
-  const matches = (model, words) => words.every((word) => [model.name, model.title, model.developer, model.released].some((value) => fits(value, word)));
+  const near = (model, text) => Math.max(...[model.name, model.title].map((name) => (bare(name, text) === bare(text) ? 2 : bare(name, text).startsWith(bare(text)) ? 1 : 0)));
 
   function mark(index) {
     active = index;

@@ -112,12 +112,14 @@ def engine_of_stack(stack_text: str) -> Engine | None:
 
 def engine_and_version(engine_text: str) -> tuple[Engine, EngineVersion]:
     """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
-    engine_name, equals_signs, version_text = engine_text.partition("==")
-    if not equals_signs and "=" in engine_name and engine_name.partition("=")[0].strip().lower() in FOLDERS:
-        raise InputError(f"--engine {engine_text}: expected two equals signs: {engine_name.replace('=', '==')}")
+    engine_name, equals_sign, version_text = engine_text.partition("=")
+    if equals_sign and not version_text.startswith("=") and engine_name.strip().lower() in FOLDERS:
+        expected_version = version_text.strip() or "VERSION"
+        raise InputError(f"--engine {engine_text}: expected two equals signs: {engine_name}=={expected_version}")
     serving_engine = engine(engine_name.strip().lower())
-    if equals_signs and not version_text.strip():
+    version_text = version_text.removeprefix("=").strip()
+    if equals_sign and not version_text:
         raise InputError(
             f"--engine {engine_text}: the version is missing; expected such as {engine_name}==0.19, or {engine_name}"
         )
-    return serving_engine, serving_engine.version(version_text.strip())
+    return serving_engine, serving_engine.version(version_text)

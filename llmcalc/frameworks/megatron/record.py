@@ -14,7 +14,9 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(share_below=0.04),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
-    layout_rules=LayoutRules("megatron", default_zero_stage=1, keeps_experts_whole=True, sequence_parallel=True),
+    layout_rules=LayoutRules(
+        "megatron", default_zero_stage=1, largest_zero_stage=1, keeps_experts_whole=True, sequence_parallel=True
+    ),
     launch_file=LaunchFile(
         "megatron",
         "Megatron-LM's arguments (YAML, JSON, shell script)",

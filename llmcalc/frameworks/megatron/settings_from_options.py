@@ -177,9 +177,9 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
             f"multiple of {sequence_part_count}"
         )
     if layout.zero > 1:
-        typed_options = "--zero 3 (which --fsdp sets)" if layout.zero == 3 else f"--zero {layout.zero}"
         raise InputError(
-            f"{typed_options}: Megatron's distributed optimizer is stage 1; expected --zero 1, or another --framework"
+            f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected --zero 1, or another "
+            "--framework"
         )
     if layout.schedule not in ("1f1b", "interleaved"):
         raise InputError(f"--schedule {layout.schedule}: not Megatron's; expected 1f1b or interleaved")

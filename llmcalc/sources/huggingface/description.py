@@ -12,7 +12,7 @@ from ...errors import InputError, short_repr
 from .config import SIZES, Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
-from .family import Family, is_untied
+from .family import Deviation, Family, is_untied
 from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTIONS, architecture_of, head_kind_of_config
 from .parts import with_router_fields
 from .registry import (
@@ -130,14 +130,18 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     return f"{section_name}.", text_fields, text_model_type
 
 
+def _states_text_model(family: Family, root_config: Mapping[str, Any]) -> bool:
+    """Whether a wrapper's config has a section for its text model, or sizes of a text model beside the others."""
+    return root_config.get(family.text_section) is not None or any(size in root_config for size in SIZES)
+
+
 def _with_defaults_of_wrapper(text_family: Family, root_family: Family, root_config: Mapping[str, Any]) -> Family:
     """Returns the text model's record, with the wrapper's defaults for a section that is not given.
 
     They may differ from those of an empty section (`mistral3`, `got_ocr2`). A config without a section that has sizes
     of a text model is read with the text model's defaults.
     """
-    is_given = root_family.text_type is None or root_config.get(root_family.text_section) is not None
-    if is_given or any(size_field in root_config for size_field in SIZES):
+    if root_family.text_type is None or _states_text_model(root_family, root_config):
         return text_family
     section_defaults = root_family.defaults.get(root_family.text_section) or {}
     return replace(text_family, defaults={**text_family.defaults, **root_family.text_defaults, **section_defaults})
@@ -159,7 +163,8 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     """Returns the wrapper's `tie_word_embeddings` if it takes precedence over the text model's; else empty.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
-    where the wrapper's class ties by default. A class that unties by default does so where no section states a value.
+    where the wrapper's class ties by default. A class that unties by default does so where no section states a value,
+    and one that ties by default where the config says nothing of the text model.
     """
     if family.tying_source == "never":
         return {"tie_word_embeddings": False}
@@ -170,9 +175,10 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
         (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
     )
     if stated_tying is None and family.tying_source == "wrapper":
-        text_section = root_config.get(family.text_section) or {}
-        is_untied = family.defaults.get("tie_word_embeddings") is False and not {*tying_fields} & text_section.keys()
-        return {"tie_word_embeddings": False} if is_untied else {}
+        default_tying, text_section = family.defaults.get("tie_word_embeddings"), root_config.get(family.text_section)
+        states_no_tying = text_section is None or tying_fields.keys().isdisjoint(text_section)
+        counts_default = default_tying is False or (default_tying and not _states_text_model(family, root_config))
+        return {"tie_word_embeddings": default_tying} if states_no_tying and counts_default else {}
     if (
         stated_tying is None
         or family.tying_source == "text"
@@ -322,6 +328,25 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
     ]
 
 
+def _remark_on_sizes_beside_section(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
+    """Returns a remark on sizes at the top of a wrapper's config if its class reads them in a section only."""
+    family, class_facts = family_of(model_type), library_classes()
+    size_fields = [field_name for field_name in SIZES if root_config.get(field_name) is not None]
+    if (
+        family.text_type is None
+        or family.source
+        or model_type in class_facts.flat_wrappers
+        or root_config.get(family.text_section) is not None
+        or not size_fields
+        or architecture_of(root_config) not in ("", *class_facts.classes.get(model_type, ()))
+    ):
+        return []
+    return [
+        f"{', '.join(size_fields)}: counted as the text model's; {model_type}'s class reads no sizes outside "
+        f"{family.text_section}, which the config lacks"
+    ]
+
+
 def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> list[str]:
     """Returns a remark on parameters that the class has beside those of the architecture if its head is untied."""
     if model_fields["tie_word_embeddings"] or model_fields["head"]["type"] != "lm":
@@ -329,7 +354,9 @@ def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> 
     return [
         f"not counted of the class of transformers: {deviation.explanation}"
         for deviation in family.deviations
-        if deviation.quantity == "parameters" and deviation.applies_to is is_untied
+        if deviation.quantity == "parameters"
+        and deviation.applies_to is is_untied
+        and deviation.further_quantity is not Deviation.further_quantity
     ]
 
 
@@ -440,8 +467,10 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     )
     _check_wrapper_class(root_model_type, root_config)
     if family.read_model is None:
+        wrapper_section = section_path.removesuffix(".") or family_of(root_model_type).text_section
         raise InputError(
-            f"{section_path}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
+            f"{section_path}model_type: '{model_type}' wraps a text model, but the config has no "
+            f"{family.text_section}; expected a {family.text_section} in {wrapper_section}"
         )
     generates_text = family_of(root_model_type).generates_text or family_of(root_model_type).is_decoder
     stated_head = (
@@ -500,6 +529,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         *config.notes,
         *projection_notes,
         *uncounted_notes,
+        *_remark_on_sizes_beside_section(root_model_type, root_config),
         *_tying_remark(root_model_type, root_config, model_fields),
         *_remarks_on_untied_head(family, model_fields),
     ]

@@ -98,6 +98,7 @@ class LibraryClasses(NamedTuple):
     float32_routers: the model types whose classes route tokens by a product of float32 copies.
     float32_weights: the model types whose classes weigh experts' outputs in float32.
     grouped_routers: the model types whose classes select a token's experts from some groups of experts.
+    flat_wrappers: the wrappers whose configuration class takes the text model's sizes from the top of the config, too.
     """
 
     transformers: str
@@ -109,6 +110,7 @@ class LibraryClasses(NamedTuple):
     float32_routers: list[str]
     float32_weights: list[str]
     grouped_routers: list[str]
+    flat_wrappers: list[str]
 
 
 @cache
