@@ -119,7 +119,7 @@ class CacheSize:
     def state_bits(self) -> dict[str, Number]:
         """The bits of an element of each kind of state whose size does not depend on the tokens."""
         operations = (node_position.node.op for node_position in self._cache_positions())
-        return {op.kind: state_bits(op, cache_format(self.dtype)) for op in operations if isinstance(op, State)}
+        return {op.cache_kind: state_bits(op, cache_format(self.dtype)) for op in operations if isinstance(op, State)}
 
     @property
     def by_layer_kind(self) -> dict[str, int]:

@@ -184,7 +184,7 @@ def cache_format(format_name: str) -> CacheFormat:
 
 def state_bits(state: State, stored_format: CacheFormat) -> Number:
     """Returns the bits of an element of a recurrent state beside keys and values in a cache format."""
-    return max(STATE_BITS, stored_format.keys.bits) if state.bits is None else state.bits
+    return max(STATE_BITS, stored_format.keys.bits) if state.element_bits is None else state.element_bits
 
 
 def cache_bits_in(stored_format: CacheFormat) -> Cost:
