@@ -216,7 +216,7 @@ PROGRAMS = dict(
             "0.8.0.dev",
             "a config or command of verl",
             matches_tables="config_file:is_verl",
-            read="config_file:read_verl",
+            read_tables="config_file:read_verl",
             **COMMAND,
         ),
     )
