@@ -34,7 +34,8 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     is_training = run_question.settings.phase == "training"
     run_question = replace(run_question, is_trial=True).with_defaults_of_tag()
     if hardware is not None and layout.has_options and layout.devices is None:
-        layout_devices = layout.layout().world_size
+        with suggest_nearest_layouts(run_question.preset.model, layout, run_question.tokens):
+            layout_devices = layout.layout().world_size
         if layout_devices == 1:
             raise InputError("--devices: missing; expected the number of accelerators of the layout")
         layout = replace(layout, devices=layout_devices)
@@ -112,7 +113,6 @@ def _runs_by_devices(
 def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: Hardware) -> ReportedAnswer:
     """Computes whether a run fits on one accelerator, the largest runs that fit, and changes that make it fit."""
     from ..reports.fit import report
-    from ..studies.decoding import has_gguf_weights
     from ..studies.fit import changes_with_more_devices, fit, shorter_narrow_runs, with_decoding_seconds
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options, is_whole_computer
     from .usual_engines import ServedUsers, UsualEngine, gguf_fit, gguf_option
@@ -133,12 +133,14 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     )
     memory_fit = answer_on_device.fit
 
-    def find_changes() -> Iterable[SettingChange]:
+    @in_words_of_file
+    def find_changes(run_question: RunQuestion) -> Iterable[SettingChange]:
         if memory_fit.verdict != "no":
             return answer_on_device.changes
         sufficient_changes = [change for change in answer_on_device.changes if change.changed_fit.verdict != "no"]
         engine_title = answer_on_device.engine_title
-        has_other_format = engine_title and run_memory.states.quantized_size and not has_gguf_weights(run_memory)
+        # of several computers torch's kernels are counted, with weights in another format than in llama.cpp's buffers
+        has_other_format = engine_title and run_memory.states.quantized_size and not run_memory.has_gguf_weights
         device_changes = fitting_changes_on_several_devices(
             run_memory,
             [] if has_other_format and is_whole_computer(hardware) else device_options,
@@ -155,7 +157,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
         )  # fmt: skip
 
     fit_answer = with_decoding_seconds(answer_on_device, hardware, served_users.users)
-    fit_answer = replace(fit_answer, find_changes=find_changes)
+    fit_answer = replace(fit_answer, find_changes=partial(find_changes, run_question))
     return ReportedAnswer(
         fit_answer,
         lambda: report(preset, fit_answer, device_options, served_users.notes),
