@@ -12,13 +12,12 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
-from .runs import RunQuestion, check_framework, in_words_of_file
+from .runs import RunQuestion, check_framework
 
 if TYPE_CHECKING:
     from ..studies.fit import SettingChange
 
 
-@in_words_of_file
 def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Computes whether a run fits on the accelerators, and changes that make it fit.
 
@@ -133,8 +132,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     )
     memory_fit = answer_on_device.fit
 
-    @in_words_of_file
-    def find_changes(run_question: RunQuestion) -> Iterable[SettingChange]:
+    def find_changes() -> Iterable[SettingChange]:
         if memory_fit.verdict != "no":
             return answer_on_device.changes
         sufficient_changes = [change for change in answer_on_device.changes if change.changed_fit.verdict != "no"]
@@ -157,7 +155,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
         )  # fmt: skip
 
     fit_answer = with_decoding_seconds(answer_on_device, hardware, served_users.users)
-    fit_answer = replace(fit_answer, find_changes=partial(find_changes, run_question))
+    fit_answer = replace(fit_answer, find_changes=find_changes)
     return ReportedAnswer(
         fit_answer,
         lambda: report(preset, fit_answer, device_options, served_users.notes),
