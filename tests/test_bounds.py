@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "1e6 stages": (
         ("memory", "llama3-8b", "--phase", "training", "--framework", "megatron", "--pp", "1000000"),
-        r"--pp 1000000: 1000000 stages do not divide 32 layers",
+        r"--pp 1000000: more stages than the 32 layers",
     ),
     "1e6 micro-batches of torch's pipeline": (
         ("memory", "llama3-8b", "--phase", "training", "--framework", "torch", "--pp", "4", "--num-microbatches",

@@ -103,6 +103,20 @@ class Memory:
         return self.memory_for_runtime(self.cuda_runtime)
 
     @property
+    def has_gguf_weights(self) -> bool:
+        """Whether the weights come from a GGUF file, the format of llama.cpp.
+
+        Those of a tag of Ollama's library do in 16 bits (`none`) too, and as published in MXFP4.
+        """
+        quantized_size, scheme_name = self.states.quantized_size, self.settings.quantize
+        if quantized_size is None:
+            return self.is_library_tag and scheme_name is not None
+        from ..costs.quantization.gguf import GGUFMix
+
+        is_published_mxfp4 = scheme_name is None and quantized_size.scheme.label == "mxfp4"
+        return isinstance(quantized_size.scheme, GGUFMix) or (self.is_library_tag and is_published_mxfp4)
+
+    @property
     def attention(self) -> AttentionImplementation:
         """The attention implementation of the settings, else the phase's default."""
         return self._counted_run_for_runtime(self.cuda_runtime).attention_implementation

@@ -15,7 +15,16 @@ from .divisors import divisors
 from .layout import ImpossibleLayout, Layout, Schedule, layers_of_stages
 from .layout_request import LayoutRequest
 from .rank_model import rank_model
-from .rank_program import COPIED_AXES, NEAR_ROWS, TENSOR_PARALLEL_AXES, RankAxes, model_axes, routed_experts
+from .rank_program import (
+    COPIED_AXES,
+    NEAR_ROWS,
+    TENSOR_PARALLEL_AXES,
+    RankAxes,
+    check_experts,
+    check_stages,
+    model_axes,
+    routed_experts,
+)
 from .search import even_stage_sizes, tokens_multiple
 
 SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
@@ -41,11 +50,15 @@ def suggest_nearest_layouts(
 ) -> Iterator[None]:
     """Adds the nearest possible layouts to the error about an impossible layout.
 
+    Raises `InputError` for a request to divide more than the model has: experts, or layers into more stages.
     seq: tokens of a sequence; None (default) if unknown.
     most_layouts: largest number of layouts in the error.
     check_layout: raises `InputError` for a layout that the framework refuses; None (default) for no such check.
     """
+    check_experts(spec, layout_request.ep or 1)
     try:
+        if layout_request.pp_layout is None:
+            check_stages(spec, layout_request.pp or 1)
         yield
     except ImpossibleLayout as error:
         if not layout_request.has_options:

@@ -617,6 +617,13 @@ def check_experts(spec: ModelSpec, ep: int) -> None:
         raise InputError(f"--ep {ep}: the model has no routed experts to divide; remove it")
 
 
+def check_stages(spec: ModelSpec, pp: int) -> None:
+    """Raises `ImpossibleLayout` for more pipeline stages than layers. pp: stages."""
+    layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    if pp > layers:
+        raise ImpossibleLayout(f"--pp {pp}: more stages than the {layers} layers")
+
+
 def no_pipeline_reason(spec: ModelSpec) -> str:
     """Returns the reason why pipelines of a model are not modelled; empty if they are."""
     if spec.kind == "encoder-decoder":

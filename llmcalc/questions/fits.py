@@ -12,13 +12,12 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
-from .runs import RunQuestion, check_framework, in_words_of_file
+from .runs import RunQuestion, check_framework
 
 if TYPE_CHECKING:
     from ..studies.fit import SettingChange
 
 
-@in_words_of_file
 def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Computes whether a run fits on the accelerators, and changes that make it fit.
 
@@ -34,7 +33,8 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     is_training = run_question.settings.phase == "training"
     run_question = replace(run_question, is_trial=True).with_defaults_of_tag()
     if hardware is not None and layout.has_options and layout.devices is None:
-        layout_devices = layout.layout().world_size
+        with suggest_nearest_layouts(run_question.preset.model, layout, run_question.tokens):
+            layout_devices = layout.layout().world_size
         if layout_devices == 1:
             raise InputError("--devices: missing; expected the number of accelerators of the layout")
         layout = replace(layout, devices=layout_devices)
@@ -112,7 +112,6 @@ def _runs_by_devices(
 def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: Hardware) -> ReportedAnswer:
     """Computes whether a run fits on one accelerator, the largest runs that fit, and changes that make it fit."""
     from ..reports.fit import report
-    from ..studies.decoding import has_gguf_weights
     from ..studies.fit import changes_with_more_devices, fit, shorter_narrow_runs, with_decoding_seconds
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options, is_whole_computer
     from .usual_engines import ServedUsers, UsualEngine, gguf_fit, gguf_option
@@ -138,7 +137,8 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
             return answer_on_device.changes
         sufficient_changes = [change for change in answer_on_device.changes if change.changed_fit.verdict != "no"]
         engine_title = answer_on_device.engine_title
-        has_other_format = engine_title and run_memory.states.quantized_size and not has_gguf_weights(run_memory)
+        # of several computers torch's kernels are counted, with weights in another format than in llama.cpp's buffers
+        has_other_format = engine_title and run_memory.states.quantized_size and not run_memory.has_gguf_weights
         device_changes = fitting_changes_on_several_devices(
             run_memory,
             [] if has_other_format and is_whole_computer(hardware) else device_options,

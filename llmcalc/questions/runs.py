@@ -155,7 +155,6 @@ class RunQuestion(RunOptions):
     def _with_tag_context(self) -> RunQuestion:
         """Returns the question about a tag in Ollama's default context; unchanged where Ollama does not run it so."""
         from ..frameworks.engines.registry import engine
-        from ..studies.decoding import has_gguf_weights
 
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
@@ -165,7 +164,7 @@ class RunQuestion(RunOptions):
             or not library_engine.runs_on(self.accelerators[0])
             or layout.framework is not None
             or library_engine.default_context is None
-            or not has_gguf_weights(self.memory_on_one_device())
+            or not self.memory_on_one_device().has_gguf_weights
         ):
             return self
         devices = (layout.tp or 1) * (layout.pp or 1)  # of a replica

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
 from ..errors import InputError, short_repr
-from ..parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
+from ..parallel.layout import ONE_DEVICE, Layout
 from ..parallel.schedules import check_micro_batches
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
@@ -526,10 +526,8 @@ def ask_timed_plan(
 
 def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
-    from ..parallel.rank_program import check_experts
     from ..studies.decoding import usual_stack
     from ..studies.run_time import TimeSettings, time_inference, with_format_of_stack
-    from .usual_engines import layer_count
 
     if options.global_batch is not None:
         raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
@@ -572,9 +570,6 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             layout, engine_bytes = _llama_cpp_layout(run_question.preset, run_memory, hardware, layout_request)
         else:
             layout, engine_bytes = serving_layout(run_memory, hardware, layout_request), None
-        check_experts(run_memory.spec, layout.ep)
-        if layout.pp > (layers := layer_count(run_memory)):
-            raise ImpossibleLayout(f"--pp {layout.pp}: more stages than the {layers} layers")
         _check_divided_blocks(run_memory, layout)
         timed_run = time_inference(run_memory, hardware, layout, pass_settings, cached_tokens, options.server)
         return replace(

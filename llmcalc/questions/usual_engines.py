@@ -19,6 +19,7 @@ from ..parallel.divisors import divisors
 from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import even_stage_sizes
+from ..reports.notes import tagged_format_note
 from ..sources.preset import Preset
 from ..sources.presets import checkpoint_of_tag
 from ..studies.decoding import time_decoded_token, usual_stack
@@ -49,8 +50,7 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
     if settings.quantize or settings.dtype is not None:
         return None
     if tagged_checkpoint is not None:
-        scheme = tagged_checkpoint[1]
-        return scheme, f"weights in {'16 bits' if scheme == 'none' else scheme}, as the tag says"
+        return tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1])
     is_encoder = memory.spec.kind == "encoder"  # nomic-embed-text and mxbai-embed-large are in F16: 274 and 669 MB
     if memory.states.quantized_size is not None or DTYPE_BITS[memory.published_dtype] < 16 or is_encoder:
         return None
@@ -322,10 +322,9 @@ def split_layout(layers: int, split_devices: int, replicas: int) -> Layout:
 def gguf_replicas(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> ServingFitAnswer | None:
-    """Returns whether replicas of a GGUF file's weights fit, by the buffers of llama.cpp.
+    """Returns whether replicas of a run fit, by the buffers of llama.cpp, if it is the run's usual engine.
 
-    None for other weights, for options that divide more than layers, and where the engine does not run or its buffers
-    are not known.
+    None for another engine, for options that divide more than layers, and where the buffers are not known.
     """
     usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
     return None if usual_engine is None else usual_engine.fit_replicas(run_memory, layout_request)
@@ -343,35 +342,30 @@ def gguf_replica(
 def _engine_that_divides_layers(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> UsualEngine | None:
-    """Returns the engine of a GGUF file's weights if only whole layers are divided among devices; otherwise None."""
+    """Returns the usual engine of a run if only whole layers are divided among devices; otherwise None."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
     is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
     if not divides_layers or is_several_computers:
         return None
-    return _engine_of_gguf_weights(preset, run_memory, hardware)
-
-
-def _engine_of_gguf_weights(preset: Preset, run_memory: Memory, hardware: Hardware) -> UsualEngine | None:
-    """Returns the usual engine of a GGUF file's weights; None for other weights, and where it does not run."""
     return UsualEngine.of_run(preset, run_memory, hardware)
 
 
 def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
-    """Returns whether a run of a GGUF file's weights fits on one accelerator, by the buffers of llama.cpp.
+    """Returns whether a run fits on one accelerator, by the buffers of llama.cpp, if it is the run's usual engine.
 
-    None for other weights, and where the engine does not run or its buffers are not known.
+    None for another engine, and where the buffers are not known.
     """
-    usual_engine = _engine_of_gguf_weights(preset, run_memory, hardware)
+    usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
     device_bytes = None if usual_engine is None else usual_engine.device_bytes(int(run_memory.states.workload.batch))
     return None if device_bytes is None else MemoryFit(hardware, device_bytes)
 
 
 def gguf_option(preset: Preset, run_memory: Memory, hardware: Hardware) -> HardwareOption | None:
-    """Returns the fewest accelerators on which a run of a GGUF file's weights fits, by the buffers of llama.cpp.
+    """Returns the fewest accelerators on which a run fits, by the buffers of llama.cpp, if it is the usual engine.
 
     Where it fits on none, the number that needs least. None as of `gguf_fit`, and for several whole computers.
     """
-    usual_engine = _engine_of_gguf_weights(preset, run_memory, hardware)
+    usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
     return None if usual_engine is None else usual_engine.fewest_devices(run_memory)
 
 

@@ -11,7 +11,6 @@ from ..device_memory.estimate import Memory
 from ..frameworks.engines.registry import FOLDERS, engine
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.decoding import has_gguf_weights
 from ..studies.fit import DEEP, FEW_CHANGES, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import (
@@ -92,7 +91,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         f"weights of a GGUF file: by llama.cpp's buffers, layers divided among up to {MOST_SPLIT_DEVICES} (pp); over "
         "several of Apple, and where llama.cpp does not run, by torch's kernels"
     )
-    engine_note = engine_note if has_gguf_weights(run_memory) else ""
+    engine_note = engine_note if run_memory.has_gguf_weights else ""
     notes = [
         *warnings,
         *tag_notes(preset, run_memory.settings.quantize),
@@ -286,7 +285,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         ]
     engine_title = largest_run_fit.engine_title
     buffers_text = f"buffers of {engine_title}, layers divided by -ts" if engine_title else "kernels of torch"
-    if has_gguf_weights(memory) and not engine_title:
+    if memory.has_gguf_weights and not engine_title:
         buffers_text += ", not llama.cpp's buffers"
         divides_matrices = best_replica.layout.tp > 1 or best_replica.layout.ep > 1
         if divides_matrices and accelerator_fit.hardware.vendor not in WHOLE_COMPUTERS:

@@ -16,7 +16,7 @@ from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory_data import memory_data
 from .memory_notes import (
     displayed_term_name,
-    gguf_note,
+    llama_cpp_note,
     memory_notes,
     settings_text,
     stored_weights_notes,
@@ -98,14 +98,16 @@ def report(
     warnings = too_long_notes(memory_use.parameter_count.spec, memory_use.workload)
     warnings += [text for fit in accelerator_fits if not fit.hardware.sources for text in fit.hardware.notes]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
-    kernels_text = " under torch's kernels" if gguf_note(run_memory, preset.target) else ""
+    named_hardware = accelerator_fits[0].hardware if len(accelerator_fits) == 1 else None
+    engine_note = llama_cpp_note(run_memory, preset.target, named_hardware)
+    kernels_text = " under torch's kernels" if engine_note else ""
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required{kernels_text}"
     answer_text += verdict_text(accelerator_fits, device.device_bytes)
     parameters_text = (
         "" if memory_use.phase == "training" else f", {units.count(memory_use.parameter_count.total)} parameters"
     )
     settings_line = settings_text(run_memory, run_memory.attention) + parameters_text
-    notes = without_repetitions([*warnings, *memory_notes(preset, run_memory, assumed_accelerator)])
+    notes = without_repetitions([*warnings, *memory_notes(preset, run_memory, assumed_accelerator, engine_note)])
     table_columns, table_rows = (
         phase_columns_and_rows(device, memory_use)
         if memory_use.phase == "training"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import units
+from ..accelerator import Hardware
 from ..components.base import TokenMixer
 from ..components.evidence import nested_components
 from ..costs.adapter_targets import is_read_by_scan, linear_layers
@@ -27,6 +28,9 @@ STATUS = {
 
 ZERO_RULE = 16
 """Bytes per parameter of mixed-precision training with Adam: ZeRO, arXiv:1910.02054, §3.1."""
+
+SERVED_PHASES = "inference", "decode"
+"""The phases of which `fit` counts a serving engine."""
 
 TERM_NAMES = {"free blocks": "fragmentation"}
 """Term of a device's memory → its name in tables, where that differs."""
@@ -158,14 +162,17 @@ def _experts_note(run_memory: Memory) -> str:
     )
 
 
-def gguf_note(run_memory: Memory, target: str) -> str:
-    """Returns a note if weights of a GGUF file are counted with torch's kernels; empty for other weights."""
-    quantized_weights = run_memory.states.quantized_size
-    if quantized_weights is None:
-        return ""
-    from ..costs.quantization.gguf import GGUFMix
+def llama_cpp_note(run_memory: Memory, target: str, hardware: Hardware | None) -> str:
+    """Returns a note if `fit` counts the buffers of llama.cpp, for a GGUF file or for an accelerator; else empty.
 
-    if not isinstance(quantized_weights.scheme, GGUFMix):
+    hardware: the accelerator, if a single one was named.
+    """
+    runs_llama_cpp = run_memory.has_gguf_weights
+    if hardware is not None and run_memory.spec.kind == "decoder" and run_memory.settings.phase in SERVED_PHASES:
+        from ..studies.decoding import LLAMA_CPP_STACK, usual_stack
+
+        runs_llama_cpp = usual_stack(hardware, run_memory) == LLAMA_CPP_STACK
+    if not runs_llama_cpp:
         return ""
     engine_name = LIBRARY_ENGINE if is_library_tag(target) else "llama.cpp"
     return f"llama.cpp's buffers are others: llmcalc fit, and --engine {engine_name}, count them"
@@ -193,7 +200,8 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     return notes
 
 
-def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -> list[str]:
+def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str, engine_note: str) -> list[str]:
+    """Returns the notes of a memory answer. engine_note: see `llama_cpp_note`."""
     memory_use, run_settings = run_memory.states, run_memory.settings
     notes = [_pure_bf16_note(run_memory), _experts_note(run_memory), _execution_note(run_memory)]
     if run_settings.has_kbit_base and run_settings.recompute == "full":
@@ -224,7 +232,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
         )
     notes[:0] = [
         *tag_notes(preset, run_settings.quantize),
-        gguf_note(run_memory, preset.target),
+        engine_note,
         concatenation_note(run_memory),
     ]
     notes.append(_kernels_note(run_memory))

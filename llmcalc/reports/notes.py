@@ -116,7 +116,7 @@ def large_step_notes(sequences: int, seq: int) -> list[str]:
 
 
 def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
-    """Returns notes on the format and the context that a tag of Ollama's library, which states neither, has by default.
+    """Returns notes on the format that a tag of Ollama's library states or has by default, and on its default context.
 
     scheme_name: value of `--quantize`; None for the published weights.
     """
@@ -125,8 +125,15 @@ def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     from ..frameworks.engines.registry import engine
 
     library_scheme, remark = engine(LIBRARY_ENGINE).usual_scheme or ("", "")
-    is_assumed = scheme_name == library_scheme and checkpoint_of_tag(preset.target) is None
-    return [*([remark] if is_assumed else []), *preset.run_notes]
+    tagged_checkpoint = checkpoint_of_tag(preset.target)
+    if tagged_checkpoint is not None:
+        library_scheme, remark = tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1])
+    return [*([remark] if scheme_name == library_scheme else []), *preset.run_notes]
+
+
+def tagged_format_note(scheme_name: str) -> str:
+    """Writes the format that a tag of Ollama's library states: `weights in q8_0, as the tag says`."""
+    return f"weights in {'16 bits' if scheme_name == 'none' else scheme_name}, as the tag says"
 
 
 def unread_format_notes(preset: Preset) -> list[str]:

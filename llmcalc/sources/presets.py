@@ -60,6 +60,8 @@ def find_preset(name_or_alias: str) -> str | None:
         return name_or_alias
     if len(name_or_alias) > LONGEST_NAME or not normalized(name_or_alias):
         return None
+    if newest_of_size := _newest_of_size(name_or_alias):
+        return newest_of_size
     for normalize_name in (normalized_with_points, normalized):
         normalized_name = normalize_name(name_or_alias)
         preset = next(
@@ -117,15 +119,20 @@ and qwen2.5-coder 4.7 GB, qwen3-coder 18 GB, qwen3-vl 6.1 GB, qwen3.5 6.6 GB, qw
 def is_library_tag(name: str) -> bool:
     """Whether a name is a tag of Ollama's library, such as `qwen3:30b`, `llama3.2:3b-instruct-q8_0` or `qwen3:latest`.
 
-    A name without a tag is one if it is no preset's: `llama3.2`, but not `deepseek-r1`.
+    A name without a tag is one if it is no preset's: `llama3.2`, but not `deepseek-r1`. Overrides (`?`) are ignored.
     """
+    name = name.partition("?")[0]
     if _LIBRARY_TAG.fullmatch(name) or _newest_of_library(name) is not None:
         return True
     return checkpoint_of_tag(name) is not None
 
 
 def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
-    """Returns the preset and the scheme of a tag that states its format: `gemma3:4b-it-qat`; None for other names."""
+    """Returns the preset and the scheme of a tag that states its format: `gemma3:4b-it-qat`; None for other names.
+
+    Overrides after `?` are ignored.
+    """
+    name = name.partition("?")[0]
     is_tag = re.fullmatch(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}", name) is not None
     preset_and_scheme = known_checkpoint(name) if is_tag and "gguf" not in name.lower() else None
     scheme = "" if preset_and_scheme is None else preset_and_scheme[1]
@@ -139,6 +146,17 @@ def _newest_of_library(name: str) -> str | None:
     if library_name == name.lower():
         return None if name in model_names() else NEWEST_IN_LIBRARY.get(library_name)
     return NEWEST_IN_LIBRARY.get(library_name) or find_preset(library_name)
+
+
+def _newest_of_size(tag: str) -> str | None:
+    """Returns the preset of the tag `latest` for a tag with its size alone, such as `mistral:7b`; None for other names.
+
+    Both tags have one id in the library, whatever earlier version of the model has the name with the size.
+    """
+    tag_match = _LIBRARY_TAG.fullmatch(tag)
+    newest = None if tag_match is None else NEWEST_IN_LIBRARY.get(tag_match["model"].lower())
+    has_its_size = newest is not None and normalized_with_points(newest).startswith(normalized_with_points(tag))
+    return newest if has_its_size else None
 
 
 def _preset_of_tag(tag: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import InputError, suggest
 from .names import normalized
-from .presets import find_preset, load_preset, model_names, names_by_alias
+from .presets import find_preset, is_library_tag, load_preset, model_names, names_by_alias
 
 
 def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:
@@ -19,7 +19,9 @@ def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:
     preset_names: set[str] = set()
     is_exact = True
     for search_text in search_texts:
-        matching_name = find_preset(search_text) if normalized(search_text) else None
+        matching_name = None
+        if normalized(search_text) and not _is_series(search_text):
+            matching_name = find_preset(search_text)
         if matching_name is not None:
             preset_names.add(matching_name)
             continue
@@ -34,6 +36,12 @@ def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:
             raise InputError(f"no preset has '{search_text}' in its name.{suggestion} (llmcalc presets lists all)")
         preset_names.update(matching_presets)
     return sorted(preset_names), is_exact
+
+
+def _is_series(search_text: str) -> bool:
+    """Whether a text is the name of several sizes in Ollama's library, such as `gpt-oss`, and no preset's alias."""
+    is_library_name = ":" not in search_text and is_library_tag(search_text)
+    return is_library_name and normalized(search_text) not in names_by_alias()
 
 
 def _all_spellings(preset_name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..accelerator import Hardware
-from ..costs.quantization.gguf import GGUFMix
 from ..costs.quantization.mlx import MLXScheme
 from ..device_memory.estimate import Memory
 from ..errors import InputError
@@ -37,7 +36,7 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
         return MLX_STACK
     needs_llama_cpp = hardware.vendor in LLAMA_CPP_VENDORS and not engine(USUAL_ENGINE).runs_on(hardware)
     uses_llama_cpp = hardware.usual_engine == "llama.cpp"
-    if (model_memory is not None and has_gguf_weights(model_memory)) or needs_llama_cpp or uses_llama_cpp:
+    if (model_memory is not None and model_memory.has_gguf_weights) or needs_llama_cpp or uses_llama_cpp:
         return LLAMA_CPP_STACK
     has_both_stacks = (
         model_memory is not None and model_memory.spec.encoder is not None and model_memory.spec.decoder is not None
@@ -50,18 +49,6 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
 def runs_llama_cpp(hardware: Hardware) -> bool:
     """Whether llama.cpp runs on an accelerator."""
     return engine("llama.cpp").runs_on(hardware)
-
-
-def has_gguf_weights(model_memory: Memory) -> bool:
-    """Whether the weights come from a GGUF file, the format of llama.cpp.
-
-    Those of a tag of Ollama's library do in 16 bits (`none`) too, and as published in MXFP4.
-    """
-    quantized_size, scheme_name = model_memory.states.quantized_size, model_memory.settings.quantize
-    if quantized_size is None:
-        return model_memory.is_library_tag and scheme_name is not None
-    is_published_mxfp4 = scheme_name is None and quantized_size.scheme.label == "mxfp4"
-    return isinstance(quantized_size.scheme, GGUFMix) or (model_memory.is_library_tag and is_published_mxfp4)
 
 
 def has_mlx_weights(model_memory: Memory) -> bool:

@@ -31,7 +31,7 @@ class ReplayTask(NamedTuple):
     run: the layout and its run.
     first_stage: the pipeline stage whose rank is replayed first; None for the order of the ranks.
     stage_peaks: the estimated bytes of each stage's ranks, which are not replayed if they surely need no more than an
-        earlier one; empty (default) to replay all.
+        earlier one; needed with `first_stage`, not read (default: empty) without it.
     byte_limit: bytes of that rank above which the others are not replayed; None to replay all.
     work_limit: units of work after which no further rank is replayed; None (default) to replay all.
     """

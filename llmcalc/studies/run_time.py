@@ -18,6 +18,7 @@ from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import NARROW_PRODUCTS
 from ..device_memory.simulated_run import supports_sdpa
 from ..errors import InputError
+from ..flow.module_names import Checkpoint
 from ..frozen import frozen
 from ..parallel.layout import Layout, Schedule
 from ..parallel.rank_program import check_exchanged_heads
@@ -558,6 +559,11 @@ def time_inference(
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     supporting_stack = time_settings.supporting_stack(time_phase)
     model_memory = with_format_of_stack(model_memory, supporting_stack)
+    if supporting_stack.splits_to_host:
+        from ..frameworks.ggml.windows import without_ignored_windows
+
+        config = model_memory.model_config
+        spec = without_ignored_windows(spec, config.config if isinstance(config, Checkpoint) else config)
     device, workload = time_settings.device(hardware), model_memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
     replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout

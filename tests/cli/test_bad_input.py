@@ -350,6 +350,9 @@ USAGE = {
     "compare h100 h200": "'h100' is an accelerator; expected a model's name (llmcalc hardware has their figures",
     "memory llama3-8b --ep 2 --devices 2": "--ep 2: the model has no routed experts to divide; remove it",
     "time llama3-8b --ep 2 --devices 2 --hardware h100": "--ep 2: the model has no routed experts to divide; remove it",
+    "kv llama3-8b --ep 2": "--ep 2: the model has no routed experts to divide; remove it",
+    "fit llama3-8b --ep 2 --tp 2 --hardware h100": "--ep 2: the model has no routed experts to divide; remove it",
+    "fit llama3-8b --hardware h100 --pp 48": "--pp 48: more stages than the 32 layers; nearest layouts: --pp 32;",
     "time llama3-8b --hardware h100 --devices 96 --pp 48": "--pp 48: more stages than the 32 layers; nearest layouts: "
     "--pp 32 --dp 3",
     "cost llama3-8b --hardware h100 --devices 96 --pp 48 --tokens 1T": "most because more stages than layers; nearest "

@@ -177,6 +177,9 @@ def test_tags_of_ollama_with_a_size_alone_find_their_presets() -> None:
         ("phi4:14b", "phi-4"),
         ("llama4:16x17b", "llama4-scout"),
         ("llama3.2-vision:11b", "llama3.2-11b-vision"),
+        ("mistral:7b", "mistral-7b-v0.3"),  # ollama.com/library/mistral/tags: 7b has the id of latest
+        ("phi3:3.8b", "phi3-mini"),  # ollama.com/library/phi3: 3.8B is Mini, 14B Medium, and both have 4k
+        ("phi3:14b", "phi3-medium-4k"),
         ("llama3:1b", None),  # and not llama3-1 with the wrong size
         ("qwen2.5:7", None),
     ):
@@ -213,6 +216,7 @@ def test_tags_of_ollama_state_their_format() -> None:
         ("gemma3:4b-it-qat", ("gemma3-4b", "q4_0")),
         ("llama3.1:8b-instruct-fp16", ("llama3.1-8b", "none")),
         ("glm-4.7-flash:q4_K_M", ("glm-4.7-flash", "q4_k_m")),
+        ("llama3.2:3b-instruct-q8_0?num_hidden_layers=20", ("llama3.2-3b", "q8_0")),
         ("qwen3:8b", None),
         ("qwen3:8b-fp8", None),
         ("unsloth/Qwen3-8B-GGUF:Q8_0", None),

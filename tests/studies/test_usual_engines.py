@@ -340,7 +340,33 @@ def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they
 def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
     screen = " ".join(command("memory", "qwen3-8b", "--quantize", "q4_k_m", "--seq", "2k").out.split())
     assert "GiB required under torch's kernels" in screen
-    assert "llama.cpp's buffers are others: llmcalc fit, and --engine llama.cpp, count them" in screen
+    remark = "llama.cpp's buffers are others: llmcalc fit, and --engine llama.cpp, count them"
+    assert remark in screen
+    for words in (
+        "gpt-oss:20b --hardware rtx-3060",  # in MXFP4
+        "llama3.2:3b-instruct-fp16 --hardware rtx-3060",  # in 16 bits
+        "qwen3-8b --hardware m4-max",  # on a Mac
+    ):
+        screen = " ".join(command("memory", *words.split(), "--seq", "2k", "--notes").out.split())
+        assert remark.replace("llama.cpp, count", "ollama, count" if ":" in words else "llama.cpp, count") in screen
+    assert remark not in " ".join(command("memory", "t5-small", "--hardware", "m4-max", "--notes").out.split())
+
+
+def test_fit_names_the_format_that_a_tag_states() -> None:
+    for tag, remark in (
+        ("llama3.2:3b-instruct-q8_0", "weights in q8_0, as the tag says"),
+        ("llama3.2:3b-instruct-fp16", "weights in 16 bits, as the tag says"),
+    ):
+        assert remark in " ".join(command("fit", tag, "--hardware", "rtx-3060", "--notes").out.split()), tag
+    quantized = command("fit", "llama3.2:3b-instruct-q8_0", "--quantize", "q4_k_m", "--hardware", "rtx-3060").out
+    assert "as the tag says" not in quantized
+
+
+def test_tokens_of_llama_cpp_read_the_cache_that_its_buffers_have() -> None:
+    """Mistral 7B v0.1 and v0.3 differ in a window, which llama.cpp does not read, and in 768 words."""
+    run = "--quantize q4_k_m --hardware rtx-3060 --seq 32k --phase decode"
+    first, third = (fit(f"{model} {run}")["decoding"][0]["tpot"] for model in ("mistral-7b", "mistral-7b-v0.3"))
+    assert first["estimate"] == pytest.approx(third["estimate"], rel=0.01)
 
 
 def test_a_change_to_a_gguf_file_needs_what_the_changed_run_needs() -> None:

@@ -515,10 +515,14 @@ def _convolution_state_tokens(layer_part: Any) -> int:
 
 def architectures(preset: Preset) -> tuple[str, ...]:
     """Returns the class names in `architectures` of the model's config, or of its export; none if unknown."""
-    if preset.config is not None:
-        class_names = preset.config.get("architectures")
+    return architectures_of(preset.config, preset.model)
+
+
+def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tuple[str, ...]:
+    """Returns the class names in `architectures` of a config, or without one of the model's export; none if unknown."""
+    if config is not None:
+        class_names = config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
-    model = preset.model
     exported_class_names = next(
         (names for exported_model, names in _exported_classes if exported_model is model or exported_model == model),
         None,

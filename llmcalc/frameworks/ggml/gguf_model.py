@@ -33,27 +33,14 @@ from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
-from ..engines.rank import INDEXER, architectures
+from ..engines.rank import INDEXER
+from .windows import without_ignored_windows
 
 MXFP4 = "mxfp4-moe"
 """The scheme of models that are published in MXFP4, in llama.cpp's files: the rest in Q8_0."""
 
 MXFP4_AS_PUBLISHED = "mxfp4 experts, the rest in 16 bits"
 """The name of the format of such a model whose other weights stay as they are published."""
-
-CLASSES_WITHOUT_WINDOWS = {
-    "CwmForCausalLM",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Phi3ForCausalLM",
-    "Starcoder2ForCausalLM",
-}
-"""Classes of which llama.cpp caches the whole context, whatever their `sliding_window`.
-
-Their architectures are `llama` and `starcoder2`, which read none (src/models/llama.cpp and starcoder2.cpp,
-`load_arch_hparams`), and `phi3`, which disables it ("Phi SWA is currently disabled", ggml-org/llama.cpp#13676).
-"""
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 """Names of the token embeddings and of the output matrix."""
@@ -296,16 +283,12 @@ class GgufModel:
     def layers(self) -> tuple[LayerShape, ...]:
         """The sizes of each layer, from the first to the last."""
         layers_by_index: dict[int, LayerShape] = {}
-        for tree_node in _layer_group_nodes(self.preset.model.tree().root_position()):
+        model = without_ignored_windows(self.preset.model, self.preset.config)
+        for tree_node in _layer_group_nodes(model.tree().root_position()):
             layer_shape = _layer_shape(tree_node)
             for i in tree_node.node.indices or ():
                 layers_by_index[i] = layer_shape
-        layer_shapes = tuple(layers_by_index[i] for i in sorted(layers_by_index))
-        if any(layer_shape.window for layer_shape in layer_shapes) and not CLASSES_WITHOUT_WINDOWS.isdisjoint(
-            architectures(self.preset)
-        ):
-            return tuple(replace(layer_shape, window=None) for layer_shape in layer_shapes)
-        return layer_shapes
+        return tuple(layers_by_index[i] for i in sorted(layers_by_index))
 
     @cached_property
     def stored_tensors(self) -> tuple[GgufTensor, ...]:

@@ -136,6 +136,19 @@ def test_layers_with_a_window_keep_the_window_and_a_micro_batch() -> None:
     assert memory("gpt-oss-20b", parallel=1, swa_full=True, **flags).bytes_of("kv_buffer") == token * 2 * 32768
 
 
+def test_windows_that_llama_cpp_does_not_read_leave_the_whole_cache() -> None:
+    """Architectures `llama` and `starcoder2` read no window (llama.cpp, src/models, `load_arch_hparams`).
+
+    Mistral 7B v0.1: 32 layers with 8 key heads of 128, StarCoder2 15B: 40 with 4 of 128, both with a window of 4,096.
+    Pixtral Large: 88 with 8 of 128, a LlavaForConditionalGeneration with a text model of Mistral.
+    """
+    flags: dict[str, Any] = {"ctx_size": 32768, "n_gpu_layers": "all", "parallel": 1}
+    assert memory("mistral-7b", **flags).bytes_of("kv_buffer") == 4096 * MIB
+    assert memory("starcoder2-15b", **flags).bytes_of("kv_buffer") == 40 * 2 * 4 * 128 * 2 * 32768
+    large = memory("pixtral-large-124b", hardware="h200", quantize="q4_k_m", **flags)
+    assert large.bytes_of("kv_buffer") == 88 * 2 * 8 * 128 * 2 * 32768
+
+
 @pytest.mark.parametrize(
     ("engine", "flags", "width"),
     [
