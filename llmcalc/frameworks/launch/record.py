@@ -248,6 +248,11 @@ class LaunchSource:
     has_typed_device_count: bool = True
     unset_count_variables: Sequence[str] = ()
 
+    @property
+    def typed_device_count(self) -> int | None:
+        """The number of devices that is typed beside the file; None without one."""
+        return self.world_size if self.has_typed_device_count else None
+
     def devices_advice(self) -> str:
         """Returns advice on how to state the number of devices, with the script's unset variables."""
         if not self.unset_count_variables:
@@ -498,7 +503,7 @@ class LaunchReader:
             for argument_name, default_count in ((devices_name, 8), (nodes_name, 1))
         ]
         world_size = node_and_device_counts[0] * node_and_device_counts[1]
-        typed_devices = self.source.world_size if self.source.has_typed_device_count else None
+        typed_devices = self.source.typed_device_count
         if typed_devices not in (None, world_size):
             self.notes.append(
                 f"--devices {typed_devices} replaces the file's {nodes_name} · {devices_name} = "
