@@ -10,6 +10,7 @@ from ..errors import InputError, suggest
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
+    from ..model import ModelSpec
     from ..parallel.layout import Layout
     from ..parallel.layout_request import LayoutRequest
     from .framework import Framework
@@ -82,14 +83,18 @@ def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | Non
     return tuple(framework(framework_name) for framework_name in FOR_PLANS)
 
 
-def layout_of(layout_request: LayoutRequest) -> Layout:
+def layout_of(layout_request: LayoutRequest, trained_spec: ModelSpec | None = None) -> Layout:
     """Returns the parallel layout of a request, completed by its framework's defaults.
 
+    trained_spec: the model that the layout trains; None (default) for inference, or where no model is known.
     Raises `InputError` for options that contradict each other.
     """
+    from ..parallel.rank_program import routed_experts
+
     layout_rules = framework_of(layout_request).layout_rules
     layout_rules.check_zero_stage(layout_request)
-    return layout_rules.layout_of(layout_request)
+    trains_experts = trained_spec is not None and layout_rules.sequence_parallel and routed_experts(trained_spec) > 0
+    return layout_rules.layout_of(layout_request, trains_experts=trains_experts)
 
 
 def plugins() -> dict[str, Plugin]:

@@ -295,12 +295,13 @@ def stage_sizes_of_most_layers(
     rounds_up: whether their number is rounded up to a multiple of the ranks, or down; None to refuse another number.
     option_names: the arguments in messages. Raises `InputError` for a number of stages that ranks do not share.
     """
-    stage_count = ceil_div(layer_count, most_layers)
+    fewest_stages = stage_count = ceil_div(layer_count, most_layers)
     if rounds_up is not None:
         stage_count = pp * (ceil_div(stage_count, pp) if rounds_up else stage_count // pp)
     if stage_count % pp or not 0 < stage_count <= layer_count:
         raise InputError(
-            f"{option_names}: {stage_count} stages of {layer_count} layers; expected a multiple of the {pp} ranks"
+            f"{option_names}: {fewest_stages} stage{'s' * (fewest_stages != 1)} of {layer_count} layers; expected a "
+            f"multiple of the {pp} ranks"
         )
     return tuple(layer_count // stage_count + (i < layer_count % stage_count) for i in range(stage_count))
 

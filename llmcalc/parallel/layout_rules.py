@@ -23,7 +23,7 @@ class LayoutRules:
     largest_zero_stage: the largest ZeRO stage that the framework has with llmcalc's options.
     untried_sizes: names of group sizes that the search leaves at 1.
     keeps_experts_whole: whether each rank of a mixture of experts holds whole experts (`etp` 1).
-    sequence_parallel: whether tensor parallelism comes with sequence parallelism, where experts are divided too even
+    sequence_parallel: whether tensor parallelism comes with sequence parallelism, for a model with routed experts even
         without the option (megatron/core/transformer/moe/moe_layer.py raises `ValueError` in training without it).
     needs_full_pipeline: whether 1F1B needs at least as many micro-batches as stages.
     pipelines_on_request: whether pipelines are tried only if an option of pipelines was given, or no layout is possible
@@ -51,13 +51,14 @@ class LayoutRules:
             return True
         return self.keeps_gathered_in_pipelines and pp > 1 and (self.divides_weights or zero_stage == 3)
 
-    def layout_of(self, layout_request: LayoutRequest) -> Layout:
+    def layout_of(self, layout_request: LayoutRequest, *, trains_experts: bool = False) -> Layout:
         """Returns the layout of a request, completed by the framework's defaults.
 
+        trains_experts: whether a model with routed experts is trained. False by default.
         Raises `InputError` for options that contradict each other.
         """
         layout = self._with_divided_weights(layout_request.layout(self.keeps_gathered_weights))
-        divides_tokens = self.sequence_parallel and layout.ep > 1 and layout.tp > 1
+        divides_tokens = self.sequence_parallel and (trains_experts or layout.ep > 1) and layout.tp > 1
         if divides_tokens and layout_request.sequence_parallel is None:
             return replace(layout, sequence_parallel=True)
         return layout

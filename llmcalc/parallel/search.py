@@ -99,7 +99,10 @@ def search_layouts(
     layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     expert_count, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
-    if not tries_variants and (typed_layout := _typed_layout(layout_rules, layout_request)) is not None:
+    if (
+        not tries_variants
+        and (typed_layout := _typed_layout(layout_rules, layout_request, trains_experts=expert_count > 0)) is not None
+    ):
         layout_search = LayoutSearch()
         _try_layout(layout_search, axes, layer_count, typed_layout, global_batch, micro_batch, layout_rules)
         if layout_search.possible_layouts:
@@ -151,12 +154,12 @@ def search_layouts(
     return search_stages(_sizes_to_try(layout_request.pp, devices, layer_count))
 
 
-def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest) -> Layout | None:
+def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest, *, trains_experts: bool) -> Layout | None:
     """Returns the layout of a request that states all group sizes; None if one is missing or it is impossible."""
     if not layout_request.has_all_sizes:
         return None
     try:
-        return layout_rules.layout_of(layout_request)
+        return layout_rules.layout_of(layout_request, trains_experts=trains_experts)
     except InputError:
         return None
 

@@ -685,7 +685,8 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
             cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware
         else:
-            stated_layout = layout_of(layout)
+            trained_spec = run_memory.spec if run_question.settings.phase == "training" else None
+            stated_layout = layout_of(layout, trained_spec)
             answer_fields["planned_framework"] = _planned_framework(run_question, framework_record)
             cluster = Cluster.with_framework(
                 with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version

@@ -280,7 +280,8 @@ def added_options(run_question: RunQuestion, plan: LayoutPlan) -> dict[str, str]
     from ..frameworks.registry import layout_of
 
     candidate = plan.ranked_layouts.feasible[0]
-    typed_options = layout_of(replace(run_question.layout, framework=plan.framework.name)).options_by_field()
+    typed_layout = layout_of(replace(run_question.layout, framework=plan.framework.name), run_question.preset.model)
+    typed_options = typed_layout.options_by_field()
     options = {
         field_name: option_text
         for field_name, option_text in candidate.layout.options_by_field().items()
@@ -376,7 +377,8 @@ def training_run(run_question: RunQuestion) -> tuple[Memory, Framework, Layout]:
         needs_framework = layout.framework is not None and run_question.settings.lora_rank is not None
         _, layout = (_without_adapters(run_question) if needs_framework else run_question).planned_run()
         framework_record = framework_of(layout)
-        return run_question.with_framework(framework_record).memory_on_one_device(), framework_record, layout_of(layout)
+        model_memory = run_question.with_framework(framework_record).memory_on_one_device()
+        return model_memory, framework_record, layout_of(layout, model_memory.spec)
     framework_record = framework_of(layout)
     return run_question.with_framework(framework_record).memory_on_one_device(), framework_record, ONE_DEVICE
 

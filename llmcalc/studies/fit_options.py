@@ -416,8 +416,10 @@ def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version:
     Where the framework does not support it, its memory raises `InputError`, at once from the second time on.
     """
     try:
+        trained_spec = model_memory.spec if model_memory.settings.phase == "training" else None
+        layout = layout_of(layout_request, trained_spec)
         device_run = _run_over_ranks(
-            Cluster.with_framework(model_memory, layout_of(layout_request), framework_of(layout_request), version)
+            Cluster.with_framework(model_memory, layout, framework_of(layout_request), version)
         )
     except InputError:
         return

@@ -366,16 +366,20 @@ def test_deepspeed_has_three_stages_unless_an_option_is_of_a_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_options", "divides_tokens"),
+    ("request_options", "trained_model", "divides_tokens"),
     [
-        ({"framework": "megatron", "tp": 4, "ep": 2}, True),
-        ({"framework": "megatron", "tp": 4, "ep": 2, "sequence_parallel": False}, False),
-        ({"framework": "megatron", "tp": 4}, False),
-        ({"framework": "torch", "tp": 4, "ep": 2}, False),
+        ({"framework": "megatron", "tp": 4, "ep": 2}, None, True),
+        ({"framework": "megatron", "tp": 4}, "qwen3-30b-a3b", True),
+        ({"framework": "megatron", "tp": 4, "sequence_parallel": False}, "qwen3-30b-a3b", False),
+        ({"framework": "megatron", "tp": 4}, "llama3-8b", False),
+        ({"framework": "megatron"}, "qwen3-30b-a3b", False),
+        ({"framework": "torch", "tp": 4}, "qwen3-30b-a3b", False),
     ],
 )
 def test_experts_beside_tensor_parallelism_divide_tokens_under_megatron(
-    request_options: dict[str, Any], divides_tokens: bool
+    request_options: dict[str, Any], trained_model: str | None, divides_tokens: bool
 ) -> None:
     """megatron/core/transformer/moe/moe_layer.py raises `ValueError` in training without sequence parallelism."""
-    assert layout_of(LayoutRequest(devices=8, **request_options)).sequence_parallel is divides_tokens
+    trained_spec = None if trained_model is None else llmcalc.load(trained_model).model
+    layout = layout_of(LayoutRequest(devices=8, **request_options), trained_spec)
+    assert layout.sequence_parallel is divides_tokens

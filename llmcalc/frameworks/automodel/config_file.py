@@ -385,8 +385,11 @@ def _with_stages(
         )
     reader.layers_per_stage = reader.optional_integer(pipeline_table, "layers_per_stage")
     rounding = pipeline_table.get("round_virtual_stages_to_pp_multiple")
-    reader.rounds_stages_up = None if rounding is None else str(rounding) == "up"
-    if schedule_name == "interleaved1f1b" and reader.layers_per_stage is None:
+    if rounding not in (None, "up", "down"):
+        rounding_name = "distributed.pipeline.round_virtual_stages_to_pp_multiple"
+        raise reader.value_error(rounding_name, rounding, "up or down")
+    reader.rounds_stages_up = None if rounding is None else rounding == "up"
+    if schedule_name not in ("1f1b", "gpipe"):
         layout = replace(layout, vpp=2, schedule="interleaved")
     return layout, reader.integer(pipeline_table, "pp_microbatch_size", 1)
 

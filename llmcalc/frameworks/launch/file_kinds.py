@@ -208,7 +208,14 @@ PROGRAMS = dict(
             "pai-megatron-patch",
             **COMMAND,
         ),
-        _program_file("skyrl", "SkyRL", "a956457 (2026-08-21)", "a command of SkyRL", **COMMAND),
+        _program_file(
+            "skyrl",
+            "SkyRL",
+            "a956457 (2026-08-21)",
+            "a command of SkyRL",
+            is_training_command="command:trains",
+            **COMMAND,
+        ),
         _program_file("slime", "slime", "2026-08-21", "a command of slime", **COMMAND),
         _program_file(
             "verl",

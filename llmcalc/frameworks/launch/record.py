@@ -15,7 +15,6 @@ from ...frozen import frozen
 from ...parallel.layout import (
     ONE_DEVICE,
     Layout,
-    Schedule,
     stage_sizes_between_ends,
     stage_sizes_of_most_layers,
     stage_sizes_with_counted_ends,
@@ -74,8 +73,8 @@ class Launch:
     end_stage_layers: layers of the first and of the last rank of a pipeline; None (default) for as many as others.
     ends_counted_as_layers: whether the embedding, and whether the loss, takes the place of a layer in a pipeline's
         stages.
-    layers_per_stage: the most layers of a pipeline's stage, where the model's layers decide how many stages there are;
-        None (default) where the file states stages.
+    layers_per_stage: the most layers of a pipeline's stage, where the model's layers decide how many stages there are:
+        one per rank, or at least two in an interleaved schedule. None (default) where the file states stages.
     rounds_stages_up: whether the number of those stages is rounded up to a multiple of the ranks, or down; None
         (default) where another number is an error.
     counts_longest_samples: whether samples that may be shorter are counted at the file's longest; false by default.
@@ -140,9 +139,17 @@ class Launch:
                 layer_count, self.layout.pp, self.layers_per_stage, self.rounds_stages_up, error_prefix
             )
             chunk_count = len(stage_sizes) // self.layout.pp
-            schedule: Schedule = "interleaved" if chunk_count > 1 else "1f1b"
-            stages_layout = replace(self.layout, vpp=chunk_count, schedule=schedule, pp_layout=stage_sizes)
-            return replace(self, layout=stages_layout)
+            is_interleaved = self.layout.schedule == "interleaved"
+            if is_interleaved != (chunk_count > 1):
+                raise InputError(
+                    f"{error_prefix}: {chunk_count} stage{'s' * (chunk_count > 1)} of {layer_count} layers per rank; "
+                    + (
+                        f"expected 2 or more in an interleaved schedule (at most {layer_count // (2 * self.layout.pp)})"
+                        if is_interleaved
+                        else f"expected 1 in 1F1B (at least {ceil_div(layer_count, self.layout.pp)})"
+                    )
+                )
+            return replace(self, layout=replace(self.layout, vpp=chunk_count, pp_layout=stage_sizes))
         stage_count = self.layout.pp * self.layout.vpp
         if any(self.ends_counted_as_layers) and stage_count > 1 and self.layout.pp_layout is None:
             option_names = f"{self.name_in_errors}: stages that count embedding or loss as a layer"
@@ -247,6 +254,11 @@ class LaunchSource:
     launcher: Sequence[str] = ()
     has_typed_device_count: bool = True
     unset_count_variables: Sequence[str] = ()
+
+    @property
+    def typed_device_count(self) -> int | None:
+        """The number of devices that is typed beside the file; None without one."""
+        return self.world_size if self.has_typed_device_count else None
 
     def devices_advice(self) -> str:
         """Returns advice on how to state the number of devices, with the script's unset variables."""
@@ -498,7 +510,7 @@ class LaunchReader:
             for argument_name, default_count in ((devices_name, 8), (nodes_name, 1))
         ]
         world_size = node_and_device_counts[0] * node_and_device_counts[1]
-        typed_devices = self.source.world_size if self.source.has_typed_device_count else None
+        typed_devices = self.source.typed_device_count
         if typed_devices not in (None, world_size):
             self.notes.append(
                 f"--devices {typed_devices} replaces the file's {nodes_name} · {devices_name} = "

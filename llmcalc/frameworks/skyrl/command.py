@@ -15,8 +15,18 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of, share_of
-from ..launch.rollout import AdditionalModel, Rollout
+from ..launch.record import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    Table,
+    integer_of,
+    reader_of,
+    share_of,
+)
+from ..launch.rollout import AdditionalModel, Rollout, States
 from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import (
@@ -34,11 +44,27 @@ POLICY, PLACEMENT, ENGINE = "trainer.policy", "trainer.placement", "generator.in
 MEGATRON, FSDP, LORA = f"{POLICY}.megatron_config", f"{POLICY}.fsdp_config", f"{POLICY}.model.lora"
 TRANSFORMER, OPTIMIZER = f"{MEGATRON}.transformer_config_kwargs.", f"{MEGATRON}.optimizer_config_kwargs."
 
+RL_TRAINER, SFT_TRAINER = "skyrl.train.entrypoints.main_base", "skyrl.train.main_sft"
+
+SERVING_PROGRAM = re.compile(r"(?:[\w.]+\.)?(?:serve|main_\w*generate|main_\w*eval)|skyrl\.tinker\.\w+")
+"""SkyRL's programs that train nothing by their overrides: those that generate or evaluate, and Tinker's servers."""
+
 MODEL_KEY = f"{POLICY}.model.path"
 DEFAULT_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 
 SFT_TOKENS = "trainer.max_length"
-"""The longest sequence of supervised fine-tuning, which reinforcement learning does not state."""
+"""The longest sequence of supervised fine-tuning."""
+
+MOST_TOKENS = "trainer.max_tokens_per_microbatch"
+
+RL_TOKENS = ("trainer.max_prompt_length", "generator.max_input_length", "generator.sampling_params.max_generate_length")
+"""Lengths of a prompt, of the input of a turn, and of an answer."""
+
+LONGEST_RL_TOKENS = (f"{ENGINE}.engine_init_kwargs.max_model_len", "trainer.algorithm.max_seq_len")
+"""Lengths of a whole sequence, which recipes of agents state in place of those."""
+
+OFFLOADS_OPTIMIZER = f"{POLICY}.optimizer_config.offload_after_step"
+REDUCES_IN_FP32 = f"{MEGATRON}.ddp_config.grad_reduce_in_fp32"
 
 READ = argument_names(__file__, "read")
 READ_KEYS = READ.union(
@@ -59,6 +85,8 @@ WITHOUT_MEMORY = re.compile(
 MODELLED: dict[str, tuple[Any, ...]] = {
     "trainer.mtp.enabled": (False,),
     "trainer.fused_lm_head_logprob": (False,),
+    "trainer.algorithm.use_entropy_loss": (False,),
+    f"{MEGATRON}.lora_config.lora_type": ("lora",),
     f"{ENGINE}.pipeline_parallel_size": (1,),
     f"{ENGINE}.data_parallel_size": (1,),
     f"{ENGINE}.expert_parallel_size": (1,),
@@ -89,25 +117,39 @@ SFT_KEYS = {
     "sequence_parallel_size": f"{POLICY}.sequence_parallel_size",
     "micro_train_batch_size_per_gpu": "trainer.micro_train_batch_size_per_gpu",
     "use_sequence_packing": "trainer.use_sequence_packing",
-    "max_tokens_per_microbatch": "trainer.max_tokens_per_microbatch",
+    "max_tokens_per_microbatch": MOST_TOKENS,
+    "use_torch_compile": f"{POLICY}.use_torch_compile",
+    "record_memory": f"{POLICY}.record_memory",
 }
 """Key of supervised fine-tuning → the key of reinforcement learning (`build_skyrl_config_for_sft`)."""
 
-SFT_TABLES = ("model.", "optimizer_config.", "megatron_config.", "fsdp_config.", "torch_profiler_config.")
+SFT_TABLES = (
+    "model.", "model_config_kwargs.", "optimizer_config.", "megatron_config.", "fsdp_config.", "torch_profiler_config."
+)  # fmt: skip
 """Tables of supervised fine-tuning that are those of the policy."""
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts SkyRL, or a program with its overrides."""
-    return any(word.lstrip("+").startswith(f"{POLICY}.") for word in command_line.words) or _is_fine_tuning(
-        command_line
+    """Whether a command starts a program of SkyRL, or another one with the overrides of its trainers."""
+    return (
+        command_line.program in (RL_TRAINER, SFT_TRAINER)
+        or (command_line.program.startswith("skyrl.") and not trains(command_line))
+        or any(word.lstrip("+").startswith((f"{POLICY}.", f"{PLACEMENT}.")) for word in command_line.words)
+        or _is_fine_tuning(command_line)
     )
 
 
+def trains(command_line: CommandLine) -> bool:
+    """Whether a command of SkyRL trains, instead of generating, evaluating or serving."""
+    return SERVING_PROGRAM.fullmatch(command_line.program) is None
+
+
 def _is_fine_tuning(command_line: CommandLine) -> bool:
-    """Whether a command has the overrides of SkyRL's supervised fine-tuning."""
+    """Whether a command starts SkyRL's supervised fine-tuning, or another program with its overrides."""
     keys = {word.partition("=")[0] for word in command_line.words}
-    return {"strategy", "model.path", "micro_train_batch_size_per_gpu"} <= keys
+    return command_line.program == SFT_TRAINER or (
+        command_line.program != RL_TRAINER and {"strategy", "model.path", "micro_train_batch_size_per_gpu"} <= keys
+    )
 
 
 def _overrides_of_fine_tuning(overrides: Table) -> dict[str, Any]:
@@ -121,8 +163,16 @@ def _overrides_of_fine_tuning(overrides: Table) -> dict[str, Any]:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command of SkyRL. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
+        program, is_sft = command_line.program, _is_fine_tuning(command_line)
+        if not trains(command_line):
+            raise reader.argument_error(
+                f"line {command_line.line}: {program}",
+                f"generates, evaluates or serves; expected a training by {RL_TRAINER} or {SFT_TRAINER}",
+            )
+        if program not in (RL_TRAINER, SFT_TRAINER):
+            reader.notes.append(f"{program}: its update is counted as that of {SFT_TRAINER if is_sft else RL_TRAINER}")
         overrides = overrides_of(command_line.words)
-        if _is_fine_tuning(command_line):
+        if is_sft:
             overrides = _overrides_of_fine_tuning(overrides)
         for key, value in overrides.items():
             if is_unresolved(value) and key != MODEL_KEY and key in READ_KEYS:
@@ -144,42 +194,62 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             f"{PLACEMENT}.policy_num_gpus_per_node",
         )
         reader.requests_expandable_segments = True  # `use_expandable_segments`, while the policy trains
-        launch_settings = (_megatron_run if is_megatron else _fsdp_run)(reader, config, world_size)
-        rollout = _rollout(reader, config, launch_settings, is_megatron)
+        read_run = _megatron_run if is_megatron else _fsdp_run
+        launch_settings = read_run(reader, config, world_size, is_sft=is_sft)
+        rollout = None if is_sft else _rollout(reader, config, launch_settings, is_megatron)
         model_id = model_name(overrides.get(MODEL_KEY, DEFAULT_MODEL))
         return reader.create_launch(
             "megatron" if is_megatron else "fsdp2", launch_settings, model_name=model_id, rollout=rollout
         )
 
 
+def _fine_tuning_tokens(reader: LaunchReader, config: Table) -> int:
+    """Returns the tokens of the longest sequence of fine-tuning, which SkyRL does not limit by default."""
+    if config.get(SFT_TOKENS) is None:
+        raise reader.argument_error(
+            "max_length", "missing, so that SkyRL shortens no sequence; expected the longest one, as in max_length=8192"
+        )
+    return reader.integer(config, SFT_TOKENS, 1)
+
+
 def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
-    """Returns the tokens of the longest sequence: the longest input of a turn, and the answer to it."""
-    if config.get(SFT_TOKENS) is not None:
-        return reader.integer(config, SFT_TOKENS, 1)
+    """Returns the tokens of the longest sequence of reinforcement learning, with a note where it is stated as one.
+
+    That is the longest input of a turn and the answer to it, or the length of a whole sequence where neither is stated.
+    """
+    if not any(config.get(key) is not None for key in RL_TOKENS):
+        longest_key = next((key for key in LONGEST_RL_TOKENS if config.get(key) is not None), None)
+        if longest_key is not None:
+            length_note = f"{longest_key}: the longest sequence, without lengths of a prompt and of an answer"
+            if length_note not in reader.notes:
+                reader.notes.append(length_note)
+            return integer_of(reader, longest_key, config[longest_key])
     prompt_tokens = reader.integer(config, "trainer.max_prompt_length", 512)
     input_tokens = reader.optional_integer(config, "generator.max_input_length") or prompt_tokens
     return input_tokens + reader.integer(config, "generator.sampling_params.max_generate_length", 1024)
 
 
-def _batch_settings(reader: LaunchReader, config: Table, replica_count: int) -> dict[str, Any]:
-    """Returns sequences, tokens and micro-batches of an update. replica_count: ranks with sequences of their own."""
+def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, is_sft: bool) -> dict[str, Any]:
+    """Returns sequences, tokens and micro-batches of an update.
+
+    replica_count: ranks with sequences of their own. is_sft: whether the run is supervised fine-tuning, whose
+    micro-batches have a number of tokens with sequence packing alone (sft_config.py, `resolved_bin_capacity`).
+    """
     batch = reader.integer(config, "trainer.micro_train_batch_size_per_gpu", 1)
     samples = reader.integer(config, "trainer.policy_mini_batch_size", 256)
     samples *= reader.integer(config, "generator.n_samples_per_prompt", 5)
-    tokens = _sequence_tokens(reader, config)
+    tokens = (_fine_tuning_tokens if is_sft else _sequence_tokens)(reader, config)
     micro_batches = max(1, samples // (batch * replica_count))
-    most_tokens = config.get("trainer.max_tokens_per_microbatch")
-    if most_tokens in (None, -1) and reader.flag(config, "trainer.use_sequence_packing"):
-        return {"batch": 1, "seq": tokens, "num_microbatches": micro_batches}
-    if most_tokens in (None, -1):
-        reader.counts_longest_samples = True
-        return {"batch": batch, "seq": tokens, "num_microbatches": micro_batches}
-    most_tokens = reader.integer(config, "trainer.max_tokens_per_microbatch", 1)
-    reader.notes.append("trainer.max_tokens_per_microbatch: micro-batches of that many tokens, counted as one sequence")
+    packs_sequences = is_sft and reader.flag(config, "trainer.use_sequence_packing")
+    if config.get(MOST_TOKENS) in (None, -1) or (is_sft and not packs_sequences):
+        reader.counts_longest_samples = not packs_sequences
+        return {"batch": 1 if packs_sequences else batch, "seq": tokens, "num_microbatches": micro_batches}
+    most_tokens = reader.integer(config, MOST_TOKENS, 1)
+    reader.notes.append(f"{MOST_TOKENS}: micro-batches of that many tokens, counted as one sequence")
     return {"batch": 1, "seq": max(most_tokens, tokens), "num_microbatches": min(micro_batches, 2)}
 
 
-def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
+def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
     """Returns the policy's run under FSDP2: shards and sums in fp32, products in bf16, and a loss within the logits.
 
     The gradients of flash-attn's log-probabilities are written over the logits (workers/model_wrapper.py).
@@ -189,7 +259,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     shard_degree = world_size if not 1 <= shard_count <= world_size else shard_count
     if world_size % shard_degree:
         raise reader.argument_error(f"{FSDP}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")
-    batch_settings = _batch_settings(reader, config, world_size // cp)
+    batch_settings = _batch_settings(reader, config, world_size // cp, is_sft=is_sft)
     settings: dict[str, Any] = {
         "phase": "training",
         "optimizer": "adamw",
@@ -228,13 +298,13 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     return LaunchSettings(layout, settings, fsdp_settings)
 
 
-def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
+def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
     """Returns the policy's run under Megatron-Core by Megatron-Bridge, which runs every layer again by default."""
     tp, pp, cp, ep = (
         reader.integer(config, f"{MEGATRON}.{name}_parallel_size", 1)
         for name in ("tensor_model", "pipeline_model", "context", "expert_model")
     )
-    batch_settings = _batch_settings(reader, config, max(1, world_size // (tp * pp * cp)))
+    batch_settings = _batch_settings(reader, config, max(1, world_size // (tp * pp * cp)), is_sft=is_sft)
     granularity = reader.value(config, f"{TRANSFORMER}recompute_granularity", "full")
     is_whole = granularity == "full"
     recomputes = reader.flag(config, "trainer.gradient_checkpointing", True)
@@ -255,6 +325,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         recompute_modules=config.get(f"{TRANSFORMER}recompute_modules", ["core_attn"]),
         dispatcher=config.get(f"{MEGATRON}.moe_token_dispatcher_type"),
         fuses_activation=BRIDGE_FUSED,
+        grad_dtype="fp32" if reader.flag(config, REDUCES_IN_FP32, True) else "bf16",
     )
     settings = host_optimizer_settings(reader, config, OPTIMIZER)
     if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):
@@ -274,8 +345,6 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
 
 def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSettings, is_megatron: bool) -> Rollout | None:
     """Returns the rollout engine and the other models; none if the rollouts have devices of their own."""
-    if config.get(SFT_TOKENS) is not None:
-        return None
     if not reader.flag(config, f"{PLACEMENT}.colocate_all", True):
         reader.notes.append(f"{PLACEMENT}.colocate_all false: the devices of the rollouts are not counted")
         return None
@@ -302,6 +371,9 @@ def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSetting
     reference_model = (
         AdditionalModel("host", 2 if is_megatron else 4, shard_count) if has_reference else AdditionalModel()
     )
+    offloaded_states: frozenset[States] = frozenset(("weights", "optimizer", "gradients"))
+    if not is_megatron and not reader.flag(config, OFFLOADS_OPTIMIZER, True):
+        offloaded_states -= {"optimizer"}  # distributed/fsdp_strategy.py; Megatron's strategy does not read the key
     has_critic = reader.value(config, "trainer.algorithm.advantage_estimator", "grpo") == "gae"
     if has_critic:
         reader.notes.append("the critic is counted as large as the policy")
@@ -311,7 +383,7 @@ def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSetting
         flags=flags,
         sleeps_while_idle=True,
         is_separate_process=True,
-        offloaded_states=frozenset(("weights", "optimizer", "gradients")),
+        offloaded_states=offloaded_states,
         reference_model=reference_model,
         critic_location="host" if has_critic else "none",
         sequence_count=reader.integer(config, "trainer.micro_forward_batch_size_per_gpu", 1),

@@ -51,6 +51,9 @@ from .sft import (
 
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
 
+VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer")
+"""verl's own configs of reinforcement learning (verl/trainer/config)."""
+
 READ_BESIDE = argument_names(__file__, "read_beside_the_actor")
 """Last parts of the keys of rollout, reference, critic and algorithm that are read."""
 
@@ -111,7 +114,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         config_folder, config_name = (
             _value_of_flag(command_line.words, flag_name) for flag_name in ("--config-path", "--config-name")
         )
-        base_config = _config_beside(source_file, config_folder, config_name.removesuffix(".yaml"))
+        base_config = _config_beside(reader, config_folder, config_name.removesuffix(".yaml"))
         overrides_by_key = flat_config(base_config, overrides_by_key, source_file.env)
         return launch_of_overrides(reader, overrides_by_key, [config_name, *config_names(base_config)])
 
@@ -126,14 +129,28 @@ def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
     return ""
 
 
-def _config_beside(source_file: LaunchSource, config_folder: str, config_name: str) -> Table:
-    """Returns the tables of a config that a command names by folder and name; none where it is not beside the file."""
-    if source_file.fetch_table is None or not config_folder or not config_name:
+def _config_beside(reader: LaunchReader, config_folder: str, config_name: str) -> Table:
+    """Returns the tables of a config that a command names; empty, with a note, where it is not beside the file.
+
+    config_folder: the folder that the command names; empty for the file's, and `config` in it. There is no note on
+    verl's own configs, whose defaults are known. Raises `InputError` for a config that cannot be parsed.
+    """
+    read_text, fetch_table = reader.source.read_text, reader.source.fetch_table
+    if read_text is None or fetch_table is None or not config_name:
         return {}
-    try:
-        return source_file.fetch_table(f"{config_folder.replace(UNRESOLVED, '')}/{config_name}.yaml")
-    except InputError:
-        return {}
+    for folder in (config_folder.replace(UNRESOLVED, ""),) if config_folder else (".", "config"):
+        config_path = f"{folder}/{config_name}.yaml"
+        try:
+            read_text(config_path)
+        except InputError:
+            continue
+        return fetch_table(config_path)
+    if config_name not in VERL_CONFIGS:
+        reader.notes.append(
+            f"--config-name {config_name[:60]}: {config_name[:60]}.yaml is not beside the file; what the command "
+            "leaves out is counted by verl's defaults"
+        )
+    return {}
 
 
 def config_names(config: Table) -> list[str]:
@@ -188,7 +205,7 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Table) -> dict[s
     resolved_values = {}
     for override_key, override in overrides_by_key.items():
         is_open = isinstance(override, str) and is_unresolved(override)
-        if is_open and override_key in DEVICES and reader.source.has_typed_device_count:
+        if is_open and override_key in DEVICES and reader.source.typed_device_count is not None:
             continue
         if is_open and override_key in DEVICES:
             raise reader.argument_error(override_key, f"{unresolved_reason(override)}, or expected --devices")
@@ -208,9 +225,9 @@ def _is_known_key(config_key: str, rollout: Rollout) -> bool:
 
 def _training_device_count(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices, all of which train the actor."""
-    world_size = reader.source.world_size
-    if world_size is not None and reader.source.has_typed_device_count and not set(DEVICES) & set(config):
-        return world_size
+    typed_device_count = reader.source.typed_device_count
+    if typed_device_count is not None and not set(DEVICES) & set(config):
+        return typed_device_count
     return reader.device_count_of_nodes(config, "trainer.nnodes", "trainer.n_gpus_per_node")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,21 @@ def test_adapters_have_the_format_of_the_weights_and_stand_where_the_wildcard_sa
 
 
 @pytest.mark.parametrize(
-    ("most_layers", "rounding", "sizes"),
-    [(3, None, (3,) * 8), (5, "up", (4,) * 6), (5, "down", (6,) * 4), (12, None, (12, 12))],
+    ("schedule", "most_layers", "rounding", "sizes"),
+    [
+        ("interleaved1f1b", 3, None, (3,) * 8),
+        ("interleaved1f1b", 5, "up", (4,) * 6),
+        ("interleaved1f1b", 5, "down", (6,) * 4),
+        ("1f1b", 12, None, (12, 12)),
+        ("1f1b", 8, "down", (12, 12)),
+    ],
 )
 def test_stages_of_a_pipeline_have_as_many_layers_as_the_recipe_says(
-    most_layers: int, rounding: str | None, sizes: tuple[int, ...]
+    schedule: str, most_layers: int, rounding: str | None, sizes: tuple[int, ...]
 ) -> None:
     """components/distributed/pipelining/functional.py, `calculate_virtual_stages`, of a model with 24 layers."""
     pipeline = {
-        "pp_schedule": "interleaved1f1b",
+        "pp_schedule": schedule,
         "pp_microbatch_size": 2,
         "layers_per_stage": most_layers,
         "round_virtual_stages_to_pp_multiple": rounding,
@@ -64,13 +71,27 @@ def test_stages_of_a_pipeline_have_as_many_layers_as_the_recipe_says(
     assert (launch.layout.pp_layout, launch.settings["batch"], launch.settings["num_microbatches"]) == (sizes, 2, 16)
 
 
-def test_stages_that_ranks_do_not_share_are_an_error() -> None:
-    pipeline = {"layers_per_stage": 5}
-    launch = changed(4, peft=None, distributed={"pp_size": 2, "pipeline": pipeline})
-    with pytest.raises(
-        InputError, match="layers_per_stage 5: 5 stages of 24 layers; expected a multiple of the 2 ranks"
-    ):
-        launch.with_stage_sizes(24)
+@pytest.mark.parametrize(
+    ("pipeline", "message"),
+    [
+        ({"layers_per_stage": 5}, "layers_per_stage 5: 5 stages of 24 layers; expected a multiple of the 2 ranks"),
+        ({"layers_per_stage": 24}, "layers_per_stage 24: 1 stage of 24 layers; expected a multiple of the 2 ranks"),
+        (
+            {"layers_per_stage": 24, "round_virtual_stages_to_pp_multiple": "down"},
+            "layers_per_stage 24: 1 stage of 24 layers; expected a multiple of the 2 ranks",
+        ),
+        ({"layers_per_stage": 6}, "layers_per_stage 6: 2 stages of 24 layers per rank; expected 1 in 1F1B"),
+        (
+            {"layers_per_stage": 12, "pp_schedule": "interleaved1f1b"},
+            "layers_per_stage 12: 1 stage of 24 layers per rank; expected 2 or more in an interleaved schedule",
+        ),
+        ({"round_virtual_stages_to_pp_multiple": "nearest"}, "'nearest'; expected up or down"),
+    ],
+)
+def test_stages_that_the_schedule_cannot_have_are_an_error(pipeline: dict[str, Any], message: str) -> None:
+    """components/distributed/pipelining/functional.py, `calculate_virtual_stages`, which raises `ValueError`."""
+    with pytest.raises(InputError, match=re.escape(message)):
+        changed(4, peft=None, distributed={"pp_size": 2, "pipeline": pipeline}).with_stage_sizes(24)
 
 
 def test_shards_reduce_in_fp32_at_the_last_microbatch() -> None:

@@ -91,6 +91,28 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     ("skyrl_sft.sh", "skyrl", "megatron", {"tp": 2, "dp": 2, "batch": 2, "seq": 512, "num_microbatches": 4}),
     ("skyrl_sft.sh strategy=fsdp", "skyrl", "fsdp2", {"dp": 4, "zero": 3, "num_microbatches": 2}),
+    ("skyrl_sft.sh max_tokens_per_microbatch=2048", "skyrl", "megatron", {"batch": 2, "seq": 512}),
+    (
+        "skyrl_sft.sh max_tokens_per_microbatch=2048 use_sequence_packing=true",
+        "skyrl",
+        "megatron",
+        {"batch": 1, "seq": 2048},
+    ),
+    (
+        "python -m skyrl.train.main_sft max_length=64 megatron_config.ddp_config.grad_reduce_in_fp32=false "
+        "placement.num_gpus_per_node=8",
+        "skyrl",
+        "megatron",
+        {"tp": 2, "pp": 2, "dp": 2, "batch": 2, "seq": 64, "grad_dtype": "bf16"},
+    ),
+    ("python -m skyrl.train.entrypoints.main_base", "skyrl", "fsdp2", {"dp": 1, "batch": 1, "seq": 1536}),
+    (
+        "python -m examples.train_integrations.harbor.entrypoints.main_harbor trainer.policy.model.path=a/b "
+        "generator.inference_engine.engine_init_kwargs.max_model_len=32768",
+        "skyrl",
+        "fsdp2",
+        {"seq": 32768},
+    ),
     ("verl_megatron.sh", "verl", "megatron", {"tp": 4, "dp": 2, "sequence_parallel": True, "seq": 2048}),
     ("verl_megatron.sh 8", "verl", "megatron", {"tp": 8, "dp": 1}),
     (
@@ -957,6 +979,21 @@ COMMANDS = [
         "python -m skyrl.train.entrypoints.main_base trainer.policy.megatron_config.mtp_loss_topk=64",
         "trainer.policy.megatron_config.mtp_loss_topk (64 is not modelled)",
     ),
+    (
+        "python -m skyrl.train.entrypoints.main_base trainer.algorithm.use_entropy_loss=true",
+        "use_entropy_loss (True is",
+    ),
+    (
+        "python -m skyrl.train.main_sft max_length=64 megatron_config.lora_config.lora_type=canonical_lora",
+        "lora_type ('canonical_lora' is not modelled)",
+    ),
+    ("python -m skyrl.train.entrypoints.serve trainer.policy.model.path=a/b", "serve: generates, evaluates or serves"),
+    ("python -m skyrl.train.entrypoints.main_generate", "main_generate: generates, evaluates or serves"),
+    ("python -m skyrl.train.main_sft model.path=a/b", "max_length: missing"),
+    (
+        "python -m skyrl.train.main_sft max_length=64 model_config_kwargs.x=1",
+        "model_config_kwargs.x (1 is not modelled)",
+    ),
     ("python run_recipe.py --recipe my_config train.micro_batch_size=2", "expected --launch 'megatron/bridge/recipes/"),
     ("deepspeed pretrain_gpt.py --num-layers 2 --deepspeed --zero-stage 3", "stage 3 under Megatron-DeepSpeed"),
     ("llamafactory-cli train my.yaml", "my.yaml: names a file, which is not read"),
@@ -970,6 +1007,15 @@ def test_a_command_is_refused_by_its_program(command: str, message: str) -> None
     with pytest.raises(InputError) as error:
         launch_of(f"#!/bin/bash\n{command}\n", "x.sh")
     assert message in str(error.value)
+
+
+def test_optimizer_states_of_skyrl_stay_where_its_key_says() -> None:
+    """skyrl_train/distributed/fsdp_strategy.py at a9564572; its Megatron strategy does not read the key."""
+    command = "python -m skyrl.train.entrypoints.main_base trainer.policy.optimizer_config.offload_after_step=false "
+    for words, is_offloaded in (("trainer.strategy=fsdp", False), ("trainer.strategy=megatron", True)):
+        rollout = read_launch(command + words).rollout
+        assert rollout is not None
+        assert ("optimizer" in rollout.offloaded_states) is is_offloaded
 
 
 def test_several_position_embeddings_are_refused_by_their_argument() -> None:

@@ -122,6 +122,21 @@ def test_a_recipe_of_verl_names_a_config_beside_it(tmp_path: Path) -> None:
     launch = read_launch(script)
     assert {"batch": 2, "num_microbatches": 16}.items() <= launch.settings.items()
     assert "recipe.entropy.main_entropy: its update is counted as that of verl.trainer.main_ppo" in launch.notes
+    words = "trainer.micro_batch=2 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
+    script.write_text(f"python3 -m verl.trainer.main_ppo --config-name my_trainer {words}\n")
+    assert read_launch(script).model_name == launch.model_name
+    script.write_text(f"python3 -m verl.trainer.main_ppo --config-path=config --config-name=other {words}\n")
+    assert any(
+        note.startswith("--config-name other: other.yaml is not beside the file") for note in read_launch(script).notes
+    )
+    (tmp_path / "config" / "other.yaml").write_text("trainer: [")
+    with pytest.raises(InputError, match=r"other\.yaml: not valid YAML"):
+        read_launch(script)
+
+
+def test_devices_of_a_config_of_verl_that_are_open_are_asked_for() -> None:
+    with pytest.raises(InputError, match=r"trainer.n_gpus_per_node: .*or expected --devices"):
+        changed("verl_grpo.yaml", trainer={"n_gpus_per_node": "${oc.env:NGPU}"})
 
 
 def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() -> None:

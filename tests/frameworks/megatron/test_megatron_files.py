@@ -153,11 +153,12 @@ def test_a_script_says_its_devices_and_what_is_taken_as_not_set() -> None:
 
 
 def test_as_few_devices_as_the_layout_can_have() -> None:
-    launch = small(
-        tensor_model_parallel_size=2, pipeline_model_parallel_size=2, num_experts=4, expert_model_parallel_size=4
-    )
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 4}
+    launch = small(**sizes, num_experts=4, sequence_parallel=True)
     assert launch.layout.world_size == 16  # experts of 2 · 4 ranks in each of two stages
     assert launch.notes == ("16 devices are assumed, as few as the layout can have",)
+    with pytest.raises(InputError, match="--sequence-parallel: missing"):  # transformer/moe/moe_layer.py, `forward`
+        small(**sizes, num_experts=4)
 
 
 @pytest.mark.parametrize(
