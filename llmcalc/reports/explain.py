@@ -155,7 +155,7 @@ def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
 
 
 def _node_tables(preset: Preset, explanation: Explanation, selected_rank: SelectedRank | None) -> list[Table]:
-    """Returns one table per distinct node. Equal nodes share a table."""
+    """Returns the tables of formulas, one per distinct module of the model; equal modules share one."""
     tables: list[Table] = []
     for formula_section in explanation.sections:
         node_source, is_first_table = formula_section.formula_nodes[0].source, not tables

@@ -438,12 +438,14 @@ class TraceReader:
                 return start_place  # type: ignore[no-any-return]
         return recorded_pass.start_place
 
-    def _describe_output(self, output_template: Tensor, number_in_pass: int, number_in_run: int) -> OutputTensor:
+    def _describe_output(
+        self, output_template: Tensor, storage_number_in_pass: int, storage_number_in_run: int
+    ) -> OutputTensor:
         """Creates the description of a pass's output."""
         return OutputTensor(
-            number_in_pass,
-            self.storage_bytes[number_in_run],
-            self.storage_kinds[number_in_run],
+            storage_number_in_pass,
+            self.storage_bytes[storage_number_in_run],
+            self.storage_kinds[storage_number_in_run],
             output_template.shape,
             output_template.dtype,
             output_template.strides,

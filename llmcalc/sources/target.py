@@ -103,14 +103,14 @@ def load_text(
     preset_name: str,
     error_location: str,
     overrides: tuple[str, ...] = (),
-    head: HeadKind | None = None,
+    head_kind: HeadKind | None = None,
     allow_unknown: bool = False,
 ) -> Preset:
     """Loads the model of a text: a `config.json` or a native description. error_location: the text's name in errors.
 
     Raises `InputError` as `load` does.
     """
-    preset_description = _describe_text(model_text, error_location, head, allow_unknown)
+    preset_description = _describe_text(model_text, error_location, head_kind, allow_unknown)
     return _validate_preset(
         preset_name, error_location, {**_apply_overrides(preset_description, overrides), "asked": error_location}
     )

@@ -369,10 +369,10 @@ def _changes_that_fit(
     ):
         try:
             recomputing_question = replace(devices_question, estimates=devices_question.estimates.recomputed)
-            recomputed_plan = recomputing_question.plan_devices(devices)
+            plan_with_recompute = recomputing_question.plan_devices(devices)
         except InputError:
-            recomputed_plan = None
-        recomputed_candidate = None if recomputed_plan is None else _best_candidate(recomputed_plan)
+            plan_with_recompute = None
+        recomputed_candidate = None if plan_with_recompute is None else _best_candidate(plan_with_recompute)
         if recomputed_candidate is not None:
             yield SettingChange(
                 f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),

@@ -199,7 +199,7 @@ def with_optimizer(
 
 
 def with_overlapped_groups(software_stack: TimeStack, overlapped_groups: frozenset[str] | None) -> TimeStack:
-    """Returns a software stack that overlaps the messages of these groups with products; unchanged for None.
+    """Returns a software stack whose messages within these groups overlap with computation; unchanged for None.
 
     overlapped_groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
     """

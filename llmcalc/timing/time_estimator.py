@@ -527,14 +527,14 @@ class TimeEstimator:
         return self.device.wave_factor(row_count, column_count) if kernel.kind == "product" else 1.0
 
     def _time_with_weights(
-        self, kernel: Kernel, is_backward: bool, compute_seconds: Number, weight_bytes: Number, value_bytes: Number
+        self, kernel: Kernel, is_backward: bool, compute_seconds: Number, weight_bytes: Number, activation_bytes: Number
     ) -> Iterator[tuple[bool, Number, Number]]:
         """Yields a training product's kernel times; with a kernel per expert, weights move in a separate kernel."""
         if kernel.kind == "experts" and self.stack.separate_experts:
             yield is_backward, 0.0, self.device.memory_seconds(weight_bytes)
-            yield is_backward, compute_seconds, self.device.memory_seconds(value_bytes)
+            yield is_backward, compute_seconds, self.device.memory_seconds(activation_bytes)
         else:
-            yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes + value_bytes)
+            yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes + activation_bytes)
 
     def _gradient_bytes_per_weight(self, bytes_per_element: float) -> float:
         """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""

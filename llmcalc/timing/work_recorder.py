@@ -688,8 +688,8 @@ class WorkRecorder(PlacementTracker):
 
     def _lower_state(self, operation: Step) -> None:
         if self.rank_pass.phase == "decode":
-            state_bits = operation.op.cache_bits(self.full_run, STATE_BITS)  # type: ignore[union-attr]
-            self._add_kernel("state", "state", cache_elements=rank_share(state_bits, STATE_BITS), launches=(0, 0))
+            total_state_bits = operation.op.cache_bits(self.full_run, STATE_BITS)  # type: ignore[union-attr]
+            self._add_kernel("state", "state", cache_elements=rank_share(total_state_bits, STATE_BITS), launches=(0, 0))
 
     def _add_operation(self, operation: Step) -> None:
         """Adds a kernel with the FLOPs of an operation, such as a convolution or a scan."""

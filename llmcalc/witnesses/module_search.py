@@ -158,7 +158,7 @@ class _ModuleSearch:
                         )
 
     def _modules_of_layers(
-        self, stack_name: str, layers: Sequence[Node], root_modules: tuple[str, ...]
+        self, stack_prefix: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
         """Returns the modules of a stack's layers by layer index.
 
@@ -167,12 +167,12 @@ class _ModuleSearch:
         """
         repeated_modules, modules = [], dict[int, tuple[str, ...]]()
         for layer in layers:
-            list_key = f"{stack_name}layers.{layer.label}"
+            list_key = f"{stack_prefix}layers.{layer.label}"
             if list_key in self.family_names:
                 modules |= self._modules_of_layers_in_list(list_key, [layer], root_modules)
             else:
                 repeated_modules.append(layer)
-        return modules | self._modules_of_layers_in_list(f"{stack_name}layers", repeated_modules, root_modules)
+        return modules | self._modules_of_layers_in_list(f"{stack_prefix}layers", repeated_modules, root_modules)
 
     def _modules_of_layers_in_list(
         self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]

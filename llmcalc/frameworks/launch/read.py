@@ -305,7 +305,7 @@ def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
 
 
 def _parse_table(file_text: str, file_path: str) -> Mapping[str, Any]:
-    """Returns the table of a YAML file, by the ending of its name, or of a JSON file."""
+    """Parses a config file into a mapping: as YAML if its name ends in .yaml or .yml, otherwise as JSON."""
     config = (parse_yaml if file_path.endswith((".yaml", ".yml")) else parse_json)(file_text, file_path)
     if not isinstance(config, Mapping):
         raise InputError(f"{file_path}: expected a table of keys")
