@@ -77,7 +77,7 @@ class Memory:
     cuda_runtime: memory of the accelerator's runtime, default that of an H100.
     bytes_of_other_models: bytes that another model keeps on the device, such as a draft of speculative decoding;
         default none.
-    is_library_tag: whether the model is a tag of Ollama's library, whose weights in 16 bits or MXFP4 are a GGUF file.
+    is_library_tag: whether the weights are those of Ollama's library, which in 16 bits or MXFP4 are a GGUF file too.
     """
 
     spec: ModelSpec

@@ -170,9 +170,9 @@ class RunQuestion(RunOptions):
         devices = (layout.tp or 1) * (layout.pp or 1)  # of a replica
         if layout.devices is not None and layout.dp is not None:
             devices = max(1, layout.devices // layout.dp)
-        elif layout.devices is not None:  # without a stated size it is on as few as hold its weights
+        elif layout.devices is not None and layout.tp is None and layout.pp is None:  # on as few as hold its weights
             weight_bytes = self.memory_on_one_device().states.weights
-            devices = max(devices, min(layout.devices, -(-weight_bytes // self.accelerators[0].capacity_bytes)))
+            devices = max(1, min(layout.devices, -(-weight_bytes // self.accelerators[0].capacity_bytes)))
         try:
             context = library_engine.default_context(self.preset, self.accelerators[0], devices)
         except InputError:  # Ollama has no such model

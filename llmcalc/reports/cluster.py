@@ -30,7 +30,7 @@ from .memory import (
 )
 from .memory_data import device_data, execution_data, host_data, verdicts_data, workload_data
 from .memory_notes import host_notes, settings_text, stored_weights_notes, untested_notes
-from .notes import plural, too_long_notes, warnings_of_notes
+from .notes import plural, tag_notes, too_long_notes, warnings_of_notes
 from .rank_texts import layout_text
 from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .summary import model_data
@@ -142,6 +142,7 @@ def report(
             *_sharding_advice(cluster, accelerator_fits, launched_run),
             _planned_framework_note(planned_framework),
             layout_note,
+            *([] if cluster.trains else tag_notes(preset, cluster.settings.quantize)),
             *notes_on_host,
             *_cluster_notes(cluster, assumed_accelerator),
             *_launch_notes(launched_run),

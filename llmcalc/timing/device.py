@@ -55,11 +55,13 @@ hardware/pcie-bandwidth.md). Without, every byte goes into the host's memory and
 to 10.6 (github.com/NVIDIA/nccl-tests/issues/74).
 """
 
-PCIE_PAIR_SHARE = 0.6
-"""Share of a PCI Express link that a message between two accelerators with peer access reaches.
+PCIE_PAIR_SHARES = {"all_reduce": 0.6, "all_gather": 0.55, "reduce_scatter": 0.55}
+"""Kind of messages between two accelerators with peer access → share of a PCI Express link; others: `PCIE_SHARE`.
 
-All-reduces of 1 MiB to 512 MiB between two RTX PRO 6000 reach 0.58 of it and between two L40S 0.62 (NCCL's tables of
-aiconfigurator, 095f58a5, systems/data/*/comm/nccl); among four and eight RTX PRO 6000 they reach 0.39 and 0.38.
+All-reduces of 8 MiB to 512 MiB between two RTX PRO 6000 reach 0.54 to 0.60 of it and between two L40S 0.61 to 0.63
+(NCCL's tables of aiconfigurator, 095f58a5, systems/data/*/comm/nccl); all-gathers of 512 MiB 0.51 and 0.61,
+reduce-scatters 0.53 and 0.59, all-to-alls 0.40 and 0.70. Among four and eight RTX PRO 6000 all-reduces reach 0.39 and
+0.38.
 """
 
 LinkProtocol: TypeAlias = tuple[float, float, float]
@@ -73,8 +75,9 @@ that reduce in one step need NVLink there (vllm/distributed/device_communicators
 
 PAIR_REDUCTION_SECONDS = 5e-6
 """Seconds of an all-reduce between two accelerators with peer access beside its bytes, in one kernel that reads the
-other's memory: 4.5 microseconds of two RTX PRO 6000 and 5.6 of two L40S (vLLM's and SGLang's kernels in graphs, 4 KiB;
-tables of aiconfigurator, comm/vllm and comm/sglang).
+other's memory: vLLM's custom all-reduce, which SGLang has too (custom_all_reduce.py). In graphs, 4 KiB take 4.5
+microseconds between two RTX PRO 6000 and 5.6 between two L40S (tables of aiconfigurator, comm/vllm and comm/sglang);
+NCCL's kernels take 6.7 and 6.5.
 """
 
 UNPEERED_LL_STEP = 2.4e-6
@@ -96,7 +99,7 @@ class Device:
     domain_devices: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
-    pair_share: share of the link that a message between two devices reaches; 0 (default): `link_share`.
+    pair_shares: kind of messages between two devices → share of the link that they reach; others: `link_share`.
     vendor: maker of the accelerator; empty (default) if unknown.
     is_mesh: whether each link joins two devices of the domain; by default false.
     gains_of_16_bit_sums: format of products → rate with sums in 16 bits over that with sums in float32, where it is
@@ -117,7 +120,7 @@ class Device:
     gains_of_16_bit_sums: dict[str, float] = field(default_factory=dict)
     compute_units: int = 0
     link_protocols: tuple[LinkProtocol, ...] = ()
-    pair_share: float = 0.0
+    pair_shares: dict[str, float] = field(default_factory=dict)
     is_mesh: bool = False
     vendor: str = ""
 
@@ -255,7 +258,8 @@ class Device:
         trees there.
         """
         ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain_devices, maximum(1, rank_stride))))
-        link_rate, network_rate = self._link_rate(ranks_in_domain), self.network_bandwidth * self.generation.nic
+        link_rate = self._link_rate(ranks_in_domain, collective_kind)
+        network_rate = self.network_bandwidth * self.generation.nic
         domain_count = maximum(1, ranks / ranks_in_domain)
         tree_latency = message_count * (latency * self.generation.far_latency * log2(maximum(2, domain_count)))
         latency_in_domain = message_count * latency * self.latency
@@ -284,16 +288,17 @@ class Device:
             ring_passes = 2 if collective_kind == "all_reduce" else 1
             step_count = 1 if collective_kind == "send" else ring_passes * (ranks_in_domain - 1)
             seconds_in_domain = self._link_seconds(link_seconds, message_count, step_count)
-            if self.pair_share and collective_kind == "all_reduce":
+            if self.pair_shares and collective_kind == "all_reduce":
                 kernel_seconds = link_seconds + message_count * PAIR_REDUCTION_SECONDS
                 seconds_in_domain = choose(
                     ranks_in_domain <= 2, minimum(kernel_seconds, seconds_in_domain), seconds_in_domain
                 )
         return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, seconds_in_domain))
 
-    def _link_rate(self, ranks_in_domain: Number) -> Number:
+    def _link_rate(self, ranks_in_domain: Number, collective_kind: str) -> Number:
         """Returns the bytes/s that a device sends to the other ranks in its domain, over the links to them."""
-        link_share = choose(ranks_in_domain <= 2, self.pair_share or self.link_share, self.link_share)
+        pair_share = self.pair_shares.get(collective_kind, self.link_share)
+        link_share = choose(ranks_in_domain <= 2, pair_share, self.link_share)
         full_rate = self.link_bandwidth * link_share
         return (
             full_rate * maximum(1, ranks_in_domain - 1) / max(1, self.domain_devices - 1) if self.is_mesh else full_rate
@@ -333,7 +338,7 @@ class Device:
     def hop_seconds(self, byte_count: Number, device_count: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. device_count: number of devices of the run."""
         link_rate = choose(
-            device_count > self.domain_devices, self.network_bandwidth * self.generation.nic, self._link_rate(2)
+            device_count > self.domain_devices, self.network_bandwidth * self.generation.nic, self._link_rate(2, "send")
         )
         return byte_count / link_rate + self.latency
 
@@ -393,7 +398,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         },
         compute_units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
-        pair_share=PCIE_PAIR_SHARE if is_pcie and has_peer_access and hardware.vendor == "NVIDIA" else 0.0,
+        pair_shares=PCIE_PAIR_SHARES if is_pcie and has_peer_access and hardware.vendor == "NVIDIA" else {},
         is_mesh=interconnect is not None and interconnect.is_mesh,
         vendor=hardware.vendor,
     )

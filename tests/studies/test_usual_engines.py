@@ -270,6 +270,11 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("fit llama3.1:8b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
         ("memory llama3.3:70b --hardware rtx-3090 --devices 2", 131_072),  # 39.6 GiB: on both of them
         ("memory llama3.3:70b --hardware rtx-3090", 32_768),
+        ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8 --tp 2", 32_768),  # replicas of two: 32 GB
+        ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8 --tp 2 --dp 4", 32_768),
+        ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8", 131_072),  # 39.6 GiB: on three of them
+        ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --tp 2", 131_072),
+        ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
         ("fit gpt-oss:20b --hardware rtx-4060", 4_096),  # MXFP4, as published
         ("fit deepseek-r1:671b --hardware h100 --devices 8", 32_768),  # in FP8, which is no file of Ollama's
@@ -283,6 +288,11 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
     note = "Ollama has a context of 4,096 tokens here by default; --seq for another"
     assert fit("qwen3:8b --hardware rtx-4060")["notes"][1] == note
     assert fit("qwen3:8b --hardware rtx-4060")["verdict"] == "fits"
+    for devices in ("1", "2"):
+        answer = json.loads(
+            command("memory", "qwen3:8b", "--hardware", "rtx-4060", "--devices", devices, "--format", "json").out
+        )
+        assert note in answer["notes"], devices
 
 
 def test_placements_of_llama_cpp_have_a_time_on_gpus_and_the_hosts_memory_beside_them() -> None:

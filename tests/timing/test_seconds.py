@@ -891,6 +891,22 @@ class TestMessagesOverPciExpress:
         ratio = device.message_seconds("all_reduce", 4, size) / device.message_seconds("all_reduce", 2, size)
         assert ratio > 2 or size < 1e6  # 1.5 times the bytes, at two thirds of the rate
 
+    @pytest.mark.parametrize(
+        ("accelerator", "collective", "microseconds"),
+        [
+            ("rtx-pro-6000", "all_gather", 8306), ("rtx-pro-6000", "reduce_scatter", 7971),
+            ("rtx-pro-6000", "all_to_all", 10448), ("l40s", "all_gather", 13698), ("l40s", "reduce_scatter", 14182),
+        ],
+    )  # fmt: skip
+    def test_other_messages_between_two_reach_less_than_sums(
+        self, accelerator: str, collective: str, microseconds: float
+    ) -> None:
+        """512 MiB in NCCL's tables of aiconfigurator, 095f58a5 (comm/nccl, 268,435,456 values in half)."""
+        device = device_of(find_hardware(accelerator))
+        assert 1e6 * device.message_seconds(collective, 2, 2**29) == pytest.approx(microseconds, rel=0.13)
+        send_seconds = device.message_seconds("send", 2, 2**29)
+        assert send_seconds == pytest.approx(2**29 / (device.link_bandwidth * device.link_share), rel=0.01)
+
     def test_two_accelerators_without_kernel_tables_send_as_many_do(self) -> None:
         """AMD's cards, and GeForce cards without access to each other, keep the share of a ring."""
         for name in ("radeon-ai-pro-r9700", "rtx-4090"):

@@ -384,7 +384,7 @@ class GgufModel:
 
 
 _shared_models: dict[tuple[int, str | None, bool], GgufModel] = {}
-"""Preset's id and scheme → the model."""
+"""Preset's id, scheme, and whether the rest of MXFP4 is in 16 bits → the model."""
 
 MAX_SHARED_MODELS = 16
 """Number of models that are kept."""

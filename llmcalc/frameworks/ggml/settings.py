@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from ...errors import InputError
 from ...frozen import frozen
+from ...sources.presets import is_library_tag
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
 from .gguf_model import GgufModel
@@ -70,7 +71,8 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def model(self) -> GgufModel:
-        return GgufModel.from_quantize_flag(self.preset, self.flags.get("quantize"))
+        is_in_library = is_library_tag(self.preset.target)
+        return GgufModel.from_quantize_flag(self.preset, self.flags.get("quantize"), has_rest_in_16_bits=is_in_library)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:

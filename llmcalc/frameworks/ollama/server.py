@@ -216,7 +216,7 @@ class OllamaServer:
 
     @cached_property
     def model(self) -> GgufModel:
-        """The model in Ollama's files, in which gpt-oss has all but its experts in 16 bits (ollama issue 12752)."""
+        """The model in Ollama's files, in which gpt-oss has all but its experts in 16 bits (ollama issue 16416)."""
         return GgufModel.from_quantize_flag(self.preset, self.scheme, has_rest_in_16_bits=True)
 
     @property

@@ -75,6 +75,25 @@ def test_files_of_gpt_oss_have_all_but_the_experts_in_16_bits() -> None:
     """Ollama 0.30 printed 61,223 MiB and 1,104 MiB of the host (ollama issue 16416); llama.cpp's files have Q8_0."""
     memory = llmcalc.memory("gpt-oss-120b", hardware="h100", engine="ollama==0.30.0").result
     assert memory.bytes_of("model_buffer") / 2**20 == pytest.approx(61223 + 1104, rel=0.001)
+    tag = llmcalc.memory("gpt-oss:20b", hardware="m4-pro", engine="llama.cpp").result  # llama.cpp with Ollama's file
+    file = llmcalc.memory("gpt-oss-20b", hardware="m4-pro", engine="llama.cpp").result
+    assert tag.bytes_of("model_buffer") / 2**30 == pytest.approx(12.83, abs=0.01)
+    assert file.bytes_of("model_buffer") / 2**30 == pytest.approx(11.27, abs=0.01)
+
+
+def test_tokens_of_gpt_oss_read_the_bits_of_the_file() -> None:
+    """The output matrix, 2,880 x 201,088, is read in 16 bits of Ollama's files and in 8.5 of llama.cpp's."""
+
+    def seconds(target: str, **options: str) -> float:
+        return float(llmcalc.time(target, hardware="m4-pro", seq=4096, **options).document["seconds"]["estimate"])
+
+    file_seconds = seconds("gpt-oss-20b", quantize="mxfp4-moe")
+    for options in ({"stack": "llamacpp"}, {"engine": "llama.cpp"}):
+        assert seconds("gpt-oss-20b", **options) == file_seconds
+    tag_seconds = seconds("gpt-oss:20b")
+    assert seconds("gpt-oss-20b", engine="ollama") == tag_seconds
+    matrix_seconds = 2880 * 201_088 * (16 - 8.5) / 8 / 273e9
+    assert matrix_seconds < tag_seconds - file_seconds < 2 * matrix_seconds  # and the products of attention
 
 
 def test_what_does_not_fit_is_on_the_cpu_and_changes_bring_it_back() -> None:
