@@ -74,7 +74,7 @@ def longer_side(tensor: ParamTensor) -> Number:
 
 
 def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
-    """Yields the updated parameters in LLaMA-Factory's groups: vectors, other tensors with weight decay, the layers' matrices."""
+    """Yields updated parameters by LLaMA-Factory's groups: vectors, other tensors (with decay), layers' matrices."""
     other_parameters = [parameter for parameter in optimizer_step.updated_parameters if not parameter.is_layer_matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
     decayed_parameters = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]

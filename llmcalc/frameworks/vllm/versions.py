@@ -246,7 +246,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         return version_ranges[-1].classes if version_ranges else ()
 
     def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> VideoFrames | None:
-        """Returns the frames of the longest video in the profile run, by version and patch size; None if none is stated."""
+        """Returns the frames of the longest video in the profile run for a patch size; None if none is stated."""
         version_ranges = ranges_at(self.video_frames, version_numbers)
         return next((video_frames for video_frames in version_ranges if video_frames.patch_size == patch_size), None)
 

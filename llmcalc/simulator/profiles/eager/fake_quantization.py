@@ -48,7 +48,7 @@ class FakeQuantizationKernels(BasicKernels):
         )
 
     def _round_by_groups(self, x: Tensor, grouped_shape: Shape, quantizer_path: Path, is_symmetric: bool) -> Tensor:
-        """Returns x quantized and dequantized in groups (last axis of `grouped_shape`); the quantizer keeps the scales."""
+        """Returns x quantized and dequantized in groups (last axis of `grouped_shape`); the scales stay."""
         scales = self._new_scales(x, grouped_shape[:-1], is_symmetric)
         self.scales_of_quantizers[quantizer_path] = scales
         scale, zero_point = (self.aten.unsqueeze(tensor, -1) for tensor in scales)
