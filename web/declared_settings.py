@@ -24,13 +24,13 @@ from llmcalc.workload.setting import DeclaredSetting, declarations_of  # noqa: E
 
 def kind(setting: DeclaredSetting) -> dict[str, Any]:
     """The values of a setting, as the page reads them."""
-    if setting.kind is int:
+    if setting.value_type is int:
         return {"kind": "number", "least": setting.setting.minimum, "most": setting.setting.maximum}
-    if setting.kind is bool:
+    if setting.value_type is bool:
         return {"kind": "flag"}
-    if setting.kind == tuple[int, ...]:
+    if setting.value_type == tuple[int, ...]:
         return {"kind": "numbers"}
-    return {"kind": "word", "words": list(setting.words)} if setting.words else {"kind": "text"}
+    return {"kind": "word", "words": list(setting.allowed_words)} if setting.allowed_words else {"kind": "text"}
 
 
 def text() -> str:

@@ -341,9 +341,10 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
                 f"--devices {devices}: {ranked_layouts.tried_count:,} layouts were tried, and {refusal_reason}; "
                 f"expected {expected_text}"
             )
-        suggestion = ""
-        if refusal_reason in (HEADS, WIDTHS, LAYERS, EXPERTS):
-            suggestion = nearest_layouts_text(run_question.preset.model, run_question.layout, run_question.tokens)
+        suggestion, layout_request = "", run_question.layout
+        has_typed_sizes = any((layout_request.tp, layout_request.pp, layout_request.cp, layout_request.ep))
+        if has_typed_sizes and refusal_reason in (HEADS, WIDTHS, LAYERS, EXPERTS):
+            suggestion = nearest_layouts_text(run_question.preset.model, layout_request, run_question.tokens)
         return InputError(
             f"--devices {devices}: none of {ranked_layouts.tried_count:,} layouts can be counted, "
             f"most because {refusal_reason}; {suggestion or 'expected --step with a measured step'}"

@@ -84,7 +84,7 @@ def test_paged_states_leave_a_full_device() -> None:
     }  # fmt: skip
     answer: Any = llmcalc.memory("llama3.1-8b", hardware="rtx-4090", **{**TRAINING, **settings})
     (fit,) = answer.fits
-    assert answer.device.device_bytes > fit.capacity
+    assert answer.device.device_bytes > fit.capacity_bytes
     assert (fit.verdict, fit.left_bytes) == ("fits", 0)
     bigger: Any = llmcalc.memory("llama3.1-8b", hardware="rtx-4090", **{**TRAINING, **settings, "seq": 8192})
     assert [fit.verdict for fit in bigger.fits] == ["no"]

@@ -180,7 +180,7 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
     are_played: list[bool] = []
 
     def replay_two_steps(rank_run: Any, *arguments: Any) -> Any:
-        are_played.append(rank_run.passes is not None)
+        are_played.append(rank_run.pass_recorder is not None)
         return play(rank_run, *arguments)
 
     play = answer.replay_two_steps

@@ -22,7 +22,7 @@ from llmcalc.sources.huggingface.config import IRRELEVANT
 from llmcalc.sources.huggingface.head_kinds import HEAD_ENDINGS, head_kind_of_config
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_type_of_class_name, model_types
 from llmcalc.sources.huggingface.towers import SECTIONS
-from llmcalc.witnesses.module_measurements import parameters
+from llmcalc.witnesses.module_measurements import parameter_counts_by_path
 from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import json_lines
 from tests.sources.expert_weights import float32_weights
@@ -288,7 +288,7 @@ def test_a_config_without_sizes_is_counted_with_the_defaults_of_its_class(class_
     pytest.importorskip("transformers")
     config = {"model_type": model_type_of_class_name(class_name), "architectures": [class_name]}
     model = build_class_model(config, will_run=False)
-    assert llmcalc.params(config, with_towers=True).document["params"]["total"] == parameters(model)[""]
+    assert llmcalc.params(config, with_towers=True).document["params"]["total"] == parameter_counts_by_path(model)[""]
 
 
 def written_others() -> str:

@@ -905,7 +905,7 @@ def test_a_search_for_the_fastest_layout_names_why_all_are_refused() -> None:
 class BegunCalls:
     """Calls in other processes, whose replays have a first rank of 50 bytes and a largest one of 70."""
 
-    forks = True
+    can_fork = True
 
     def begin(self, tasks: Any) -> None:
         list(tasks)

@@ -279,7 +279,7 @@ def test_a_replica_holds_no_more_requests_than_it_has_states_for() -> None:
     model, run = "qwen3-next-80b-a3b", {"hardware": "h200", "engine": "sglang"}
     (server,) = llmcalc.serve(model, **run, input=1000, output=1000, tp=2).result.servers
     states = llmcalc.memory(model, **run, tp_size=2, context_length=2000).result
-    assert server.largest_request_limit == states.requests_with_states == int(states.max_concurrency)
+    assert server.most_sequences == states.requests_with_states == int(states.max_concurrency)
 
 
 @pytest.mark.parametrize("engine", ["vllm==0.19", "sglang", "tensorrt-llm"])

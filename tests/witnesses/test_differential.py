@@ -99,7 +99,7 @@ def _raises(*_: Any, **__: Any) -> Any:
         ("llmcalc.model.ModelSpec", "tree"),
         ("llmcalc.ops.linear.Linear", "forward_flops"),
         ("llmcalc.ops.attention.KVCache", "cache_bits"),
-        ("llmcalc.witnesses.transformers", "cost_in_class"),
+        ("llmcalc.witnesses.transformers", "class_cost_function"),
         ("llmcalc.witnesses.transformers", "find_modules_of_nodes"),
         ("llmcalc.witnesses.transformers", "cache_bytes"),
         ("llmcalc.witnesses.module_measurements", "flops_by_path"),

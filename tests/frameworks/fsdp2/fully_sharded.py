@@ -373,11 +373,11 @@ def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TI
     meter: Any = run.meter
     run.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()
-    seen.bytes[Seen(0, 0, "set-up")] = meter.now
+    seen.bytes[Seen(0, 0, "set-up")] = meter.live_bytes
     for step in range(1, 1 + steps(training)):
 
         def watch(group: ParamGroup, moment: Moment, after: bool, step: int = step) -> None:
-            seen.snapshots.setdefault((group.name, MOMENTS[moment, after], step), []).append(meter.now)
+            seen.snapshots.setdefault((group.name, MOMENTS[moment, after], step), []).append(meter.live_bytes)
 
         if isinstance(run, FsdpRun):
             run.communication_state.on_hook = watch
@@ -389,17 +389,20 @@ def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TI
                 )
             meter.restart()
             loss = run.forward()
-            seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = meter.peak, meter.now
+            seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = (
+                meter.peak_bytes,
+                meter.live_bytes,
+            )
             meter.restart()
             run.backward(loss)
-            seen.bytes[Seen(step, batch, "backward")] = meter.peak
+            seen.bytes[Seen(step, batch, "backward")] = meter.peak_bytes
             del loss
-            seen.bytes[Seen(step, batch, "after")] = meter.now
+            seen.bytes[Seen(step, batch, "after")] = meter.live_bytes
         meter.restart()
         run.update()
-        seen.bytes[Seen(step, 0, "step")] = meter.peak
+        seen.bytes[Seen(step, 0, "step")] = meter.peak_bytes
         run.zero_grad()
-        seen.bytes[Seen(step, 0, "end")] = meter.now
+        seen.bytes[Seen(step, 0, "end")] = meter.live_bytes
     return seen
 
 

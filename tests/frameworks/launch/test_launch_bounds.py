@@ -193,14 +193,20 @@ def test_the_smallest_world_is_the_one_that_trying_finds() -> None:
         assert smallest_world_size(case) == fewest(case), (tp, cp, pp, ep, etp)
 
 
-@pytest.mark.parametrize("flag", ["expert-tensor-parallel-size", "expert-model-parallel-size"])
-def test_a_huge_expert_group(flag: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flag", "error"),
+    [
+        ("expert-tensor-parallel-size", ""),
+        ("expert-model-parallel-size", "--ep 2147483647: the model has no routed experts"),
+    ],
+)
+def test_a_huge_expert_group(flag: str, error: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     entries = ARGUMENTS.split()
     table = "\n".join(f"  {name}: {value}" for name, value in zip(entries[::2], entries[1::2], strict=True))
     path.write_text(f"MODEL_ARGS:\n{table}\n  --{flag}: 2147483647\n")
     result = bounded("memory", "--launch", str(path))
-    assert result.returncode == 0, result.stderr
+    assert (result.returncode, error in result.stderr) == (2 if error else 0, True), result.stderr
     assert result.seconds < 20
 
 
