@@ -29,6 +29,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         "idefics2",  # its published processor may cut an image into four, which its class's default does not
         *("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"),  # slices of other sizes than the whole image, not padded
         "fuyu",  # its processor's cuts of an image are in no description
+        "git",  # CLIP's processor, whose crop and mean of frames are in no description
         "emu3",  # its small encoders have other tokens than the 8 × 8 pixels of its processor
         "lfm3_vl",  # no published processor was found
         *("blip", "clip", "metaclip_2", "siglip", "siglip2"),  # an image is no tokens of the counted text
