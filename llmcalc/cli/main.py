@@ -7,6 +7,7 @@ import re
 import sys
 from functools import cache
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -248,9 +249,8 @@ def _commands_with(option_name: str, running_command: str) -> list[str]:
     if not option_name.startswith("--"):
         return []
     commands = (command_name for command_name in COMMANDS_OF_RUNS if command_name != running_command)
-    return [command_name for command_name in commands if option_name in _option_names(build_command("", command_name))][
-        :2
-    ]
+    with_option = (name for name in commands if option_name in _option_names(build_command("", name)))
+    return list(islice(with_option, 2))
 
 
 def _is_model_name(typed_word: str) -> bool:

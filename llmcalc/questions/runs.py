@@ -144,10 +144,8 @@ class RunQuestion(RunOptions):
             return self
         from .usual_engines import usual_scheme_of
 
-        run_question, usual_scheme = (
-            self,
-            usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE, self.preset.target),
-        )
+        run_question = self
+        usual_scheme = usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE, self.preset.target)
         if usual_scheme is not None:
             run_question = replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
         return run_question._with_tag_context()

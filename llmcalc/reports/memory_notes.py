@@ -167,8 +167,10 @@ def llama_cpp_note(run_memory: Memory, target: str, hardware: Hardware | None) -
 
     hardware: the accelerator, if a single one was named.
     """
+    if run_memory.settings.phase not in SERVED_PHASES or run_memory.spec.kind != "decoder":
+        return ""
     runs_llama_cpp = run_memory.has_gguf_weights
-    if hardware is not None and run_memory.spec.kind == "decoder" and run_memory.settings.phase in SERVED_PHASES:
+    if hardware is not None:
         from ..studies.decoding import LLAMA_CPP_STACK, usual_stack
 
         runs_llama_cpp = usual_stack(hardware, run_memory) == LLAMA_CPP_STACK

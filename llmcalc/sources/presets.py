@@ -73,7 +73,9 @@ def find_preset(name_or_alias: str) -> str | None:
 
 
 _LIBRARY_TAG = re.compile(
-    r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>(?:[0-9]{1,3}x|e)?[0-9.]{1,6}[bm](?:-a[0-9.]{1,6}b)?)", re.IGNORECASE
+    r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>(?:[0-9]{1,3}x|e)?[0-9.]{1,6}[bm](?:-a[0-9.]{1,6}b)?)"
+    r"(?:-(?:instruct|it|chat|text))?",
+    re.IGNORECASE,
 )
 
 
@@ -155,8 +157,10 @@ def _newest_of_size(tag: str) -> str | None:
     """
     tag_match = _LIBRARY_TAG.fullmatch(tag)
     newest = None if tag_match is None else NEWEST_IN_LIBRARY.get(tag_match["model"].lower())
-    has_its_size = newest is not None and normalized_with_points(newest).startswith(normalized_with_points(tag))
-    return newest if has_its_size else None
+    if tag_match is None or newest is None:
+        return None
+    name_with_size = normalized_with_points(f"{tag_match['model']}{tag_match['size']}")
+    return newest if normalized_with_points(newest).startswith(name_with_size) else None
 
 
 def _preset_of_tag(tag: str) -> str | None:

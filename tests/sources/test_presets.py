@@ -177,6 +177,7 @@ def test_tags_of_ollama_with_a_size_alone_find_their_presets() -> None:
         ("phi4:14b", "phi-4"),
         ("llama4:16x17b", "llama4-scout"),
         ("llama3.2-vision:11b", "llama3.2-11b-vision"),
+        ("mistral:7b-instruct", "mistral-7b-v0.3"),
         ("mistral:7b", "mistral-7b-v0.3"),  # ollama.com/library/mistral/tags: 7b has the id of latest
         ("phi3:3.8b", "phi3-mini"),  # ollama.com/library/phi3: 3.8B is Mini, 14B Medium, and both have 4k
         ("phi3:14b", "phi3-medium-4k"),

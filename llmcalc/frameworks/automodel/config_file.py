@@ -176,8 +176,9 @@ NODE_DEVICES = 8
 def is_automodel(config: Table) -> bool:
     """Whether a table is a recipe of NeMo-Automodel."""
     model_table = config.get("model")
-    has_recipe_tables = isinstance(model_table, Mapping) and isinstance(config.get("step_scheduler"), Mapping)
-    return has_recipe_tables and ("recipe" in config or TARGET in config["model"])
+    if not isinstance(model_table, Mapping) or not isinstance(config.get("step_scheduler"), Mapping):
+        return False
+    return "recipe" in config or TARGET in model_table
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
@@ -324,7 +325,7 @@ def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> La
     replica_count = _group_size(reader, distributed_table, "dp_replicate_size")
     fewest_devices = tp * cp * pp * max(_group_size(reader, distributed_table, "dp_size"), replica_count)
     world_size = _device_count(reader, config, max(fewest_devices, ep * pp))
-    divisor = tp * cp * replica_count
+    divisor = tp * cp * pp * replica_count
     if world_size % divisor:
         raise reader.argument_error(
             "distributed",
@@ -389,9 +390,15 @@ def _with_stages(
         rounding_name = "distributed.pipeline.round_virtual_stages_to_pp_multiple"
         raise reader.value_error(rounding_name, rounding, "up or down")
     reader.rounds_stages_up = None if rounding is None else rounding == "up"
-    if schedule_name not in ("1f1b", "gpipe"):
+    if schedule_name != "1f1b":
         layout = replace(layout, vpp=2, schedule="interleaved")
-    return layout, reader.integer(pipeline_table, "pp_microbatch_size", 1)
+    micro_batch = reader.integer(pipeline_table, "pp_microbatch_size", 1)
+    if local_batch // micro_batch < layout.pp:
+        raise reader.argument_error(
+            "step_scheduler.local_batch_size",
+            f"{local_batch}; expected at least pp_size · pp_microbatch_size = {layout.pp * micro_batch}",
+        )
+    return layout, micro_batch
 
 
 def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> int:

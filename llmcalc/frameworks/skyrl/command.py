@@ -46,9 +46,10 @@ TRANSFORMER, OPTIMIZER = f"{MEGATRON}.transformer_config_kwargs.", f"{MEGATRON}.
 
 RL_TRAINER, SFT_TRAINER = "skyrl.train.entrypoints.main_base", "skyrl.train.main_sft"
 
-SERVING_PROGRAM = re.compile(r"(?:[\w.]+\.)?(?:serve|main_\w*generate|main_\w*eval)|skyrl\.tinker\.\w+")
+SERVING_PROGRAM = re.compile(r"(?:[\w.]+\.)?(?:serve|main_\w*generate|main_\w*eval)(?:\.py)?|skyrl\.tinker\.\w+")
 """SkyRL's programs that train nothing by their overrides: those that generate or evaluate, and Tinker's servers."""
 
+DEVICE_COUNTS = f"{PLACEMENT}.policy_num_gpus_per_node", f"{PLACEMENT}.policy_num_nodes"
 MODEL_KEY = f"{POLICY}.model.path"
 DEFAULT_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 
@@ -175,7 +176,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if is_sft:
             overrides = _overrides_of_fine_tuning(overrides)
         for key, value in overrides.items():
-            if is_unresolved(value) and key != MODEL_KEY and key in READ_KEYS:
+            is_replaced = key in DEVICE_COUNTS and reader.source.typed_device_count is not None
+            if is_unresolved(value) and key != MODEL_KEY and key in READ_KEYS and not is_replaced:
                 raise reader.argument_error(key, unresolved_reason(value))
         config = {key: plain_value(value) for key, value in overrides.items()}
         reader.refuse_other_values(config, MODELLED)

@@ -37,7 +37,7 @@ from ..megatron.named_model import (
     host_optimizer_settings,
     megatron_run,
 )
-from .known_keys import check_keys
+from .known_keys import check_keys, is_off
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 from .sft import (
     ENGINE_SFT_TRAINER,
@@ -298,7 +298,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if reader.flag(config, f"{MODEL}.use_fused_kernels"):
         reader.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
         return {"cross_entropy": "chunked"}
-    has_entropy = config.get(f"{ACTOR}.entropy_coeff") not in (None, 0, "0.0", "0.")
+    has_entropy = not is_off(config.get(f"{ACTOR}.entropy_coeff", 0))
     if has_entropy or reader.flag(config, f"{ACTOR}.calculate_entropy"):
         reader.notes.append("the update computes the entropy: its loss is counted as that of SFT, an upper bound")
         return {"divide_logits": True}

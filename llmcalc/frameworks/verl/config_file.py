@@ -1,4 +1,4 @@
-"""Reads configs of verl in YAML: those that a command names, and those that a run has written.
+"""Reads configs of verl's reinforcement learning in YAML, as recipes have them or as a run has written them.
 
 Source: verl at b178a3cd (2026-01-29), verl/trainer/config/{ppo_trainer,ppo_megatron_trainer,sft_trainer}.yaml.
 """

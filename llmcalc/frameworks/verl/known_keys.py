@@ -52,7 +52,7 @@ DEFAULTS = {
 def check_keys(reader: LaunchReader, config: Table) -> None:
     """Adds a note on each ignored key of the actor and model that may change memory."""
     for override_key, override_value in config.items():
-        if not override_key.startswith((ACTOR, MODEL)) or _is_off(override_value):
+        if not override_key.startswith((ACTOR, MODEL)) or is_off(override_value):
             continue
         short_key = override_key.removeprefix("actor_rollout_ref.")
         if DEFAULTS.get(short_key) == override_value:
@@ -64,7 +64,7 @@ def check_keys(reader: LaunchReader, config: Table) -> None:
             reader.refuse(override_key[:100], f"{short_repr(override_value)[:40]} is not modelled")
 
 
-def _is_off(override_value: Any) -> bool:
+def is_off(override_value: Any) -> bool:
     """Whether a value turns its key off: a zero, as a number or as a text (`0.`), false, or nothing."""
     if isinstance(override_value, str) and re.fullmatch(r"0*\.?0*", override_value) is not None:
         return True

@@ -170,6 +170,10 @@ def test_products_in_8_bits_need_shards() -> None:
     ("tables", "message"),
     [
         (
+            {"distributed": {"pp_size": 2, "pipeline": {"pp_microbatch_size": 64}}},
+            "expected at least pp_size · pp_microbatch_size = 128",
+        ),
+        (
             {"distributed": {"pp_size": 2, "pipeline": {"pp_schedule": "zbvzerobubble"}}},
             "distributed.pipeline.pp_schedule",
         ),

@@ -988,6 +988,7 @@ COMMANDS = [
         "lora_type ('canonical_lora' is not modelled)",
     ),
     ("python -m skyrl.train.entrypoints.serve trainer.policy.model.path=a/b", "serve: generates, evaluates or serves"),
+    ("python examples/main_generate.py trainer.policy.model.path=a/b", "main_generate.py: generates"),
     ("python -m skyrl.train.entrypoints.main_generate", "main_generate: generates, evaluates or serves"),
     ("python -m skyrl.train.main_sft model.path=a/b", "max_length: missing"),
     (
