@@ -150,13 +150,14 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
     ],
 )
 def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout], bool]) -> None:
+    framework = "megatron" if asked.fsdp is None else "fsdp2"
     layout_search = search_layouts(
         llmcalc.load("llama3-70b").model,
         64,
         64,
         1,
         32768,
-        framework_named("megatron").layout_rules,
+        framework_named(framework).layout_rules,
         layout_request=asked,
     )
     assert layout_search.possible_layouts
