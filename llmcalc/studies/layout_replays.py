@@ -29,18 +29,21 @@ class ReplayTask(NamedTuple):
     """The replay of a layout's ranks.
 
     run: the layout and its run.
-    first_stage: the pipeline stage whose rank is replayed first; None for the order of the ranks.
-    stage_peaks: the estimated bytes of each stage's ranks, which are not replayed if they surely need no more than an
-        earlier one; needed with `first_stage`, not read (default: empty) without it.
+    stage_peaks: the estimated bytes of each pipeline stage's ranks, which are not replayed if they surely need no more
+        than an earlier one; empty (default) to replay all, in the order of the ranks.
     byte_limit: bytes of that rank above which the others are not replayed; None to replay all.
     work_limit: units of work after which no further rank is replayed; None (default) to replay all.
     """
 
     run: LayoutRun
-    first_stage: int | None = None
     stage_peaks: tuple[int, ...] = ()
     byte_limit: int | None = None
     work_limit: int | None = None
+
+    @property
+    def first_stage(self) -> int | None:
+        """The stage with the largest estimate, whose rank is replayed first; None for the order of the ranks."""
+        return self.stage_peaks.index(max(self.stage_peaks)) if self.stage_peaks else None
 
 
 class ReplayedLayout(NamedTuple):
@@ -146,7 +149,7 @@ class LayoutReplays:
         layout_run = LayoutRun(layout, micro_batches, recompute)
         replay_task = self._replay_task(layout_run, byte_limit, has_no_limit=byte_limit is None)
         running_task = self._begun.pop(layout_run, None)
-        if running_task is not None and running_task.first_stage == replay_task.first_stage:
+        if running_task is not None:
             running_limit = running_task.byte_limit
             if running_task == replay_task or (
                 running_task.work_limit is None
@@ -162,11 +165,8 @@ class LayoutReplays:
 
     def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
         """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
-        work_limit = self._budget.units_left if has_no_limit else None
-        if layout_run.layout.pp == 1:
-            return ReplayTask(layout_run, byte_limit=byte_limit, work_limit=work_limit)
-        stage_peaks = tuple(self._stage_peaks(*layout_run))
-        return ReplayTask(layout_run, stage_peaks.index(max(stage_peaks)), stage_peaks, byte_limit, work_limit)
+        stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._stage_peaks(*layout_run))
+        return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
 
     def _replay(self, replay_task: ReplayTask) -> ReplayedLayout:
         """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""
