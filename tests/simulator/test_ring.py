@@ -101,13 +101,13 @@ def replayed(ring: ContextParallelRing, heads_first: bool) -> list[int]:
     with graph.no_grad():
         meter.restart()
         out, sums, *others = kernels.forward(q, k, v)
-        found = [meter.peak_bytes, meter.live_bytes]
+        bytes_by_moment = [meter.peak_bytes, meter.live_bytes]
         gradient = graph.new_tensor(q.shape, q.dtype, q.strides)
         meter.restart()
-        kept = kernels.backward(gradient, q, k, v, out, sums)
-        found += [meter.peak_bytes, meter.live_bytes]
-        del kept, others
-    return [one - before for one in found]
+        input_gradients = kernels.backward(gradient, q, k, v, out, sums)
+        bytes_by_moment += [meter.peak_bytes, meter.live_bytes]
+        del input_gradients, others
+    return [one - before for one in bytes_by_moment]
 
 
 @pytest.mark.parametrize("gathers", [True, False])

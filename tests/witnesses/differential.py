@@ -158,13 +158,15 @@ def variations(shape: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     given = {k: v for k, v in shape.items() if k not in ("architectures", "model_type")}
-    made = CONFIG_MAPPING[class_model_type(shape["model_type"])](**given)
-    other_names = {name: getattr(made, name, None) for pair in made.attribute_map.items() for name in pair}
-    known = {**other_names, **family_of(shape["model_type"]).defaults, **made.to_dict()}
+    class_config = CONFIG_MAPPING[class_model_type(shape["model_type"])](**given)
+    other_names = {
+        name: getattr(class_config, name, None) for pair in class_config.attribute_map.items() for name in pair
+    }
+    known = {**other_names, **family_of(shape["model_type"]).defaults, **class_config.to_dict()}
     for name in sorted({*known, *given} - UNTOUCHED):
         if name.startswith("_") or name.endswith("token_id"):
             continue
-        for value in others(name, given.get(name, known.get(name)), types_of(type(made), name)):
+        for value in others(name, given.get(name, known.get(name)), types_of(type(class_config), name)):
             yield name, value, {**shape, name: value}
         if name in given:
             yield name, LEFT_OUT, {k: v for k, v in shape.items() if k != name}

@@ -21,9 +21,9 @@ BATCH, SEQ = 2, 24
 def cores(spec: ModelSpec) -> list[tuple[NodePosition, AttentionCore]]:
     """Returns every attention op (query-key and score-value products) of a training step, with its place."""
     train = run_config(batch=BATCH, seq=SEQ, phase="training", attention="flash")
-    found = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional_part)
+    places_and_ops = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional_part)
     without = {"no_grad", "kept", "idle"}
-    return [(place, op) for place, op in found if type(op) is AttentionCore and not without & place.roles]
+    return [(place, op) for place, op in places_and_ops if type(op) is AttentionCore and not without & place.roles]
 
 
 def shapes(op: AttentionCore, keys: int) -> tuple[list[int], list[int], list[int]]:

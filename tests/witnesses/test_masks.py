@@ -151,10 +151,12 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     """Attention weights of the class that are not 0, in the same two groups."""
     import transformers
 
-    made = transformers.AutoConfig.for_model(class_model_type(config["model_type"]), **class_config_fields(config))
-    made._attn_implementation, made._experts_implementation = "eager", "batched_mm"
+    class_config = transformers.AutoConfig.for_model(
+        class_model_type(config["model_type"]), **class_config_fields(config)
+    )
+    class_config._attn_implementation, class_config._experts_implementation = "eager", "batched_mm"
     torch.manual_seed(0)
-    model = getattr(transformers, class_name_of(config))(made).eval()
+    model = getattr(transformers, class_name_of(config))(class_config).eval()
     ids = torch.randint(3, 19, (1, SEQ))  # tokens of every vocabulary, of a text or of a codebook
     inputs: dict[str, Any] = {"input_ids": ids if spec.encoder is not None else add_channel_axis(model, ids)}
     if spec.kind == "encoder-decoder":
@@ -166,8 +168,10 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
         return _weights_by_module(model, inputs)
     with torch.no_grad():
         out = model(**inputs, output_attentions=True)
-    own = sum(_seen(getattr(out, name, None)) for name in ("attentions", "encoder_attentions", "decoder_attentions"))
-    return own, _seen(getattr(out, "cross_attentions", None))
+    self_attention_weights = sum(
+        _seen(getattr(out, name, None)) for name in ("attentions", "encoder_attentions", "decoder_attentions")
+    )
+    return self_attention_weights, _seen(getattr(out, "cross_attentions", None))
 
 
 def test_every_family_is_here_or_says_why_not() -> None:

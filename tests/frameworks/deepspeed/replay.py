@@ -53,14 +53,14 @@ def replayed(case: Case, rank: int) -> dict[str, int]:
     run = new_zero_run(ZeroSetup(_model(), training(case), settings(case.config), case.ranks, rank), meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     run.set_up()
-    found = {"set_up": meter.live_bytes}
+    bytes_by_moment = {"set_up": meter.live_bytes}
     for _ in range(ALIKE):
         meter.peaks = {}
         run.next_batch()
         run.run_micro_batches()
-        found["after_backward"] = meter.live_bytes
+        bytes_by_moment["after_backward"] = meter.live_bytes
         run.update()
         run.zero_grad()
     for phase in PHASES:
-        found[phase] = max(peak.bytes for place, peak in meter.peaks.items() if place.phase == phase)
-    return {**found, "after": meter.live_bytes}
+        bytes_by_moment[phase] = max(peak.bytes for place, peak in meter.peaks.items() if place.phase == phase)
+    return {**bytes_by_moment, "after": meter.live_bytes}

@@ -267,14 +267,14 @@ def test_auto_values_are_those_of_the_trainer() -> None:
         "dtype": "bf16",
         "master_weights": "fp32",
     }
-    own = launch.framework_settings
-    assert isinstance(own, DeepSpeedSettings)
-    assert own.reduce_bucket_size == "auto"
-    wide = own.with_resolved_values(4096)
+    deepspeed_settings = launch.framework_settings
+    assert isinstance(deepspeed_settings, DeepSpeedSettings)
+    assert deepspeed_settings.reduce_bucket_size == "auto"
+    wide = deepspeed_settings.with_resolved_values(4096)
     assert wide.reduce_bucket_size == 4096 * 4096
     assert wide.stage3_prefetch_bucket_size == 15099494  # 0.9 · 4096² = 15,099,494.4
     assert wide.stage3_param_persistence_threshold == 40960
-    assert own.sub_group_size == 1_000_000_000
+    assert deepspeed_settings.sub_group_size == 1_000_000_000
 
 
 def test_without_a_trainer_auto_is_its_default() -> None:

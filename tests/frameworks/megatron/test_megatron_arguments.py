@@ -86,10 +86,10 @@ def saved(one: MegatronSettings) -> int:
     run = run_of(one)
     run.backward(None, run.forward(run.chunks[0], None), None)
     before = run.meter.live_bytes
-    made = run.forward(run.chunks[0], None)
-    found = int(run.meter.live_bytes - before)
-    del made
-    return found
+    chunk_output = run.forward(run.chunks[0], None)
+    saved_bytes = int(run.meter.live_bytes - before)
+    del chunk_output
+    return saved_bytes
 
 
 def of_a_layer(**changes: Any) -> int:

@@ -64,10 +64,10 @@ def saved(layers: int, **changes: Any) -> int:
     run.set_up()
     run.backward(None, run.forward(run.chunks[0], None), None)  # weights in 8 bits are made
     before = meter.live_bytes
-    made = run.forward(run.chunks[0], None)
-    found = int(meter.live_bytes - before)
-    del made
-    return found
+    chunk_output = run.forward(run.chunks[0], None)
+    saved_bytes = int(meter.live_bytes - before)
+    del chunk_output
+    return saved_bytes
 
 
 def of_a_layer(**changes: Any) -> int:

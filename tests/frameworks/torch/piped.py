@@ -227,14 +227,14 @@ def replayed(
     for chunk in run.chunks:
         chunk.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()
-    found = [meter.live_bytes]
+    bytes_by_moment = [meter.live_bytes]
     for _ in range(STEPS):
         meter.restart()
         run.run_passes()
-        found += [meter.peak_bytes, meter.live_bytes]
+        bytes_by_moment += [meter.peak_bytes, meter.live_bytes]
         meter.restart()
         run.update()
-        found.append(meter.peak_bytes)
+        bytes_by_moment.append(meter.peak_bytes)
         run.zero_grad()
-        found.append(meter.live_bytes)
-    return found
+        bytes_by_moment.append(meter.live_bytes)
+    return bytes_by_moment

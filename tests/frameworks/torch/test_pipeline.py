@@ -92,9 +92,9 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     """
     layout = Layout(pp=2, schedule="dualpipe")
     walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), make_pass_measurement(SPEC, HOW))
-    own = list(stages(layout, 8))
-    first, last = (walk.micro_batch_bytes(layout, stage) for stage in own)
-    kept = 2 * first.saved_bytes + last.saved_bytes
+    rank_stages = list(stages(layout, 8))
+    first, last = (walk.micro_batch_bytes(layout, stage) for stage in rank_stages)
+    saved_bytes = 2 * first.saved_bytes + last.saved_bytes
     forward_peaks = [max(batch.layer_forward_peak, batch.loss_peak) for batch in (first, last)]
     backward_peaks = [
         max(batch.layer_backward_peak, batch.head_backward_peak, batch.backward_peak_outside_modules)
@@ -102,7 +102,10 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     ]
     peaks = map(max, forward_peaks, backward_peaks)
     temporary = max(peak - batch.saved_bytes for peak, batch in zip(peaks, (first, last), strict=True))
-    assert walk.largest_bytes(layout, 4) == sum(walk.static_bytes(layout, stage) for stage in own) + kept + temporary
+    assert (
+        walk.largest_bytes(layout, 4)
+        == sum(walk.static_bytes(layout, stage) for stage in rank_stages) + saved_bytes + temporary
+    )
 
 
 ADAPTERS: dict[str, Any] = {"lora_rank": 8, "lora_targets": ("all-linear",), "master_weights": None}
