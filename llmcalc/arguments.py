@@ -360,8 +360,6 @@ def model_filter_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, 
 
     optional_text("--kind", model_kind, "decoder")
     optional_text("--attention", attention, "gqa")
-    min_param_count, max_param_count = (
-        optional_count("--min-params", min_params),
-        optional_count("--max-params", max_params),
-    )
+    min_param_count = optional_count("--min-params", min_params)
+    max_param_count = optional_count("--max-params", max_params)
     return ModelFilter(model_kind, attention, moe, min_param_count, max_param_count)

@@ -82,10 +82,8 @@ class BlockLinear(Op):
         return add(exact_div(self.n_in * self.n_out, self.block_count), self.n_out if self.bias else 0)
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        inputs_per_block, outputs_per_block = (
-            exact_div(self.n_in, self.block_count),
-            exact_div(self.n_out, self.block_count),
-        )
+        inputs_per_block = exact_div(self.n_in, self.block_count)
+        outputs_per_block = exact_div(self.n_out, self.block_count)
         weight = ParamTensor((self.block_count, outputs_per_block, inputs_per_block), "matrix")
         return (weight, ParamTensor((self.block_count, outputs_per_block), "vector")) if self.bias else (weight,)
 

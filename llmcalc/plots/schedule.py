@@ -69,11 +69,9 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
             )
             label_text = str(micro_batch)
             if (pass_end - pass_start) * axes_inches > DIGIT * len(label_text):
-                x, y, font_size = (
-                    (pass_start + pass_end) / 2,
-                    lower_edge + bar_height / 2,
-                    8 if bar_height == HEIGHT else 7,
-                )
+                x = (pass_start + pass_end) / 2
+                y = lower_edge + bar_height / 2
+                font_size = 8 if bar_height == HEIGHT else 7
                 text_background = TEXT_BACKGROUND if palette.HATCHES[pass_kind] else None
                 ax.text(
                     x,

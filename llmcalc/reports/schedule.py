@@ -186,10 +186,8 @@ class TimetableChart(NamedTuple):
         for (pass_letter, span_chunk, micro_batch, _), span_start, span_end in sorted(
             rank_spans, key=lambda pass_span: pass_span.action.chunk_index == model_chunk
         ):
-            first_column, last_column = (
-                round(span_start * self.columns_per_unit),
-                round(span_end * self.columns_per_unit),
-            )
+            first_column = round(span_start * self.columns_per_unit)
+            last_column = round(span_end * self.columns_per_unit)
             visible_columns = range(max(first_column, shown_columns.start), min(last_column, shown_columns.stop))
             if not visible_columns:
                 continue

@@ -229,10 +229,8 @@ def other_exchange_notes(
     other_seconds = seconds_on(software_stack.model_copy(update=exchange_settings))
     if max(seconds, other_seconds) <= TIE * min(seconds, other_seconds):
         return []
-    exchange_text, other_exchange = (
-        _exchange_text(software_stack),
-        _exchange_text(other_stack).removeprefix("those of "),
-    )
+    exchange_text = _exchange_text(software_stack)
+    other_exchange = _exchange_text(other_stack).removeprefix("those of ")
     return [
         f"exchanges of experts' tokens are {exchange_text}; by {other_exchange} {subject}"
         f"{duration_text(other_seconds)} (--stack {software_stack.exchange_stack})"

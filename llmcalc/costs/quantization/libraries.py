@@ -163,10 +163,8 @@ def _hqq_format(format_fields: ConfigFields) -> HQQ:
     format_fields.check_field("zero_quant_params", None)
     format_fields.ignore("offload_meta")
     weights_table.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
-    bits, group_size = (
-        weights_table.get("nbits", weights_table.get("bits", 4)),
-        weights_table.get_group_size("group_size", 64),
-    )
+    bits = weights_table.get("nbits", weights_table.get("bits", 4))
+    group_size = weights_table.get_group_size("group_size", 64)
     weights_table.check_choice("nbits", bits, 1, 2, 3, 4, 8)
     if group_size is None:
         raise weights_table.value_error("group_size", group_size, "a positive whole number")

@@ -438,10 +438,8 @@ def _micro_batch_sizes(job_config: _JobConfig, local_batch_size: int, pp: int) -
     full_key, microbatch_value = job_config.find_key("pipeline_parallel_microbatches", "experimental")
     if "parallelism" in job_config.job_sections:
         microbatch_size = job_config.integer_of("pipeline_parallel_microbatch_size", 1, "parallelism")
-        full_key, microbatch_count = (
-            "parallelism.pipeline_parallel_microbatch_size",
-            local_batch_size // microbatch_size,
-        )
+        full_key = "parallelism.pipeline_parallel_microbatch_size"
+        microbatch_count = local_batch_size // microbatch_size
     else:
         microbatch_count = pp if microbatch_value is None else integer_of(job_config.reader, full_key, microbatch_value)
         microbatch_size = local_batch_size // microbatch_count

@@ -241,10 +241,8 @@ def trainer_launch(
     for plugin_name, plugin in plugins().items():
         if plugin.read_trainer is not None and any(config.get(framework_key) for framework_key in plugin.trainer_keys):
             arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped_tables)
-            framework_name, launch_settings = (
-                plugin_name,
-                plugin.read_trainer(reader, arguments, device_count, run_settings),
-            )
+            framework_name = plugin_name
+            launch_settings = plugin.read_trainer(reader, arguments, device_count, run_settings)
             break
     else:
         reader.refuse_groups(config)

@@ -113,10 +113,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         world_size = (
             _actor_device_count(reader, argument_values) if trainer_name == "train_ppo_ray" else source_file.world_size
         )
-        config, settings = (
-            _deepspeed_config(reader, argument_values, world_size),
-            _other_settings(reader, argument_values),
-        )
+        config = _deepspeed_config(reader, argument_values, world_size)
+        settings = _other_settings(reader, argument_values)
         if LOSSES[trainer_name]:
             settings |= _pair_settings(reader, argument_values, LOSSES[trainer_name], config, settings)
         launch_settings = run_of_program(reader, config, world_size, settings)

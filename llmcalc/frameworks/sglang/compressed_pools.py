@@ -101,11 +101,9 @@ def compressed_tokens(
     """
     if version_rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
-    cache_sizes, draft_tokens, request_limit = (
-        _cache_sizes(engine_rank),
-        rank_load.draft_tokens,
-        rank_load.request_limit,
-    )
+    cache_sizes = _cache_sizes(engine_rank)
+    draft_tokens = rank_load.draft_tokens
+    request_limit = rank_load.request_limit
     has_paged_states = version_rules.compressed_states == "paged"
     window_share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     ring_slots = (16, 256) if draft_tokens else (8, 128)

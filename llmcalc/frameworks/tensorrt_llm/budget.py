@@ -158,11 +158,9 @@ class TensorRTLLMServer(EngineServer):
         hidden_size, token_count = engine_rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
         if rank_experts is not None:
-            top_k, expert_width, expert_hidden_size = (
-                rank_experts.top_k,
-                rank_experts.intermediate_size,
-                rank_experts.input_width,
-            )
+            top_k = rank_experts.top_k
+            expert_width = rank_experts.intermediate_size
+            expert_hidden_size = rank_experts.input_width
             inner_width = max(
                 inner_width, top_k * (max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size)
             )

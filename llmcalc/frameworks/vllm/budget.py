@@ -298,11 +298,9 @@ class VLLMServer(VLLMSettings):
 
     def stage_memory(self, stage_number: int) -> StageMemory:
         """Returns the memory of one rank of a pipeline stage."""
-        engine_rank, profile_run, version_rules = (
-            self.rank_of_stage(stage_number),
-            self.profile_run(stage_number),
-            self.rules,
-        )
+        engine_rank = self.rank_of_stage(stage_number)
+        profile_run = self.profile_run(stage_number)
+        version_rules = self.rules
         kv_pool = self.kv_block_pool(engine_rank)
         memory_outside_torch = self.engine_record.overhead_outside_torch(
             self.version_numbers, self.hardware, self.tp, self.pp

@@ -137,10 +137,8 @@ def block_pool(
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """
-    layer_caches, recurrent_states = (
-        [*engine_rank.token_caches, *draft_caches],
-        stored_states(engine_rank, state_blocks),
-    )
+    layer_caches = [*engine_rank.token_caches, *draft_caches]
+    recurrent_states = stored_states(engine_rank, state_blocks)
     if not layer_caches:
         raise engine_rank.no_cache_error("vllm")
     if recurrent_states and not version_rules.grouped_layers:

@@ -80,11 +80,9 @@ class ProfileRun(NamedTuple):
                 int(tokens * 2 * (hidden_vector_count * hidden_size + (3 if is_gated else 2) * intermediate_size))
                 + embedding_bytes
             )
-        top_k, expert_width, expert_hidden_size = (
-            rank_experts.top_k,
-            rank_experts.intermediate_size,
-            rank_experts.input_width,
-        )
+        top_k = rank_experts.top_k
+        expert_width = rank_experts.intermediate_size
+        expert_hidden_size = rank_experts.input_width
         return tokens * 2 * EXPERT_VECTORS * hidden_size + tokens * top_k * 2 * (
             max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size
         )

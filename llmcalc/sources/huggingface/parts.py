@@ -95,10 +95,8 @@ def rope(
             else config.config_fields.get(top_level_name)
         )
 
-    rope_base, rotary_fraction = (
-        stated_value("rope_theta", theta_name),
-        stated_value("partial_rotary_factor", fraction_name),
-    )
+    rope_base = stated_value("rope_theta", theta_name)
+    rotary_fraction = stated_value("partial_rotary_factor", fraction_name)
     rotary_fraction = default_rotary_fraction if rotary_fraction is None else rotary_fraction
     if not is_number(rotary_fraction) or not 0 < rotary_fraction <= 1:
         raise config.error(fraction_name, rotary_fraction, "a number above 0 and at most 1")
