@@ -284,6 +284,11 @@ class ModelSpec(Part):
         return [(stack_name, stack) for stack_name, stack in optional_stacks if stack is not None]
 
     @property
+    def layer_count(self) -> int:
+        """The number of layers of all stacks."""
+        return sum(stack.num_hidden_layers for _, stack in self.stacks())
+
+    @property
     def has_experts(self) -> bool:
         """Whether any layer has a mixture of experts."""
         return any(

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from ..model import ModelSpec
 
 MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
+SERVED_PHASES = "inference", "decode"
+"""The phases that a serving engine runs."""
+
 MasterWeights: TypeAlias = Literal["fp32", "none"]
 Precision: TypeAlias = Literal[
     "bf16", "bf16-master", "fp16", "fp16-master", "autocast", "fp32", "fp8", "mxfp8", "nvfp4"

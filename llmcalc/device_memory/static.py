@@ -28,7 +28,7 @@ from ..costs.quantization import (
 from ..costs.quantization.formats import IndivisibleMatrix
 from ..costs.trained_tensors import TrainedTensor, packed_bytes, tensors_from_layer, total_elements, trained_tensors
 from ..errors import InputError
-from ..flow.module_names import Checkpoint
+from ..flow.module_names import Checkpoint, config_fields
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS, TOWERS
@@ -314,7 +314,7 @@ def quantization_scheme(
     run_settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None
 ) -> QuantizationScheme | None:
     """Returns the quantization scheme of `quantize` or of the config; None if only `dtype` is set."""
-    config_table = model_config.config if isinstance(model_config, Checkpoint) else model_config
+    config_table = config_fields(model_config)
     if run_settings.quantize is not None:
         if run_settings.quantize.strip().lower() == "none":
             return None

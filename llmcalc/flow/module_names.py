@@ -137,10 +137,8 @@ class ModuleNames:
         layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", module_path)
         path_pattern = replace_numbers(module_path if layer_match is None else layer_match[3])
         if layer_match is None:
-            matching_names, layer_numbers = (
-                self._names_outside_layers.get(path_pattern, ()),
-                re.findall(r"(?<=\.)\d+(?=\.|$)", module_path),
-            )
+            matching_names = self._names_outside_layers.get(path_pattern, ())
+            layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", module_path)
             return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in matching_names) or (
                 module_path,
             )
@@ -377,6 +375,11 @@ class Checkpoint:
     def names(self, node_tree: Node, model_kind: str) -> ModuleNames:
         """Returns the published module names of a tree. model_kind: the kind of the tree's spec."""
         return ModuleNames(node_tree, model_kind, self.module_names, self.earlier_names, self.class_prefixes)
+
+
+def config_fields(model_config: Mapping[str, Any] | Checkpoint | None) -> Mapping[str, Any] | None:
+    """Returns the fields of a parsed `config.json`, which may be a checkpoint's; None for None."""
+    return model_config.config if isinstance(model_config, Checkpoint) else model_config
 
 
 def _parse_alternatives(joined_names: str, separate_part_names: Iterable[str] | None) -> list[list[str]]:

@@ -224,7 +224,7 @@ class PeakEstimate:
     @cached_property
     def layer_count(self) -> int:
         """Number of layers in all stacks of the model."""
-        return sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
+        return self.spec.layer_count
 
     @cached_property
     def layer_kinds(self) -> list[ModuleScope]:

@@ -112,7 +112,7 @@ class Cluster:
         A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
         than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
         """
-        layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
+        layer_count = self.spec.layer_count
         replayed_batches = self.micro_batches if self.framework.replays_every_micro_batch else 1
         is_long_replay = (
             layer_count > MOST_LAYERS_OF_ALL_STAGES or layer_count * replayed_batches > MOST_PASSES_OF_ALL_STAGES

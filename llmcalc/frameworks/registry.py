@@ -93,7 +93,7 @@ def layout_of(layout_request: LayoutRequest, trained_spec: ModelSpec | None = No
 
     layout_rules = framework_of(layout_request).layout_rules
     layout_rules.check_zero_stage(layout_request)
-    trains_experts = trained_spec is not None and layout_rules.sequence_parallel and routed_experts(trained_spec) > 0
+    trains_experts = trained_spec is not None and routed_experts(trained_spec) > 0
     return layout_rules.layout_of(layout_request, trains_experts=trains_experts)
 
 

@@ -108,7 +108,7 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
 
     The distance of two sizes is the logarithm of their ratio, and counts twice if the size was given.
     """
-    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    layer_count = spec.layer_count
     previous_layouts: set[Layout] = set()
     nearby_layouts = _nearby_layouts(spec, layout_request, layer_count)
     for _, layout in sorted(nearby_layouts, key=lambda candidate: (candidate[0], candidate[1].options())):

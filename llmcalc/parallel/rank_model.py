@@ -47,8 +47,7 @@ class RankModel(ModelSpec):
     @cached_property
     def chunks(self) -> RankChunks:
         """The layers of the rank's pipeline stages."""
-        layer_count = sum(stack.num_hidden_layers for _, stack in self.stacks())
-        return rank_chunks(self._layout, layer_count, self._layout.coordinates(self._rank).pp)
+        return rank_chunks(self._layout, self.layer_count, self._layout.coordinates(self._rank).pp)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copied_model = super().model_copy(update=update, deep=deep)

@@ -619,7 +619,7 @@ def check_experts(spec: ModelSpec, ep: int) -> None:
 
 def check_stages(spec: ModelSpec, pp: int) -> None:
     """Raises `ImpossibleLayout` for more pipeline stages than layers. pp: stages."""
-    layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    layers = spec.layer_count
     if pp > layers:
         raise ImpossibleLayout(f"--pp {pp}: more stages than the {layers} layers")
 

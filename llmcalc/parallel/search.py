@@ -96,7 +96,7 @@ def search_layouts(
     Raises `InputError` for options that no layout of the search can have.
     """
     _check_request(layout_rules, layout_request)
-    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    layer_count = spec.layer_count
     expert_count, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
     if (
@@ -182,7 +182,7 @@ def _zero_stage_variants(
 
 def check_depth(spec: ModelSpec, most_stages: int) -> None:
     """Raises `InputError` for a model with too many layers for a layout search."""
-    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    layer_count = spec.layer_count
     if layer_count > most_stages:
         raise InputError(
             f"{layer_count:,} layers are too many for a search of layouts; expected at most {most_stages:,} "

@@ -114,21 +114,20 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     from ..reports.fit import report
     from ..studies.fit import changes_with_more_devices, fit, shorter_narrow_runs, with_decoding_seconds
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options, is_whole_computer
-    from .usual_engines import ServedUsers, UsualEngine, gguf_fit, gguf_option
+    from .usual_engines import ServedUsers, UsualEngine, fit_under_usual_engine, option_under_usual_engine
 
     preset, layout = run_question.preset, run_question.layout
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
-    engine_answer = None
-    if usual_engine is not None:
-        engine_answer = usual_engine.fit_with_engine_buffers(run_memory)
-    answer_on_device = engine_answer or fit(run_memory, hardware, partial(gguf_fit, preset))
+    engine_answer = None if usual_engine is None else usual_engine.fit_with_engine_buffers(run_memory)
+    engine_fit = partial(fit_under_usual_engine, preset)
+    answer_on_device = engine_answer or fit(run_memory, hardware, engine_fit)
     served_users = ServedUsers.of_answer(answer_on_device, usual_engine)
     device_options = hardware_options(
         run_memory,
         run_question.accelerators,
         layout,
         run_question.cuda_runtime_on,
-        partial(gguf_option, preset, run_memory),
+        partial(option_under_usual_engine, preset, run_memory),
     )
     memory_fit = answer_on_device.fit
 
@@ -147,9 +146,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
             [] if engine_title else changes_with_more_devices(run_memory, hardware, sufficient_changes),
         )
         insufficient_changes = answer_on_device.changes[len(sufficient_changes) :]
-        shorter_runs = (
-            [] if sufficient_changes else shorter_narrow_runs(run_memory, memory_fit, partial(gguf_fit, preset))
-        )
+        shorter_runs = [] if sufficient_changes else shorter_narrow_runs(run_memory, memory_fit, engine_fit)
         return (
             *served_users.changes, *sufficient_changes, *device_changes, *shorter_runs, *insufficient_changes
         )  # fmt: skip
@@ -167,9 +164,9 @@ def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardw
     """Finds the best replicas of inference on many devices, and the fewest devices."""
     from ..reports.fit import serving_report
     from ..studies.fit_serving import fit_serving
-    from .usual_engines import gguf_replicas
+    from .usual_engines import replicas_under_usual_engine
 
-    serving_answer = gguf_replicas(run_question.preset, run_memory, hardware, run_question.layout)
+    serving_answer = replicas_under_usual_engine(run_question.preset, run_memory, hardware, run_question.layout)
     serving_answer = serving_answer or fit_serving(run_memory, hardware, run_question.layout)
     return ReportedAnswer(
         serving_answer,
@@ -183,9 +180,9 @@ def _fit_on_common_hardware(run_question: RunQuestion, run_memory: Memory) -> Re
     from ..reports.fit import options_report
     from ..sources.hardware import COMMON_HARDWARE, load_hardware
     from ..studies.fit_options import hardware_options
-    from .usual_engines import gguf_option
+    from .usual_engines import option_under_usual_engine
 
-    option_with_engine = partial(gguf_option, run_question.preset, run_memory)
+    option_with_engine = partial(option_under_usual_engine, run_question.preset, run_memory)
     accelerators = map(load_hardware, COMMON_HARDWARE)
     options = hardware_options(
         run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, option_with_engine

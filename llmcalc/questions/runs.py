@@ -13,7 +13,7 @@ from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import NARROW_PRODUCTS, Settings, settings_of, users_in_training_error
+from ..device_memory.settings import NARROW_PRODUCTS, SERVED_PHASES, Settings, settings_of, users_in_training_error
 from ..errors import InputError, short_repr
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
@@ -157,7 +157,7 @@ class RunQuestion(RunOptions):
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
             settings.seq is not None
-            or settings.phase not in ("inference", "decode")
+            or settings.phase not in SERVED_PHASES
             or len(self.accelerators) != 1
             or not library_engine.runs_on(self.accelerators[0])
             or layout.framework is not None

@@ -592,10 +592,10 @@ def _llama_cpp_layout(
     tools/server/README.md, whose default is `layer`).
     """
     from ..studies.fit_options import WHOLE_COMPUTERS
-    from .usual_engines import divided_by_layers, gguf_replica
+    from .usual_engines import divided_by_layers, replica_under_usual_engine
 
     device_request = replace(layout_request, devices=layout_request.devices or layout_request.layout().world_size)
-    replica = gguf_replica(preset, run_memory.with_changes(phase="inference"), hardware, device_request)
+    replica = replica_under_usual_engine(preset, run_memory.with_changes(phase="inference"), hardware, device_request)
     if replica is not None:
         return replica.layout, replica.fit.needed_bytes
     layout = serving_layout(run_memory, hardware, layout_request)

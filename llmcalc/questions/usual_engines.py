@@ -10,6 +10,7 @@ from typing import Any
 
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
+from ..device_memory.settings import SERVED_PHASES
 from ..errors import InputError
 from ..frameworks.engines.engine import NEWEST, Engine, EngineMemory
 from ..frameworks.engines.flags import read_flag_values
@@ -81,11 +82,7 @@ class UsualEngine:
             for engine_record in map(engine, FOLDERS)
             if engine_record.software_stack(NEWEST) == stack_name
         ]
-        if (
-            settings.phase not in ("inference", "decode")
-            or not engine_records
-            or not engine_records[0].runs_on(hardware)
-        ):
+        if settings.phase not in SERVED_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
         typed_options = {
@@ -235,7 +232,7 @@ class UsualEngine:
 
     def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
         """Returns the replicas of `fit_replicas`, most replicas first; none if bytes of one are unknown."""
-        devices, layers = layout_request.devices, layer_count(run_memory)
+        devices, layers = layout_request.devices, run_memory.spec.layer_count
         assert devices is not None
         layouts = [
             split_layout(layers, split_devices, devices // split_devices)
@@ -251,7 +248,7 @@ class UsualEngine:
         The fewest on which they fit tightly if they do not fit well on more; where they fit on none, the number that
         needs least of each. None if bytes are unknown, and for computers where one does not suffice.
         """
-        most_devices = min(MOST_SPLIT_DEVICES, layer_count(run_memory))
+        most_devices = min(MOST_SPLIT_DEVICES, run_memory.spec.layer_count)
         if is_whole_computer(self.hardware):
             most_devices = 1
         options: list[HardwareOption] = []
@@ -295,11 +292,6 @@ class UsualEngine:
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, first_number, maximum)
 
 
-def layer_count(run_memory: Memory) -> int:
-    """Returns the number of layers of all stacks of a run's model."""
-    return sum(stack.num_hidden_layers for _, stack in run_memory.spec.stacks())
-
-
 def best_of_replicas(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
     """Returns the first replica that fits; if none fits, the one that requires least."""
     fitting_replicas = (replica for replica in replicas if replica.fit.verdict != "no")
@@ -308,7 +300,8 @@ def best_of_replicas(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
 
 def divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
     """Returns the layout with as many replicas, of which each divides its layers among its accelerators."""
-    return split_layout(layer_count(run_memory), min(layout.replica_devices, layer_count(run_memory)), layout.dp)
+    layer_count = run_memory.spec.layer_count
+    return split_layout(layer_count, min(layout.replica_devices, layer_count), layout.dp)
 
 
 def split_layout(layers: int, split_devices: int, replicas: int) -> Layout:
@@ -319,7 +312,7 @@ def split_layout(layers: int, split_devices: int, replicas: int) -> Layout:
     ).layout()
 
 
-def gguf_replicas(
+def replicas_under_usual_engine(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> ServingFitAnswer | None:
     """Returns whether replicas of a run fit, by the buffers of llama.cpp, if it is the run's usual engine.
@@ -330,10 +323,10 @@ def gguf_replicas(
     return None if usual_engine is None else usual_engine.fit_replicas(run_memory, layout_request)
 
 
-def gguf_replica(
+def replica_under_usual_engine(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> ReplicaFit | None:
-    """Returns the best replica that `gguf_replicas` finds; None if it returns None."""
+    """Returns the best replica that `replicas_under_usual_engine` finds; None if it returns None."""
     usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
     replicas = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
     return best_of_replicas(replicas) if replicas else None
@@ -350,7 +343,7 @@ def _engine_that_divides_layers(
     return UsualEngine.of_run(preset, run_memory, hardware)
 
 
-def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
+def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
     """Returns whether a run fits on one accelerator, by the buffers of llama.cpp, if it is the run's usual engine.
 
     None for another engine, and where the buffers are not known.
@@ -360,10 +353,11 @@ def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFi
     return None if device_bytes is None else MemoryFit(hardware, device_bytes)
 
 
-def gguf_option(preset: Preset, run_memory: Memory, hardware: Hardware) -> HardwareOption | None:
+def option_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardware) -> HardwareOption | None:
     """Returns the fewest accelerators on which a run fits, by the buffers of llama.cpp, if it is the usual engine.
 
-    Where it fits on none, the number that needs least. None as of `gguf_fit`, and for several whole computers.
+    Where it fits on none, the number that needs least. None as of `fit_under_usual_engine`, and for several whole
+    computers.
     """
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
     return None if usual_engine is None else usual_engine.fewest_devices(run_memory)

@@ -378,7 +378,7 @@ def _message_rows(cluster: Cluster) -> list[Row]:
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
-    layer_count = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
+    layer_count = cluster.spec.layer_count
     layers_by_stage: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layer_count):
         layers_by_stage.setdefault(stage.pipeline_rank, []).append(

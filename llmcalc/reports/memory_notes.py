@@ -9,6 +9,7 @@ from ..components.evidence import nested_components
 from ..costs.adapter_targets import is_read_by_scan, linear_layers
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
+from ..device_memory.settings import SERVED_PHASES
 from ..device_memory.simulated_run import cache_block_tokens, optimizer_implementation, prompt_chunk
 from ..device_memory.static import MemoryUse
 from ..errors import InputError
@@ -28,9 +29,6 @@ STATUS = {
 
 ZERO_RULE = 16
 """Bytes per parameter of mixed-precision training with Adam: ZeRO, arXiv:1910.02054, §3.1."""
-
-SERVED_PHASES = "inference", "decode"
-"""The phases of which `fit` counts a serving engine."""
 
 TERM_NAMES = {"free blocks": "fragmentation"}
 """Term of a device's memory → its name in tables, where that differs."""

@@ -333,7 +333,7 @@ GGUF_SCHEMES, GGUF_CACHE = ("q8_0", "q4_k_m"), "q8_0"
 
 def has_many_layers(model_memory: Memory) -> bool:
     """Whether the model has so many layers that only a few changes are tried."""
-    return sum(stack.num_hidden_layers for _, stack in model_memory.spec.stacks()) > DEEP
+    return model_memory.spec.layer_count > DEEP
 
 
 def _evaluate_changes(

@@ -180,7 +180,7 @@ def serving_layouts(
     uncounted_layouts: a list to which the layouts are added of which a rank cannot be counted. Default None.
     """
     spec = model_memory.spec
-    layer_count, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
+    layer_count, axes = spec.layer_count, model_axes(spec)
     stage_counts = divisors(devices, layer_count) if layout_request.pp is None else [layout_request.pp]
     tp_sizes = divisors(devices, NODE) if layout_request.tp is None else [layout_request.tp]
     replica_sizes = sorted((tp * pp, pp, tp) for pp in stage_counts for tp in tp_sizes if devices % (tp * pp) == 0)

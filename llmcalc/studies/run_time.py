@@ -18,7 +18,7 @@ from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import NARROW_PRODUCTS
 from ..device_memory.simulated_run import supports_sdpa
 from ..errors import InputError
-from ..flow.module_names import Checkpoint
+from ..flow.module_names import config_fields
 from ..frozen import frozen
 from ..parallel.layout import Layout, Schedule
 from ..parallel.rank_program import check_exchanged_heads
@@ -564,8 +564,7 @@ def time_inference(
     if supporting_stack.splits_to_host:
         from ..frameworks.ggml.windows import without_ignored_windows
 
-        config = model_memory.model_config
-        spec = without_ignored_windows(spec, config.config if isinstance(config, Checkpoint) else config)
+        spec = without_ignored_windows(spec, config_fields(model_memory.model_config))
     device, workload = time_settings.device(hardware), model_memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
     replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout

@@ -263,7 +263,7 @@ class ServeStudy:
         self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]
     ) -> Iterator[Server]:
         """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
-        layer_count = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        layer_count = self.preset.model.layer_count
         refusal_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
             if layout_sizes.pp > 1 and refusal_reason:

@@ -124,7 +124,7 @@ def verify_reference(
     module: Any = build_on_device(spec, device)
     repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
     checks = list(_checks(spec, module, device, batch, seq, repeats))
-    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    layer_count = spec.layer_count
     verdict_info: dict[str, Any] = {
         "device": device,
         "batch": batch,

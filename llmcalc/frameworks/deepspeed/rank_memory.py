@@ -156,7 +156,7 @@ MOST_LAYERS = 10_000
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory_estimate, layout = training_run.memory, training_run.layout
-    layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in memory_estimate.spec.stacks())
+    layer_count = memory_estimate.spec.layer_count
     if layer_count > MOST_LAYERS:
         raise InputError(
             f"--framework deepspeed: {layer_count:,} layers are too many, each of which is replayed; expected at most "

@@ -151,7 +151,7 @@ class EngineServer:
         stage_order: the stages in the order in which they get one of the layers that an equal division leaves.
         Raises `InputError` for more stages than layers.
         """
-        layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in self.preset.model.stacks())
+        layer_count = self.preset.model.layer_count
         if layer_count < self.pp:
             raise InputError(
                 f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp}: the model has {layer_count} layers"

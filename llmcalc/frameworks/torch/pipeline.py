@@ -258,7 +258,7 @@ class RankRun:
         self.layout: Layout = layout
         self.training_config: TrainingConfig = training_config
         self.meter: Meter | EventRecorder = memory_meter
-        layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in rank_setup.spec.stacks())
+        layer_count = rank_setup.spec.layer_count
         rank_stages = [stage for stage in stages(layout, layer_count) if stage.pipeline_rank == coordinates.pp]
         self.chunks: list[ModelChunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
