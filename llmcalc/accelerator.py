@@ -49,7 +49,7 @@ class Interconnect(Record):
 
 
 class Nic(Record):
-    """The network of an accelerator beyond the scale-up domain, as in one published system.
+    """The scale-out network interface of an accelerator, as in one published system.
 
     name: the network card and the system, such as `ConnectX-7, 400 Gbit/s (DGX H100)`.
     bandwidth_per_direction: bytes/s per accelerator of the system's network cards.

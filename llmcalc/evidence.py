@@ -113,12 +113,12 @@ LLAMA_PARTS = parts_of_kinds(
 
 
 def by_torch(test_module: str) -> Witness:
-    """Returns the evidence that a test compares the bytes with torch's operations. test_module: the test's module."""
+    """Returns the witness of bytes that a test compares with torch's operations. test_module: the test's module."""
     return Witness("exact", ON_META, test_module)
 
 
 def source_code_witness(library_name: str, test_module: str) -> Witness:
-    """Returns the witness of bytes that were read in a library's source code.
+    """Returns the witness of bytes whose formula is taken from a library's source code.
 
     library_name: the file of the library. test_module: the module that compares them with hand arithmetic.
     """

@@ -115,7 +115,7 @@ class PageServer:
 
 
 def web_folder_of_checkout() -> Path:
-    """Returns the folder `web_folder` of this package's checkout. Raises `InputError` for an installed package."""
+    """Returns the folder `web` of this package's checkout. Raises `InputError` for an installed package."""
     web_folder = Path(__file__).resolve().parents[1] / "web"
     if not (web_folder / "build.py").is_file():
         raise InputError(

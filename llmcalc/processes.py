@@ -153,7 +153,7 @@ class ForkedCalls(Generic[Task, Result]):
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_signals)
 
     def _serve(self, connection: Connection, other_connections: Iterable[Connection]) -> None:
-        """Runs in a child: calls the function for each task from the parent, until that closes the connection.
+        """Runs in a child process: calls the function for each task, until the parent closes the connection.
 
         The answer is (whether there is a result, the result). other_connections: those of the parent, to be closed.
         """

@@ -1,4 +1,6 @@
-"""Examples at the end of the commands' help pages. Each runs as it stands, in a folder with the files that it names."""
+"""Examples at the end of the commands' help pages. Each example runs unchanged in a folder with the files that it
+names.
+"""
 
 from __future__ import annotations
 

@@ -265,7 +265,9 @@ def _is_model_name(typed_word: str) -> bool:
 
 
 def _misread_argument_text(context: Any, missing_name: str) -> str:
-    """Returns the text of a missing-argument error that names the argument as which a typed word was read."""
+    """Returns the end of a missing-argument error: the argument for which a typed word was taken; empty without a
+    word.
+    """
     for argument in context.command.params:
         typed_word = context.params.get(argument.name)
         if argument.param_type_name == "argument" and isinstance(typed_word, str):

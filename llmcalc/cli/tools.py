@@ -231,7 +231,7 @@ def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str,
 
 
 def _description_in_sentence(value_schema: Mapping[str, Any]) -> str:
-    """Returns an argument's description, to stand within a sentence: `the accelerator: a name …`, `KV cache …`."""
+    """Returns an argument's description for use within a sentence: `the accelerator: a name …`, `KV cache …`."""
     description = str(value_schema["description"])
     return description if description[1:2].isupper() else description[:1].lower() + description[1:]
 

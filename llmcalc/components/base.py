@@ -143,7 +143,7 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 
 def check_divisor(field_name: str, divisor: int, dividend_name: str, dividend: int) -> None:
-    """Raises `ValueError` unless the value of a field divides that of another field without a rest."""
+    """Raises `ValueError` unless the value of one field divides the value of another field without a remainder."""
     if dividend % divisor:
         raise ValueError(
             f"{field_name}: {divisor} does not divide {dividend_name} {dividend}; expected a divisor of {dividend}"

@@ -200,7 +200,7 @@ class MultiTokenPrediction(OutputPart):
 
 
 def hyper_connection_streams(stack: Stack) -> ResidualStreams | None:
-    """Returns the streams of a stack of hyper-connected layers; None of other stacks."""
+    """Returns the streams of a stack of hyper-connected layers; None for other stacks."""
     return stack.streams if stack.streams is not None and stack.streams.type == "hyper" else None
 
 

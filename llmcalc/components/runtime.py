@@ -109,7 +109,7 @@ def _vector_class() -> type[nn.Module]:
 
 
 def with_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Returns scores [batch, heads, queries, keys] with one more key's, which every query attends to.
+    """Returns attention scores [batch, heads, queries, keys] with the score of one more key, a sink for every query.
 
     sinks: the score of that key, per head [heads] or per query [batch, heads, queries, 1].
     """

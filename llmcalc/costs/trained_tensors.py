@@ -13,7 +13,7 @@ from ..units import DTYPE_BITS, bits_to_bytes
 
 @frozen(slots=True)
 class TrainedTensor:
-    """A trained tensor of the model.
+    """A tensor that training updates, with its shape, its component and the number of its copies.
 
     tensor: shape and role.
     kind: its component.

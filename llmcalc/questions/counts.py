@@ -77,7 +77,7 @@ class ParamsQuestion:
 def _selected_rank(
     rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
 ) -> SelectedRank | None:
-    """Returns the counts of one rank; None without one. Other arguments: as of `RankRequest.selected_rank`."""
+    """Returns the counts of one rank; None without a rank. Other arguments: as in `RankRequest.selected_rank`."""
     return None if rank is None else rank.selected_rank(spec, rank_cost, cost_verb)
 
 

@@ -374,7 +374,7 @@ def ask_engine_fit(
 
 
 def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
-    """Returns the slots that a launch file divides the cache into, such as those of `-np 2`; else 1.
+    """Returns the number of slots that a launch file divides the cache into, such as that of `-np 2`; else 1.
 
     Engines whose cache takes any number of requests have no slots; with `--kv-unified` slots share llama.cpp's cache.
     """

@@ -59,7 +59,7 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
 
 
 def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: int | None) -> ReportedAnswer:
-    """Finds the best layout of training on many devices: the first framework's that fits, else one that fits tightly.
+    """Finds the best layout of training on many devices: the first framework's layout that fits, else a tight one.
 
     global_batch: see `ask_fit`.
     """
@@ -92,7 +92,7 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
 def _runs_by_devices(
     run_question: RunQuestion, global_batch: int | None
 ) -> tuple[RunQuestion, tuple[Memory, LayoutRequest] | None]:
-    """Returns a training run as `fit` counts it, and the run on several accelerators if those run another framework.
+    """Returns the training run that `fit` counts, and the run on several accelerators if another framework trains it.
 
     One accelerator without a framework runs that of `memory`, which has no `--global-batch`; several run the usual one
     of plans.

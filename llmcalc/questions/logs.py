@@ -392,7 +392,7 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
 
 
 def _has_computed_cache_format(compared_terms: tuple[ComparedTerm, ...]) -> bool:
-    """Whether a log without a budget has as many bytes per token of its cache as are computed."""
+    """Whether a log without a memory budget states the computed number of cache bytes per token."""
     terms_by_name = {compared_term.logged_term.name: compared_term for compared_term in compared_terms}
     cache_term, tokens_term = terms_by_name.get("kv_cache"), terms_by_name.get("kv_tokens")
     if (

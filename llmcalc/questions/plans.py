@@ -42,7 +42,7 @@ def refuse_missing_units(run_question: RunQuestion) -> None:
 
 
 def untried_frameworks(run_question: RunQuestion, framework_name: str) -> tuple[str, ...]:
-    """Returns sentences on the usual frameworks that plans try before another one, and that cannot train the run.
+    """Returns a sentence for each usual framework that comes before the plan's framework and cannot train the run.
 
     Of a framework that would shard the whole replicas of the plan, first, with what it expects.
 
@@ -175,7 +175,7 @@ def ask_plan(
 def _compared_plans(
     run_question: RunQuestion, plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
 ) -> tuple[LayoutPlan, ...]:
-    """Returns one-row plans, by time, of the other usual frameworks that shard weights, if none was named."""
+    """Returns one-row plans, sorted by time, of the other usual frameworks that shard weights, if none was named."""
     from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, plan_of

@@ -151,7 +151,9 @@ class RunQuestion(RunOptions):
         return run_question._with_tag_context()
 
     def _with_tag_context(self) -> RunQuestion:
-        """Returns the question about a tag in Ollama's default context; unchanged where Ollama does not run it so."""
+        """Returns the question about a tag with Ollama's default context; unchanged if Ollama's default does not
+        apply.
+        """
         from ..frameworks.engines.registry import engine
 
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
@@ -388,7 +390,7 @@ def memory_question(
 
 
 def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
-    """Returns the preset with a head of scores in place of a language model's, as `ForSequenceClassification` has it.
+    """Returns the preset with a classification head (`ForSequenceClassification`) instead of the language-model head.
 
     score_label_count: the number of scores per token; 0 for no head, as `AutoModel` has none. A model without a
         language model's head keeps its own.
@@ -406,7 +408,7 @@ def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
 
 
 def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's settings without those of logits, which a head of scores does not have."""
+    """Returns a run's settings without the settings of logits, which a classification head does not have."""
     other_settings = {
         setting_name: setting_value
         for setting_name, setting_value in settings.items()
@@ -608,7 +610,7 @@ def in_words_of_file(
 
 
 def _planned_framework(run_question: RunQuestion, framework_record: Framework) -> Framework | None:
-    """Returns the framework that `fit`, `plan` and `time` choose for a run without one; None if it is the same."""
+    """Returns the framework that `fit`, `plan` and `time` choose for a run without one; None if it is the given one."""
     from ..frameworks.registry import framework_of
 
     layout = run_question.layout

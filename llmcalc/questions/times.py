@@ -293,7 +293,7 @@ def added_options(run_question: RunQuestion, plan: LayoutPlan) -> dict[str, str]
 def _with_fewest_options(
     run_question: RunQuestion, plan: LayoutPlan, plan_request: Callable[..., LayoutPlan]
 ) -> LayoutPlan:
-    """Returns the plan of a typed layout that fits with the fewest options beside the typed ones, the fastest of such.
+    """Returns the fastest plan of a typed layout that fits with the fewest options in addition to the typed options.
 
     plan: the plan whose first layout is the fastest of those that fit with any options.
     plan_request: (layout request, `may_recompute`) → the plan of that layout alone.
@@ -466,7 +466,7 @@ SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAI
 
 
 def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
-    """Returns settings that slow each step and have no estimate: of a launch file, else the typed loss chunks.
+    """Returns settings that slow each step and have no time estimate: of a launch file, else the typed loss chunks.
 
     A program in a launch file has chunks of its own, with which its software was measured.
     """

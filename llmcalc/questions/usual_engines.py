@@ -231,7 +231,7 @@ class UsualEngine:
         )
 
     def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
-        """Returns the replicas of `fit_replicas`, most replicas first; none if bytes of one are unknown."""
+        """Returns the replicas of `fit_replicas`, most replicas first; empty if the bytes of a replica are unknown."""
         devices, layers = layout_request.devices, run_memory.spec.layer_count
         assert devices is not None
         layouts = [

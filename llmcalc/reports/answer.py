@@ -129,7 +129,7 @@ class ReportedAnswer(Answer):
 
 
 def _answer_heading(report: Report) -> str:
-    """Returns the line of the answer: that of a table, else the names of the models that a table compares."""
+    """Returns the heading of the answer's table, or without a heading the names of the compared models."""
     tables: Any = report.tables
     answer_table: Table = next((table for table in tables if table.answer), tables[0])
     if answer_table.heading:

@@ -196,7 +196,7 @@ def report(
 
 
 def _planned_framework_note(planned_framework: Framework | None) -> str:
-    """Writes a note on the framework that `fit`, `plan` and `time` choose for the same options, if it is another."""
+    """Writes a note on the framework that `fit`, `plan` and `time` choose for the same options, if it differs."""
     if planned_framework is None:
         return ""
     return (
@@ -234,7 +234,7 @@ def _sharding_advice(cluster: Cluster, accelerator_fits: Sequence[MemoryFit], la
 
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
-    """Returns a note on encoders of images and sound that a training run has and the answer leaves out; else none."""
+    """Returns a note on a training run's image and audio encoders, which the answer does not count; else no note."""
     tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
@@ -244,7 +244,9 @@ def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
 def _longest_samples_notes(
     cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None, assumed_accelerator: str
 ) -> list[str]:
-    """Returns a note on the length of samples where it decides whether a run fits on a named accelerator; else none."""
+    """Returns a note if the counted length of samples decides whether a run fits on a named accelerator; else no
+    note.
+    """
     if (
         assumed_accelerator
         or launched_run is None

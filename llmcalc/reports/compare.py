@@ -87,7 +87,7 @@ class DecodingLoad(NamedTuple):
         )
 
     def notes(self, compared_models: Sequence[Compared]) -> list[str]:
-        """Returns a note on the software that runs each model, and those on the formats of tags."""
+        """Returns a note on the software that runs each model, and notes on the weight formats of Ollama's tags."""
         models_by_software: dict[str, list[str]] = {}
         format_notes: list[str] = []
         for preset, model_quantities in compared_models:

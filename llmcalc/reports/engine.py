@@ -233,7 +233,7 @@ def _heading_subtitle(engine_use: EngineUse) -> str:
 
 
 def _format_remark(engine_use: EngineUse) -> str:
-    """Returns the engine's remark on the format of the weights, or that on a tag that states none; empty for none."""
+    """Returns the engine's remark on the weights' format, or on a tag without a format; empty without a remark."""
     preset, scheme_name = engine_use.preset, engine_use.flags.get("quantize")
     if engine_use.memory.heading:
         return engine_use.memory.heading

@@ -108,7 +108,7 @@ def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> li
 
 
 def _published_format_notes(preset: Preset, cache_size: CacheSize) -> list[str]:
-    """Returns a note on a cache in 16 bits of a model published in 32, whose cache `memory` counts in 32 bits."""
+    """Returns a note if a model published in float32 has a cache in 16 bits, which `memory` counts in 32 bits."""
     if preset.dtype != "float32" or cache_format(cache_size.dtype).keys.bits != 16:
         return []
     return [
@@ -151,7 +151,9 @@ def _kinds_table(
 
 
 def headline(cache_size: CacheSize) -> str:
-    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for a model without one, what it has instead."""
+    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for a model without a KV cache, its states'
+    formats.
+    """
     if not cache_size.bytes_per_token:
         sequences = cache_size.workload.batch
         return (

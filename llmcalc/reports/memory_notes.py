@@ -179,7 +179,7 @@ def llama_cpp_note(run_memory: Memory, target: str, hardware: Hardware | None) -
 
 
 def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
-    """Returns notes on adapters and a quantized base of a projection whose weight the kernel of a scan reads itself."""
+    """Returns notes on adapters and a quantized base of a projection whose weight the scan's kernel reads directly."""
     adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
         is_read_by_scan(node_position)

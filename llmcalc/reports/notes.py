@@ -102,7 +102,7 @@ def too_long_notes(spec: ModelSpec, workload: Workload) -> list[str]:
 
 
 def large_step_notes(sequences: int, seq: int) -> list[str]:
-    """Returns a note if a training step has more tokens than any published one, as if tokens were typed as sequences.
+    """Returns a note if a training step has more tokens than any published one, because it may be a typing error.
 
     sequences: those of a step of all devices. seq: tokens of each.
     """

@@ -380,7 +380,9 @@ def _uncounted_effects(serve_study: ServeStudy) -> list[str]:
 
 
 def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoint) -> list[str]:
-    """Returns a note on how the requests arrive, with the likely latencies of spread arrivals where they do not."""
+    """Returns a note on the arrival of requests; for simultaneous arrivals, with the likely latencies of spread
+    arrivals.
+    """
     if serve_study.latency_limits.rate is not None:
         return ["arrivals are evenly spread; bursts wait longer"]
     if load_point.replica_latencies.concurrency <= 1 or serve_study.trace is not None:

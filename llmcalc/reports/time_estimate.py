@@ -245,7 +245,7 @@ def _exchange_text(software_stack: TimeStack) -> str:
 
 
 def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) -> list[str]:
-    """Returns a note if messages take the rate of a network since no link of the accelerator is known.
+    """Returns a note if messages take the rate of a network because no link of the accelerator is known.
 
     device_count: devices that send messages to each other.
     """
@@ -259,7 +259,7 @@ def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) ->
 
 
 def _messaging_devices(timed_run: TimedRun) -> int:
-    """Returns the number of devices that send messages to each other: replicas do in training."""
+    """Returns the number of devices that send messages to each other: in training all, otherwise those of a replica."""
     layout = timed_run.layout
     return layout.world_size if timed_run.phase == "training" else layout.replica_devices
 
@@ -313,8 +313,9 @@ def report(
 
 
 def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
-    """Writes the time of a pass. Of a run that does not fit and was not measured, that is the least with some layers on
-    the host where its software leaves them there, else the time on a device with more memory."""
+    """Writes the time of a pass; for an unmeasured run that does not fit, the time with layers on the host, if the
+    software supports them, or the time on a device with more memory.
+    """
     subject, seconds_with_host = SUBJECTS[timed_run.phase], timed_run.seconds_with_host
     if timed_run.fits or is_measured:
         return f"{subject} takes {range_text(timed_run.time_range)}"

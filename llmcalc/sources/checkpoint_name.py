@@ -108,7 +108,7 @@ PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
 
 @cache
 def _read_published(file_kind: str) -> dict[str, dict[str, Any]]:
-    """Returns the contents of `published_KIND.toml`, facts on the published checkpoints of one format."""
+    """Returns the contents of `published_KIND.toml`: facts about the published checkpoints of one format."""
     return tomllib.loads(Path(__file__).with_name(f"published_{file_kind}.toml").read_text(encoding="utf-8"))
 
 
@@ -118,7 +118,7 @@ def published_gptq() -> dict[str, dict[str, list[str]]]:
 
 
 def published_nvfp4() -> dict[str, dict[str, Any]]:
-    """Returns the contents of `published_nvfp4.toml`: preset → how NVIDIA's checkpoint in NVFP4 is stored."""
+    """Returns the contents of `published_nvfp4.toml`: preset → the storage formats of NVIDIA's NVFP4 checkpoint."""
     return _read_published("nvfp4")
 
 
@@ -164,7 +164,9 @@ def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[d
 
 
 def published_recipes() -> dict[str, dict[str, Any]]:
-    """Returns the contents of `published_recipes.toml`: preset → what recipes of the model leave in 16 bits."""
+    """Returns the contents of `published_recipes.toml`: preset → the modules that quantization recipes leave in 16
+    bits.
+    """
     return _read_published("recipes")
 
 

@@ -377,7 +377,7 @@ def preset_with_spelling(hardware_argument: str) -> Hardware | None:
 
 
 def _normalized_arguments(hardware_argument: str) -> set[str]:
-    """Returns an argument without case and punctuation, with and without the words of the maker and the computer."""
+    """Returns an argument without case and punctuation, with and without the names of the vendor and the computer."""
     clean_argument = TRADEMARK.sub(" ", hardware_argument)
     bare_argument = SURROUNDING_WORDS.sub(" ", clean_argument)
     spellings = (hardware_argument, *(MAKER.sub("", text) for text in (clean_argument, bare_argument)), bare_argument)

@@ -107,7 +107,7 @@ class BottleneckLayer(WholeLayer):
         )
 
     def _add_and_normalize(self, recorder: Flow, sublayer_name: str, x: Value, sublayer_output: Value) -> Value:
-        """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
+        """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output."""
         x = recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
         recorder.hold(y=x)
         return x

@@ -806,7 +806,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def compute_shared_bias(self, x: Tensor, pass_state: PassState) -> None:
-            """Computes the bias that all layers of a stack add, before the first layer."""
+            """Computes, before the first layer, the bias that all layers of a stack add to their attention scores."""
             end_position = pass_state.past_tokens + x.shape[1]
             if not self.cross:
                 self._score_bias(pass_state, end_position, x.shape[1], end_position, x.device)

@@ -1,4 +1,4 @@
-"""Gated linear attention (GLA): each channel of a key has a decay, which a low-rank projection makes from the tokens.
+"""Gated linear attention (GLA): each key channel has a decay, computed from the tokens by a low-rank projection.
 
 Yang et al. 2023 (arXiv:2312.06635), §4. S ← diag(α)·S + k ⊗ v, o = Sᵀq / √key_dim, with α = σ(W₂W₁x + b)^(1/16); then a
 norm of each head and a gate. flash-linear-attention: fla/layers/gla.py.

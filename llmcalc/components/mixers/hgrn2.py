@@ -1,4 +1,4 @@
-"""HGRN2: linear attention whose keys are what the forget gates leave, with a lower bound of the gates in each layer.
+"""HGRN2: linear attention with keys 1 − f, where f are the forget gates; each layer has a lower bound of its gates.
 
 Qin et al. 2024 (arXiv:2404.07904), §3. S ← diag(α)·S + (1 − α) ⊗ i, o = Sᵀq / √key_dim, with α = β + (1 − β)·σ(f); then
 a norm over all heads. β is 0 in the first layer and grows with the layers: a row of a table that all layers share,

@@ -1,4 +1,4 @@
-"""Linear attention with a decay: what retention, gated linear attention and HGRN2 share, and its PyTorch module.
+"""Linear attention with a decay: the base of retention, gated linear attention and HGRN2, and its PyTorch module.
 
 S ← diag(exp g)·S + k ⊗ v, o = Sᵀq / √key_dim, with S: [key_dim, value_dim] per head (Sun 2023, arXiv:2307.08621; Yang
 2023, arXiv:2312.06635). Several tokens at once run in chunks, as `chunk_retention` and `chunk_gla` of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LinearAttentionMixer(RecurrentMixer):
-    """Linear attention with a decay and a norm on the output of each head; the base of its kinds.
+    """Linear attention with a decay and a norm on each head's output; the base class of retention, GLA and HGRN2.
 
     num_attention_heads: the number of query heads, each with a state of linear_key_head_dim × linear_value_head_dim.
     num_key_value_heads: the number of heads of keys, values and decays; each serves the same number of query heads.
@@ -64,7 +64,7 @@ class LinearAttentionMixer(RecurrentMixer):
         return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def _record_positions(self, recorder: Flow, x: Value) -> Value:
-        """Records the positions of queries or keys, if there are any."""
+        """Records the position encoding of queries or keys, if there is one."""
         return x
 
     def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
@@ -150,7 +150,7 @@ def linear_attention_reference() -> Any:
             self.o_proj = nn.Linear(value_width, hidden_size, bias=False)
 
         def _with_positions(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns queries or keys with their positions, if there are any."""
+            """Returns queries or keys with their position encoding, if there is one."""
             return x
 
         def _log_decay(self, x: Tensor) -> Tensor:

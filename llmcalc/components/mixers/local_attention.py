@@ -194,7 +194,7 @@ def _reference_class() -> type[nn.Module]:
             return x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
 
         def compute_shared_bias(self, x: Tensor, pass_state: PassState) -> None:
-            """Computes the mask and the bias that all layers of a stack use, before the first layer."""
+            """Computes, before the first layer, the mask and the bias that all layers of a stack use."""
             self._shared_bias(pass_state, x.shape[1], x.device)
 
         def _shared_bias(self, pass_state: PassState, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:

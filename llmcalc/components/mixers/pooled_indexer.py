@@ -103,7 +103,7 @@ class PooledIndexer(Part):
     def reference(
         self, model_properties: ModelProperties, query_width: int, rotary_dim: int, theta: float
     ) -> nn.Module:
-        """Builds the indexer. query_width: the compressed query's.
+        """Builds the indexer. query_width: the width of the compressed query.
 
         rotary_dim, theta: unused, as there are no positions.
         """

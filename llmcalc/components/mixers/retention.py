@@ -55,7 +55,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class RetentionReference(linear_attention_reference()):  # type: ignore[misc]
-        """Retention. x: [batch, tokens, hidden] → same shape."""
+        """Computes RetNet's retention. x: [batch, tokens, hidden] → same shape."""
 
         def _with_positions(self, x: Tensor, pass_state: PassState) -> Tensor:
             return self.spec.position.rotate_heads(x, pass_state, pass_state.past_tokens)

@@ -23,7 +23,7 @@ class TowerPart(Component):
 
     @property
     def frames_per_image(self) -> int:
-        """The number of equal frames that the tower makes of an image."""
+        """The number of identical frames into which the tower repeats an image."""
         return 1
 
     def input_value(self) -> Value:
@@ -72,7 +72,9 @@ def check_head_width(hidden_size: int, num_attention_heads: int) -> None:
 
 
 def layer_kinds_after_first(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """Yields each kind of layer above the first, plain ones first: whether it is special, and its layers' indices."""
+    """Yields (whether the layers are special, their indices) for all layers above the first layer, plain layers
+    first.
+    """
     for is_special_layer in (False, True):
         layer_indices = [i for i in range(1, number_of_layers) if (i in special_layers) == is_special_layer]
         if layer_indices:

@@ -181,7 +181,7 @@ class Conformer(TowerPart):
         return x
 
     def _record_layer(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
-        """Records a layer: half a feed-forward network, attention, a convolution, half a network, a norm."""
+        """Records a layer: a half-step feed-forward network, attention, a convolution, a half-step network, a norm."""
         x = self._add_half_network_output(recorder, "mlp_1", x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):

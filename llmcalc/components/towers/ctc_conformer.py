@@ -108,7 +108,7 @@ class CtcConformer(EncoderTower):
         yield "second half", layers[middle_layer:]
 
     def _record_layer(self, recorder: Flow, x: Value) -> Value:
-        """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""
+        """Records a layer: a half-step network, attention in blocks, a convolution, a half-step network and a norm."""
         x = self._add_half_network_output(recorder, "mlp_1", x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
@@ -242,7 +242,7 @@ def _reference_class() -> type[nn.Module]:
             return conv_output
 
     class CtcLayer(nn.Module):
-        """Runs half a network, attention, a convolution, half a network. x: [clips, frames, hidden] → same shape."""
+        """Runs a conformer layer: half-step networks around attention and convolution. x: [clips, frames, hidden]."""
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()

@@ -205,7 +205,7 @@ class QuantizationScheme:
 
     @property
     def kernels(self) -> frozenset[str]:
-        """The kernels of serving engines for the scheme's formats, such as `awq`; empty for any others."""
+        """The kernels of serving engines for the scheme's formats, such as `awq`; empty for other formats."""
         return frozenset()
 
     @property

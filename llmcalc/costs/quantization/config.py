@@ -32,7 +32,7 @@ CALIBRATION = (
 
 
 class UnreadScheme(InputError):
-    """Raised for a scheme of a config that is not read. reason: the field, its value and what is expected."""
+    """Raised for an unsupported quantization config. reason: the field, its value and what is expected."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason} ({WITHOUT})")
@@ -40,7 +40,7 @@ class UnreadScheme(InputError):
 
 
 def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationScheme | None:
-    """Returns the scheme of a parsed `config.json`; None for plain weights.
+    """Returns the quantization scheme of a parsed `config.json`; None for unquantized weights.
 
     Raises `UnreadScheme` for an unknown method or field, and for a value that the method does not support.
     """

@@ -71,7 +71,7 @@ class LinearFormat:
 
     @property
     def kernel_type(self) -> str:
-        """The kernels of serving engines that compute with the format, such as `awq`; empty for any others."""
+        """The kernels of serving engines that compute with the format, such as `awq`; empty for other formats."""
         return ""
 
     def describe(self) -> str:
@@ -366,7 +366,7 @@ class PackedInt(LinearFormat):
 
 @frozen(slots=True)
 class Marlin24(LinearFormat):
-    """The `marlin-24` format of compressed-tensors: the two weights of every four that are not zero, and their places.
+    """The `marlin-24` format of compressed-tensors: the two nonzero weights of every four, and their indices.
 
     Tensors: weight_packed int32, scale_packed fp16 per group of 128 columns or per row, and meta, two bits a stored
     weight, in int16 (compressors/sparse_quantized_compressors/marlin_24.py of compressed-tensors 0.9).
@@ -647,7 +647,7 @@ class AverageBits(LinearFormat):
 
 @frozen(slots=True)
 class TrellisCodes(LinearFormat):
-    """EXL3's trellises: sides padded to multiples of 128, an fp16 scale per row and column, and a codebook's number.
+    """EXL3's trellis codes: sides padded to multiples of 128, fp16 scales per row and column, a codebook multiplier.
 
     bits: bits per weight. has_codebook: whether a layer stores the multiplier of its codebook, 4 bytes.
     """

@@ -330,7 +330,7 @@ def _torchao_group(
 
 
 def _torchao_value(type_fields: ConfigFields, field_name: str, default_value: Any = None) -> Any:
-    """Returns a field of a torchao config; of an enum or a number format, which is a table, its name."""
+    """Returns a field of a torchao config; for an enum or a number format, which are tables, the name."""
     field_value = type_fields.get(field_name, default_value)
     return field_value.get("_data") if isinstance(field_value, dict) else field_value
 

@@ -13,7 +13,7 @@ from ...parts import Table, attention, decoder, layer_table, qk_norm_fields, rms
 
 
 def _read_afm7(config: Config) -> Table:
-    """Reads AFM-7. Norms of queries and keys follow the rotation, and the output projection is the embedding's."""
+    """Reads AFM-7. The norms of queries and keys follow RoPE, and the output head is tied to the embedding."""
     depth, reusing_layer_count = config.integer("num_hidden_layers"), config.count("num_kv_reuse_layers")
     if reusing_layer_count >= depth:
         raise config.error("num_kv_reuse_layers", reusing_layer_count, f"fewer than the {depth} layers of the model")

@@ -36,7 +36,7 @@ GATED_HEADS = ("gated_rmsnorm", "gated_rmsnorm_sigmoid", "gated_rmsnorm_sigmoid_
 
 
 def _read_gigachat(config: Config) -> Table:
-    """Reads GigaChat 3.5, whose latent attention stands in the layers of `full_attention_layers` or `layer_types`."""
+    """Reads GigaChat 3.5, which has latent attention in the layers of `full_attention_layers` or `layer_types`."""
     for field_name, expected_value in (("use_shared_expert_sigmoid", False), ("nextn_is_sparse", False)):
         config.require(field_name, expected_value, None)
     config.require("linear_gating_type", *GATED_HEADS)

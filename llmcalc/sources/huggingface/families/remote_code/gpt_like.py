@@ -257,7 +257,7 @@ def _read_nemotron_nas(config: Config) -> Table:
 
 
 def _read_deci(config: Config) -> Table:
-    """Reads DeciLM: Llama's layers, of which each has its number of K/V heads."""
+    """Reads DeciLM: Llama's layers with a separate number of K/V heads in each layer."""
     depth, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     norm, has_attention_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     kv_heads_by_layer = _checked_list(

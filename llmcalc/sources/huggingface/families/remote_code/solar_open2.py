@@ -46,7 +46,7 @@ def _read_solar_open2(config: Config) -> Table:
 
 
 def _output_gate(config: Config) -> Table:
-    """Returns the gate on the output of the attention, for each element; nothing where the config has none."""
+    """Returns the elementwise gate on the output of the attention; empty if the config has no gate."""
     if not config.flag("use_gqa_gate"):
         return {}
     return {"output_gate": {"per": "element", **({"bias": True} if config.flag("use_gqa_gate_bias") else {})}}
