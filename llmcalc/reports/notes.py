@@ -137,7 +137,7 @@ def tagged_format_note(scheme_name: str) -> str:
 
 
 def unread_format_notes(preset: Preset) -> list[str]:
-    """Returns a note if a config describes its stored weights in a way that is not read, which memory refuses."""
+    """Returns a note if a config describes its stored weights in an unsupported way, which `memory` refuses."""
     from ..costs.quantization.config import UnreadScheme, scheme_of_config
 
     try:

@@ -128,7 +128,7 @@ LONGEST_NAME = 200
 
 
 class UnknownAccelerator(InputError):
-    """Raised for a name that is no accelerator's, nor anything else that `--hardware` knows an answer to."""
+    """Raised for a text that is neither an accelerator's name nor any other value that `--hardware` accepts."""
 
 
 def _require_short_name(hardware_name: str) -> None:

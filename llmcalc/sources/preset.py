@@ -175,7 +175,7 @@ class Preset(Record):
 
     @property
     def storage_table(self) -> dict[str, Any] | None:
-        """The table that describes the storage of the published weights; None for plain numbers."""
+        """The config table that describes the storage of the published weights; None for unquantized weights."""
         if self.config is None:
             return self.quantization_config
         config_sections = (self.config, *map(self.config.get, TEXT_SECTIONS))

@@ -281,7 +281,7 @@ PRINTED_MESSAGE = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[
 
 
 def _is_kind_of_drafts(name: str) -> bool:
-    """Whether the name is a kind of draft models; false where no configs are read, as on the page."""
+    """Whether a name is that of a kind of draft models; false if config readers are missing, as on the web page."""
     with suppress(ModuleNotFoundError):
         from .huggingface.drafts import CLASSES
 
@@ -345,7 +345,7 @@ def _advice_on_base(model_name: str, base_preset: str) -> str:
 
 
 def _wrapper_types(model_name: str, preset_name: str) -> list[str]:
-    """Returns the wrappers' model types with which the name starts, and the preset's name does not.
+    """Returns the model types of wrappers with which the model's name begins, but not the preset's name.
 
     Empty where no configs are read, as on the page.
     """

@@ -197,7 +197,9 @@ class DevicesQuestion:
         )
 
     def _default_batch(self, layout_request: LayoutRequest) -> int:
-        """Returns the sequences per step: one micro-batch per accelerator, or as `memory` has them for typed sizes."""
+        """Returns the sequences per step: one micro-batch per accelerator, or the default of `memory` for a typed
+        layout.
+        """
         micro_batch, devices = int(self.estimates.memory.states.workload.batch), layout_request.devices
         assert devices is not None
         if not layout_request.has_all_sizes:
@@ -206,7 +208,7 @@ class DevicesQuestion:
         return devices // (tp * pp * cp) * usual_micro_batches(pp) * micro_batch
 
     def fit_of(self, candidate: Candidate) -> MemoryFit:
-        """Returns the verdict on a layout, as of `llmcalc memory`.
+        """Returns the verdict on a layout, as `llmcalc memory` computes it.
 
         The ranks of a layout that does not fit are replayed again if its tensors may fit, for the allocator's free
         blocks, and for what the driver may move to the host.
@@ -220,7 +222,9 @@ class DevicesQuestion:
         return rank_with_most_memory(ranks).device.fit_on(self.hardware)
 
     def best_fitting_layout(self, devices: int) -> Candidate | None:
-        """Returns the best layout of a number of accelerators that fits, with variants of typed sizes; None without."""
+        """Returns the best fitting layout of a number of accelerators, with variants of typed sizes; None if none
+        fits.
+        """
         try:
             return next(
                 iter(self.plan_devices(devices, "never", "memory", tries_variants=True).ranked_layouts.feasible), None

@@ -233,7 +233,7 @@ def hardware_options(
 
 
 def is_whole_computer(hardware: Hardware) -> bool:
-    """Whether further accelerators of a kind are further computers: chips of whole computers, and laptops' GPUs."""
+    """Whether each accelerator of a kind is in a separate computer: chips of whole computers, and laptop GPUs."""
     return hardware.vendor in WHOLE_COMPUTERS or hardware.is_laptop_gpu
 
 

@@ -136,7 +136,7 @@ def serving_replicas(
     layout_request: LayoutRequest,
     uncounted_layouts: list[UncountedLayout] | None = None,
 ) -> tuple[tuple[ReplicaFit, ...], ReplicaFit, int]:
-    """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best layout.
+    """Returns the layouts of inference on `layout_request.devices` accelerators, most replicas first, and the best one.
 
     The best one is the first that fits, or the one that requires least. The third value is the number of layouts that
     were not tried, each with fewer replicas, since one fits and the work of the search is spent.

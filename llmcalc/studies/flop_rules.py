@@ -109,7 +109,9 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
 
 
 def kaplan_table_1(parameters: int, key_width: int, context_tokens: int) -> int:
-    """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
+    """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). key_width:
+    n_layer·d_attn.
+    """
     return 2 * parameters + 2 * context_tokens * key_width
 
 
@@ -131,7 +133,7 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
 
 
 def palm_appendix_b(parameters: int, key_width: int, seq: int) -> int:
-    """Returns training FLOPs per token: 6N + 12LHQT (Chowdhery 2022, appendix B). keys = L·H·Q."""
+    """Returns training FLOPs per token: 6N + 12LHQT (Chowdhery 2022, appendix B). key_width: L·H·Q."""
     return 6 * parameters + 12 * key_width * seq
 
 

@@ -204,7 +204,9 @@ class TrainingTimes:
         return other_times
 
     def with_schedule(self, schedule: Schedule) -> TrainingTimes:
-        """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` prevails."""
+        """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` takes
+        precedence.
+        """
         software_stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
         if software_stack is self.stack:
             return self

@@ -79,7 +79,7 @@ class LayoutSizes:
 
 @frozen
 class LoadPoint:
-    """A server at one concurrency. ttft, tpot, end_to_end: seconds with ranges.
+    """The latencies, rates and cost of a server at one concurrency. ttft, tpot, end_to_end: seconds with ranges.
 
     replica_latencies: load of one replica, as its requests arrive. spread_latencies: the same requests where arrivals
         are spread.
@@ -187,13 +187,13 @@ class Server:
         )
 
     def load_point(self, concurrency: int) -> LoadPoint:
-        """Returns the server at a concurrency, divided evenly over the replicas."""
+        """Returns the load point at a concurrency, which is divided evenly over the replicas."""
         replica_concurrency = concurrency / self.replicas
         replica_load = replace(self._spread_latencies(max(1.0, replica_concurrency)), concurrency=replica_concurrency)
         return self._point_of_load(concurrency, replica_load)
 
     def point_at_rate(self, request_rate: float) -> LoadPoint | None:
-        """Returns the server at which `request_rate` requests arrive per second; None if fewer can complete.
+        """Returns the load point at `request_rate` requests per second; None if the server completes fewer.
 
         As many complete as arrive, whatever a replica could do. The mean number of requests in a replica is their rate
         times their latency (Little's law). A request that is alone most of the time has the latencies of one alone.

@@ -143,7 +143,7 @@ class ChosenServer:
 
 @frozen
 class StudiedServers:
-    """The serving configurations that were tried for a model, and their points of load.
+    """The serving configurations that were tried for a model, and their load points.
 
     servers: all that fit, the fewest devices first. load_curves: the points of each.
     load_points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.
@@ -203,7 +203,9 @@ class ServeStudy:
 
     @property
     def long_request_variable(self) -> str:
-        """The environment variable without which the engine refuses the longest request; empty if it takes it."""
+        """The environment variable without which the engine refuses the longest request; empty if the engine accepts
+        it.
+        """
         flags = {self.engine.field_of_option("--seq"): self.longest_request, **self.engine_flags}
         variable_name: str = self.engine.server(self.preset, self.hardware, self.version, flags).missing_variable
         return variable_name

@@ -1,4 +1,4 @@
-"""A timed run: its seconds by part, bound and module, its utilization, and what a measured time differs by."""
+"""A timed run: its seconds by part, bound and module, its utilization, and explanations of a measured time."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class TimedRun:
 
     @property
     def fits(self) -> bool:
-        """Whether what stays on a device is no larger than its memory, or the layout was chosen so that it fits."""
+        """Whether the bytes that stay on a device fit in its memory, or the layout was chosen so that it fits."""
         return bool(self.chosen_options) or self.resident_bytes <= self.hardware.capacity_bytes
 
     @property

@@ -525,7 +525,7 @@ def chunked_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, toke
 
 
 def recomputed_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
-    """Computes the loss in checkpointed chunks (TRL 1.10, `_chunked_cross_entropy_loss`), of labels that all count."""
+    """Computes the loss of all labels in checkpointed chunks (TRL 1.10, `_chunked_cross_entropy_loss`)."""
     hidden_states = x[..., :-1, :].reshape(-1, x.size(-1))
     labels = token_ids[..., 1:].reshape(-1)
     label_order = (labels != -100).to(torch.int8).argsort(descending=True, stable=True)

@@ -82,7 +82,7 @@ class DiffusionHead(Part):
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the module: forward(latents, sinusoids, text_output) → latents. hidden_size: the latents' width."""
+        """Builds the module: forward(latents, sinusoids, text_output) → latents."""
         return _reference_class()(self, model_properties.hidden_size)
 
 

@@ -107,7 +107,7 @@ def _tracked_value(field_value: Any, path: str) -> Any:
 def _tracked_numbers(
     description_table: Any, field_names: set[str], is_below_field: bool = False
 ) -> Iterator[TrackedInt | TrackedFloat]:
-    """Yields the tracked numbers in a description that stand below one of the field names."""
+    """Yields the tracked numbers in a description that are nested below one of the field names."""
     if isinstance(description_table, dict):
         for field_name, field_value in description_table.items():
             yield from _tracked_numbers(

@@ -118,7 +118,7 @@ def names_another_head(class_name: str) -> bool:
 
 
 def architecture_of(config_data: Mapping[str, Any]) -> str:
-    """Returns the name of the class that saved a config, in a list or by itself; empty if the config has none."""
+    """Returns the class name in a config's `architectures`, a list or a text; empty if the config has none."""
     class_names = config_data.get("architectures")
     class_name = class_names[0] if isinstance(class_names, list) and class_names else class_names
     return class_name if isinstance(class_name, str) else ""

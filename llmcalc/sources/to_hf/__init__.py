@@ -203,7 +203,7 @@ def _logit_fields(model_type: str, family: Family, spec: ModelSpec) -> dict[str,
 
 
 def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
-    """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
+    """Returns the dropout probabilities that differ from the class's defaults; empty for a spec without dropout."""
     if spec.dropout is None:
         return {}
     dropout_fields = {

@@ -1,5 +1,4 @@
-"""BLIP: a vision transformer (Li 2022, arXiv:2201.12086). BLIP-2: that one, and a Q-Former whose learned queries read
-all its patches (Li 2023, arXiv:2301.12597).
+"""BLIP: a vision transformer (Li 2022, arXiv:2201.12086). BLIP-2: also a Q-Former (Li 2023, arXiv:2301.12597).
 
 transformers: models/blip (`BlipVisionModel`), blip_2 (`Blip2VisionModel`, `Blip2QFormerModel`).
 """

@@ -71,7 +71,7 @@ def _fixed_image_rule(config: Config) -> Table:
 
 
 def _tiles_of_grid(root_config: Config, config: Config) -> Table:
-    """Returns LLaVA-NeXT's rule for cutting an image into tiles; nothing if the config does not state it."""
+    """Returns LLaVA-NeXT's rule for cutting an image into tiles; empty if the config does not state it."""
     tile_resolutions = root_config.get("image_grid_pinpoints")
     if config.model_type == "pixtral" or "image" not in _image_rule(root_config, config) or not tile_resolutions:
         return {}

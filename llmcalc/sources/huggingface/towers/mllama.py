@@ -42,7 +42,7 @@ def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> 
 
 
 def _aspect_ratio_count(config: Config) -> int:
-    """Returns the number of aspect ratios of images that have vectors of their own."""
+    """Returns the number of image aspect ratios that have learned vectors."""
     aspect_ratios = config.get("supported_aspect_ratios")
     if not isinstance(aspect_ratios, list | tuple) or len(aspect_ratios) > MOST_ASPECT_RATIOS:
         raise config.error("supported_aspect_ratios", aspect_ratios, f"a list of at most {MOST_ASPECT_RATIOS} pairs")

@@ -18,7 +18,7 @@ from .section import TowerSection, projector, self_attention, two_linear_layers
 def _chunked_encoder(
     config: Config, stem_table: Table, chunk_frames: int, audio_framing: Table, **attention_fields: Any
 ) -> Table:
-    """Returns an audio encoder whose layers attend within stretches of `chunk_frames` positions."""
+    """Returns an audio encoder whose layers attend within windows of `chunk_frames` positions."""
     heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=chunk_frames, **attention_fields)
     ffn = mlp(config.integer("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     stack = {

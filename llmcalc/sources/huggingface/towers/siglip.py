@@ -150,7 +150,7 @@ def clip_encoder(config: Config) -> Table:
 
 
 def _read_clip(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads CLIP: its encoder of images, and a linear layer on the class vector to the width of a text's vector."""
+    """Reads CLIP: its image encoder, and a linear layer from the class vector to the width of text embeddings."""
     linear_layer = (root_config.integer("projection_dim"), False, "identity")
     return {
         "vision_model": clip_encoder(config),

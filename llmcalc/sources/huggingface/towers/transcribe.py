@@ -61,7 +61,7 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
 
 
 def _stack(config: Config, has_qk_norm: bool) -> Table:
-    """Returns layers with a norm before and after them. has_qk_norm: whether queries and keys have one."""
+    """Returns layers with a norm before and after them. has_qk_norm: whether queries and keys are normalized."""
     heads, norm = config.integer("num_attention_heads"), layernorm()
     config.require_if_present("num_key_value_heads", heads)
     attention = self_attention(
