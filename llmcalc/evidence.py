@@ -148,7 +148,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 def compared(witness: Witness, **kernel_choice: object) -> Callable[[Kernel], Kernel]:
     """Returns a decorator that attaches to a kernel method the independent check of its computed bytes.
 
-    kernel_choice: the field of `Choices` and its value with which the kernel runs; none for a kernel that always runs.
+    kernel_choice: the field of `KernelChoices` and its value with which the kernel runs; none for a kernel that always runs.
     """
 
     def attach_check(kernel: Kernel) -> Kernel:

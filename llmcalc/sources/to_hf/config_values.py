@@ -124,7 +124,7 @@ class ConfigValues:
 
     @cached_property
     def windows(self) -> list[int | None]:
-        """The window of each layer in tokens, as in `TokenMixer.window`."""
+        """The window of each layer in tokens, as in `TokenMixer.window_size`."""
         return [mixer.window_size() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
 
     @cached_property
