@@ -254,7 +254,7 @@ def _commands_with(option_name: str, running_command: str) -> list[str]:
 
 
 def _is_model_name(typed_word: str) -> bool:
-    """Whether a word in the place of a command is a preset's name, or a model's file."""
+    """Whether a word in the position of a command is a preset's name, or a model's file."""
     from ..sources.presets import model_names, names_by_alias
 
     return (
@@ -265,9 +265,7 @@ def _is_model_name(typed_word: str) -> bool:
 
 
 def _misread_argument_text(context: Any, missing_name: str) -> str:
-    """Returns the end of a missing-argument error: the argument for which a typed word was taken; empty without a
-    word.
-    """
+    """Returns the end of a missing-argument error: the argument for which a typed word was taken, if any."""
     for argument in context.command.params:
         typed_word = context.params.get(argument.name)
         if argument.param_type_name == "argument" and isinstance(typed_word, str):
@@ -278,7 +276,7 @@ def _misread_argument_text(context: Any, missing_name: str) -> str:
 
 
 def _expected_instead_text(extra_words: str, context: Any) -> str:
-    """Returns the end of an error about surplus words: the option or command that takes them."""
+    """Returns the end of an error about surplus arguments: the option or command that accepts them."""
     from ..sources.hardware import UnknownAccelerator, find_hardware
 
     extra_word = extra_words.split(maxsplit=1)[0]

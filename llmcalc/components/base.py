@@ -410,7 +410,7 @@ class TokenMixer(Component):
 
 
 class RecurrentMixer(TokenMixer):
-    """The base class of linear attention: token mixers with a state of fixed size in the place of keys and values."""
+    """The base class of linear attention: token mixers with a state of fixed size instead of keys and values."""
 
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
@@ -426,7 +426,7 @@ class LayerParts(Protocol):
 
 
 class StackPart(Component):
-    """A component that occurs once per stack: before, after or beside the layers."""
+    """A component that occurs once per stack: before, after or parallel to the layers."""
 
     kind: ClassVar[str] = "embedding"
 

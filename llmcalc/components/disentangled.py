@@ -175,7 +175,7 @@ class RelativeEmbedding(StackPart):
 
 
 class SideConvolution(StackPart):
-    """A convolution beside the first layer (DeBERTa 2): y = norm(layer output + act(conv(layer input))).
+    """A convolution in parallel to the first layer (DeBERTa 2): y = norm(layer output + act(conv(layer input))).
 
     y replaces the layer's output.
 

@@ -77,7 +77,7 @@ class LatentStreams(ResidualStreams):
         return recorder.part("writes", self.writes, queries, memory=x)
 
     def _record_learned_vectors(self, recorder: Flow, param_name: str, row_count: int, vector_axis: Axis) -> Value:
-        """Records a table of vectors, and returns them as rows of every sequence."""
+        """Records a table of learned vectors, and returns the vectors for every sequence."""
         learned_vectors = recorder.vector(
             param_name, Axis(param_name, row_count), vector_axis, row_count=row_count, kind=self.kind
         )

@@ -44,7 +44,7 @@ class Stem(Component):
         raise TypeError(f"{type(self).__name__} has no input")
 
     def frames_of_recording(self) -> Value:
-        """Returns the recorder's value for the stem's input in an encoder beside a text model."""
+        """Returns the recorder's value for the stem's input in the audio encoder of a multimodal model."""
         return self.input_frames()
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, ...]:

@@ -354,9 +354,7 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
 
 
 def _check_scan_gradients(node_tree: Node, target_names: Collection[str], included_parts: frozenset[str]) -> None:
-    """Raises `InputError` if all adapted layers are read directly by a scan's kernel, so that no adapter gets a
-    gradient.
-    """
+    """Raises `InputError` if a scan's kernel reads all adapted weights directly, so that no adapter has gradients."""
     linear_positions = (node_position for node_position, _ in linear_layers(node_tree, included_parts))
     adapted_layers = [node_position for node_position in linear_positions if node_position.node.name in target_names]
     if adapted_layers and all(map(is_read_by_scan, adapted_layers)):

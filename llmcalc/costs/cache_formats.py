@@ -183,7 +183,7 @@ def cache_format(format_name: str) -> CacheFormat:
 
 
 def state_bits(state: State, stored_format: CacheFormat) -> Number:
-    """Returns the bits of an element of a recurrent state beside keys and values in a cache format."""
+    """Returns the bits per element of a recurrent state, in a model whose keys and values have a cache format."""
     return max(STATE_BITS, stored_format.keys.bits) if state.element_bits is None else state.element_bits
 
 

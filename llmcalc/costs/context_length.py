@@ -45,9 +45,7 @@ def usual_context(spec: ModelSpec, is_decoding: bool = False, added_tokens: int 
 
 
 def _positions_for_text(spec: ModelSpec, other_tokens: int) -> int | None:
-    """Returns the learned positions left for text beside `other_tokens` tokens, at least 1; None if no stack has a
-    table.
-    """
+    """Returns the learned positions left for text, at least 1; None if no stack has learned positions."""
     learned_rows = learned_positions(spec)
     return None if learned_rows is None else max(1, learned_rows - other_tokens)
 

@@ -79,8 +79,7 @@ class BlockAttentionCore(VisibleKeysAttentionCore):
 
 @frozen(slots=True)
 class PooledAttentionCore(VisibleKeysAttentionCore):
-    """Attention to `selected` tokens in complete pools of `pool_size` tokens, and to tokens after the last complete
-    pool.
+    """Attention to `selected` tokens in complete pools of `pool_size` tokens, and to tokens after the last such pool.
 
     A full pass masks the other tokens, decoding reads only these (GLM-5.3).
     """
@@ -314,8 +313,7 @@ class EntryCache(Op):
 
 @frozen(slots=True)
 class PendingEntryCache(Op):
-    """A cache of the last `tokens_per_entry` tokens for the next compressed entry: `width` elements and weights per
-    token.
+    """A cache of the last `tokens_per_entry` tokens for the next entry: `width` elements and weights per token.
 
     It is empty before the first full window (DeepSeek-V4).
     """

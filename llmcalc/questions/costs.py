@@ -56,7 +56,7 @@ def ask_cost(
 
 
 def _refuse_inference(phase: str, is_setting_given: Callable[[str], bool]) -> None:
-    """Raises `InputError` for a typed phase or for users of inference beside tokens of training."""
+    """Raises `InputError` for a phase of inference or a number of users, which training on `--tokens` does not have."""
     if phase != "training" and (is_setting_given("phase") or phase != "inference"):
         raise InputError(f"--phase {phase}: --tokens are of training; expected --requests, or no --phase")
     if is_setting_given("users"):

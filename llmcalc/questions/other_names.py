@@ -180,7 +180,7 @@ def _python_argument_text(option: re.Match[str]) -> str:
 
 
 def engine_of_flag(flag_name: str) -> str:
-    """Returns the word of `--engine` for the first engine that has this flag; empty if no engine has it."""
+    """Returns the value of `--engine` for the first engine that has this flag; empty if no engine has it."""
     from ..frameworks.engines.flags import flags_by_spelling
     from ..frameworks.engines.registry import FOLDERS, engine
 

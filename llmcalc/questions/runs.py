@@ -151,9 +151,7 @@ class RunQuestion(RunOptions):
         return run_question._with_tag_context()
 
     def _with_tag_context(self) -> RunQuestion:
-        """Returns the question about a tag with Ollama's default context; unchanged if Ollama's default does not
-        apply.
-        """
+        """Returns the question about a tag with Ollama's default context, unchanged if Ollama has none for the run."""
         from ..frameworks.engines.registry import engine
 
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)

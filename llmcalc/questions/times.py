@@ -276,7 +276,7 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
 
 
 def added_options(run_question: RunQuestion, plan: LayoutPlan) -> dict[str, str]:
-    """Returns the options that a plan's first layout has beside those of a typed layout: field → option with value."""
+    """Returns the options that a plan's first layout has in addition to a typed layout: field → option with value."""
     from ..frameworks.registry import layout_of
 
     candidate = plan.ranked_layouts.feasible[0]
@@ -586,7 +586,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
 def _llama_cpp_layout(
     preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
 ) -> tuple[Layout, int | None]:
-    """Returns the layout in which llama.cpp divides a model, and the bytes of a device; None if those are unknown.
+    """Returns the layout in which llama.cpp divides a model, and the bytes of a device; None for unknown bytes.
 
     It divides layers where only a number of accelerators is stated, as `fit` has it (--split-mode of
     tools/server/README.md, whose default is `layer`).
@@ -639,7 +639,7 @@ def _check_served_model(run_question: RunQuestion, engine_text: str | None) -> t
 def _with_usual_scheme(
     run_question: RunQuestion, run_memory: Memory, engine_text: str | None, stack_text: str
 ) -> tuple[Memory, tuple[str, ...]]:
-    """Returns a run with the scheme in which an engine's users run weights of 16 bits, and the note on it, if any.
+    """Returns a run with the engine's usual quantization scheme for 16-bit weights, and a note on the scheme, if any.
 
     A tag of Ollama's library has the library's scheme, unless the named software does not read the library's files.
     engine_text: the value of `--engine`, an engine or a software stack. stack_text: a software stack; empty for none.
@@ -670,7 +670,7 @@ def _with_usual_scheme(
 def _with_server_context(
     run_question: RunQuestion, run_memory: Memory, engine_text: str | None, stack_text: str
 ) -> tuple[Memory, tuple[str, ...]]:
-    """Returns a decoding run without `--seq` in the context that the engine gives it by default, and the note on it.
+    """Returns a decoding run with the engine's default context unless `--seq` is given, and a note on the context.
 
     A tag of Ollama's library has the context that `memory` and `fit` count, if no software is named. Of an engine whose
     default is the model's longest context, the run is unchanged where that is no shorter than the usual context. It is

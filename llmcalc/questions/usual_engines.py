@@ -42,7 +42,7 @@ FORMATS = "dtype", "kv_dtype", "quantize"
 
 
 def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
-    """Returns the scheme in which an engine's users run a model's weights of 16 bits, and the remark on it.
+    """Returns an engine's usual quantization scheme for a model's 16-bit weights, and the remark on the scheme.
 
     model_target: the TARGET; a tag of Ollama's library may state the scheme.
     None where the engine has none, or where a format of the weights is stated or published.
@@ -171,7 +171,7 @@ class UsualEngine:
         return SettingChange(f"--engine {self.engine_record.name}", MemoryFit(self.hardware, device_bytes))
 
     def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
-        """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
+        """Returns whether a run fits together with the engine's buffers; None if the buffers' bytes are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:

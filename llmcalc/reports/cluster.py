@@ -244,9 +244,7 @@ def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
 def _longest_samples_notes(
     cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None, assumed_accelerator: str
 ) -> list[str]:
-    """Returns a note if the counted length of samples decides whether a run fits on a named accelerator; else no
-    note.
-    """
+    """Returns a note on the counted length of samples, if a run does not fit on a named accelerator; else no note."""
     if (
         assumed_accelerator
         or launched_run is None
@@ -277,7 +275,7 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
 
 
 def _override_text(launched_run: Launch | None) -> str:
-    """Writes the options typed beside a launch file, each with the file's value; empty without typed options."""
+    """Writes the options typed in addition to a launch file, each with the file's value; empty if there are none."""
     if launched_run is None or not launched_run.option_overrides:
         return ""
     override_texts = (

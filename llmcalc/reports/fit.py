@@ -455,9 +455,9 @@ def _layer_split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption])
 
 
 def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list[str]:
-    """Returns the note that an engine starts with layers on the host where they do not fit on the accelerators.
+    """Returns the note that an engine also starts with some layers on the host, for a run that does not fit.
 
-    Without such a note for accelerators whose memory is the host's.
+    Empty for accelerators that share the memory of the host.
     """
     is_fitting = accelerator_fit.verdict != "no"
     if not fit_answer.engine_title or is_fitting or accelerator_fit.hardware.unified_memory:

@@ -151,9 +151,7 @@ def _kinds_table(
 
 
 def headline(cache_size: CacheSize) -> str:
-    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for a model without a KV cache, its states'
-    formats.
-    """
+    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for recurrent states alone, their formats."""
     if not cache_size.bytes_per_token:
         sequences = cache_size.workload.batch
         return (

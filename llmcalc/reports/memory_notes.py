@@ -102,7 +102,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
-    """Returns a warning if the training run is counted with another format than that of the checkpoint's weights."""
+    """Returns a warning if training is counted in a format other than the format of the checkpoint's weights."""
     quantization_method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
     frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
     if memory_use.phase != "training" or not quantization_method or quantization_method in (*CONVERTED, "bitsandbytes"):
@@ -146,7 +146,7 @@ def keeps_small_segments(run_memory: Memory) -> bool:
 
 
 def _experts_note(run_memory: Memory) -> str:
-    """Returns a note on routed experts beside frozen weights of 4 or 8 bits; empty without them."""
+    """Returns a note on unquantized routed experts in a model with frozen weights of 4 or 8 bits; else empty."""
     settings = run_memory.settings
     if settings.base in (None, "none") or settings.quantized_experts or not run_memory.spec.has_experts:
         return ""

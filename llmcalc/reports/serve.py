@@ -380,9 +380,7 @@ def _uncounted_effects(serve_study: ServeStudy) -> list[str]:
 
 
 def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoint) -> list[str]:
-    """Returns a note on the arrival of requests; for simultaneous arrivals, with the likely latencies of spread
-    arrivals.
-    """
+    """Returns a note on the arrival of requests, with the likely latencies for spread instead of burst arrivals."""
     if serve_study.latency_limits.rate is not None:
         return ["arrivals are evenly spread; bursts wait longer"]
     if load_point.replica_latencies.concurrency <= 1 or serve_study.trace is not None:
@@ -407,7 +405,7 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
 
 
 def _at_risk_text(server: Server, load_point: LoadPoint) -> str:
-    """Writes the likely time to the first token that the limit was compared with, and the end of its range."""
+    """Writes the likely TTFT that was compared with the limit, and the upper end of the TTFT's range."""
     arrival_text = "where all requests arrive at once" if server.arrives_in_waves else "where arrivals are spread"
     return (
         f"{AT_RISK}: {arrival_text} the first token likely comes within "

@@ -313,9 +313,7 @@ def report(
 
 
 def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
-    """Writes the time of a pass; for an unmeasured run that does not fit, the time with layers on the host, if the
-    software supports them, or the time on a device with more memory.
-    """
+    """Writes the time of a pass; if the run does not fit, the time with layers on the host or with more memory."""
     subject, seconds_with_host = SUBJECTS[timed_run.phase], timed_run.seconds_with_host
     if timed_run.fits or is_measured:
         return f"{subject} takes {range_text(timed_run.time_range)}"

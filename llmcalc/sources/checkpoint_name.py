@@ -164,9 +164,7 @@ def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[d
 
 
 def published_recipes() -> dict[str, dict[str, Any]]:
-    """Returns the contents of `published_recipes.toml`: preset → the modules that quantization recipes leave in 16
-    bits.
-    """
+    """Returns the contents of `published_recipes.toml`: preset → modules that quantization recipes leave in 16 bits."""
     return _read_published("recipes")
 
 

@@ -271,7 +271,7 @@ def _machine_family(machine_type: str) -> str:
 
 
 def accelerator_of_machine_family(machine_type: str) -> str:
-    """Returns the accelerator of any size of a known machine; empty where the family is unknown."""
+    """Returns the accelerator of any size of a known machine; empty if the family is unknown."""
     return _accelerators_by_family().get(_machine_family(machine_type), "")
 
 

@@ -469,7 +469,7 @@ def shorter_narrow_runs(
 
 
 def _longest_seq_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine: EngineFit) -> int:
-    """Returns the longest sequences, up to those of the run, that fit beside an engine's buffers; 0 if none do."""
+    """Returns the longest sequences, up to the run's length, that fit with an engine's buffers; 0 if none fit."""
 
     def needed_bytes(seq: int) -> int:
         engine_fit = fit_with_engine(narrow_run.with_changes(seq=seq), hardware)

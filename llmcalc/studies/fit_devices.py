@@ -197,9 +197,7 @@ class DevicesQuestion:
         )
 
     def _default_batch(self, layout_request: LayoutRequest) -> int:
-        """Returns the sequences per step: one micro-batch per accelerator, or the default of `memory` for a typed
-        layout.
-        """
+        """Returns the sequences per step: one micro-batch per accelerator, or `memory`'s default for a typed layout."""
         micro_batch, devices = int(self.estimates.memory.states.workload.batch), layout_request.devices
         assert devices is not None
         if not layout_request.has_all_sizes:
@@ -222,9 +220,7 @@ class DevicesQuestion:
         return rank_with_most_memory(ranks).device.fit_on(self.hardware)
 
     def best_fitting_layout(self, devices: int) -> Candidate | None:
-        """Returns the best fitting layout of a number of accelerators, with variants of typed sizes; None if none
-        fits.
-        """
+        """Returns the best fitting layout of a number of accelerators, including variants of a typed one, or None."""
         try:
             return next(
                 iter(self.plan_devices(devices, "never", "memory", tries_variants=True).ranked_layouts.feasible), None
@@ -364,7 +360,7 @@ def _largest_number(
 def _changes_that_fit(
     devices_question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[SettingChange]:
-    """Yields changes that make the run fit: options beside a typed layout, full recomputation, more accelerators."""
+    """Yields changes that make the run fit: more options for a typed layout, full recomputation, more accelerators."""
     if fewest_candidate is not None and fewest_devices == devices:
         yield SettingChange(fewest_candidate.layout.options(), devices_question.fit_of(fewest_candidate))
     if (

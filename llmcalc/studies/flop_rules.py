@@ -109,8 +109,9 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
 
 
 def kaplan_table_1(parameters: int, key_width: int, context_tokens: int) -> int:
-    """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). key_width:
-    n_layer·d_attn.
+    """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1).
+
+    key_width: n_layer·d_attn.
     """
     return 2 * parameters + 2 * context_tokens * key_width
 

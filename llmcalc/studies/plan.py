@@ -527,7 +527,7 @@ class LayoutOrder:
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(self, rows: int, suggests_nearest: Nearest = "always") -> RankedLayouts:
-        """Returns the plan of the layouts.
+        """Returns the ranked layouts, of which at least `rows` fit if possible.
 
         rows: number of fitting layouts after which replays end.
         suggests_nearest: when the layout that requires least, of those that do not fit, is searched.

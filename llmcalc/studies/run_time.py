@@ -204,9 +204,7 @@ class TrainingTimes:
         return other_times
 
     def with_schedule(self, schedule: Schedule) -> TrainingTimes:
-        """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` takes
-        precedence.
-        """
+        """Returns the time estimates with messages hidden by a pipeline's schedule, unless `--overlap` is given."""
         software_stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
         if software_stack is self.stack:
             return self

@@ -108,7 +108,7 @@ class LoadPoint:
 
     @property
     def end_to_end_seconds(self) -> RangedAmount:
-        """The seconds from a request's arrival to its last token, with a range summed from those of TTFT and TPOT."""
+        """The seconds from a request's arrival to its last token, with a range from the ranges of TTFT and TPOT."""
         further_tokens = self.replica_latencies.output_tokens - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
         return RangedAmount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))

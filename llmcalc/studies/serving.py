@@ -203,9 +203,7 @@ class ServeStudy:
 
     @property
     def long_request_variable(self) -> str:
-        """The environment variable without which the engine refuses the longest request; empty if the engine accepts
-        it.
-        """
+        """The environment variable that the engine needs for the longest request; empty if it needs none."""
         flags = {self.engine.field_of_option("--seq"): self.longest_request, **self.engine_flags}
         variable_name: str = self.engine.server(self.preset, self.hardware, self.version, flags).missing_variable
         return variable_name

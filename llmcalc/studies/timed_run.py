@@ -165,7 +165,7 @@ class TimedRun:
 
     @property
     def seconds(self) -> float:
-        """The likely estimate in seconds."""
+        """The most likely number of seconds of the run."""
         return float(self.time_range.estimate)
 
     @property

@@ -117,7 +117,7 @@ def check_layer_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the formulas without those of value 0, except the formula of active parameters."""
+    """Returns the formulas whose value is not 0, and the formula of active parameters."""
     return tuple(formula for formula in formulas if formula.value or formula.quantity == "active")
 
 

@@ -190,8 +190,7 @@ class _ModuleSearch:
         return {}
 
     def _modules_of_lists(self, root_path: str, list_names: str, layer_count: int) -> list[str]:
-        """Returns the layers' modules: members of one `ModuleList` or of consecutive ones, or only the first or last
-        members.
+        """Returns the layers' modules: the members of one or several `ModuleList`s, or only the first or last members.
 
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """

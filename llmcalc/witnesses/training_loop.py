@@ -77,7 +77,7 @@ class SkipInitialization(TorchFunctionMode):  # it is used as a function
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
-    """Returns random token ids on a GPU, and elsewhere zeros, which route all rows to the same experts."""
+    """Returns token ids: random on a GPU, elsewhere zeros, which route all rows to the same experts."""
     return module_measurements.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
 
 

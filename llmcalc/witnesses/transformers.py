@@ -465,8 +465,7 @@ def _find_caches(module_output: Any) -> Iterator[Any]:
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Returns the tensors, by module path and attribute, that modules store and that are neither parameters nor
-    buffers.
+    """Returns the tensors, by module path and attribute, that are stored and neither parameters nor buffers.
 
     The frequencies that a scaled RoPE stores in its module are excluded.
     """

@@ -36,7 +36,7 @@ PictureFile: TypeAlias = Annotated[Path, _file_option("--output-file")]
 
 
 def _set_paper_columns(context: typer.Context, columns: int | None) -> int | None:
-    """Lays the command's picture out for the columns of a paper, until the command ends."""
+    """Sets the layout of the command's picture to one or two columns of a paper, until the command ends."""
     context.with_resource(paper_columns(columns))
     return columns
 

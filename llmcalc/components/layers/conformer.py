@@ -79,9 +79,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ConformerLayerReference(nn.Module):
-        """Runs a half-step network, attention, a convolution, a half-step network. x: [batch, frames, hidden] → same
-        shape.
-        """
+        """Runs half-step networks around attention and a convolution. x: [batch, frames, hidden] → same shape."""
 
         def __init__(self, spec: ConformerLayer, model_properties: ModelProperties) -> None:
             super().__init__()

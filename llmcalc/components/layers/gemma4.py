@@ -1,4 +1,4 @@
-"""Gemma 4's layer: sandwich norms, an optional dense network beside the experts, an optional per-layer embedding.
+"""Gemma 4's layer: sandwich norms, an optional dense network parallel to experts, an optional per-layer embedding.
 
 transformers: models/gemma4 (`Gemma4TextDecoderLayer`).
 """

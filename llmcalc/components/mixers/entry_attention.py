@@ -192,7 +192,7 @@ class EntryAttention(TokenMixer):
 
     @property
     def entries_name(self) -> str:
-        """The name of the entries in summaries."""
+        """The name of the compressed entries in report headings."""
         return "entries"
 
     def describe(self, hidden_size: int) -> str:

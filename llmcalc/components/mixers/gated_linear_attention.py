@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GatedLinearAttention(LinearAttentionMixer):
-    """Gated linear attention, with the fields of linear attention with a decay.
+    """Gated linear attention (GLA): linear attention with a decay per key channel.
 
     decay_rank: the rank of the projection that makes the decays, 16 by default.
     decay_divisor: the divisor of the log decays, a temperature (§4.4), 16 by default.
@@ -59,7 +59,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class GatedLinearAttentionReference(linear_attention_reference()):  # type: ignore[misc]
-        """Gated linear attention. x: [batch, tokens, hidden] → same shape."""
+        """Computes gated linear attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedLinearAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class HGRN2(RecurrentMixer):
-    """The recurrence of HGRN2.
+    """The token mixer of HGRN2: a gated linear recurrence.
 
     num_attention_heads: the number of heads, each with a state of linear_key_head_dim × linear_value_head_dim.
     linear_key_head_dim: the size of a query or of a forget gate of a head.

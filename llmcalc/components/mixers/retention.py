@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Retention(LinearAttentionMixer):
-    """Retention, with the fields of linear attention with a decay, which is fixed.
+    """RetNet's retention: linear attention with a fixed decay per head.
 
     position: RoPE on queries and keys, on whole heads with a base of 10000 by default.
     """

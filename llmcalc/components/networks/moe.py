@@ -538,7 +538,7 @@ def routed_experts_class() -> type[nn.Module]:
             )
 
     class RoutedExperts(nn.Module):
-        """A router and its experts; the router's modules are submodules beside the experts."""
+        """A router and its experts; the router's submodules are siblings of the experts."""
 
         def __init__(
             self,

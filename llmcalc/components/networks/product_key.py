@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ProductKeyMoE(Network):
-    """Experts of a single hidden unit, selected by product keys, beside a dense feed-forward network.
+    """Experts of one hidden unit each, selected by product keys, in parallel to a dense feed-forward network.
 
     num_experts: the number of experts; each has one input vector and one output vector.
     num_keys: the number of rows, and of columns, of the grid of experts. Experts beyond num_keys² are never selected.

@@ -35,7 +35,7 @@ Groups: TypeAlias = Annotated[int, Field(ge=2, le=256, strict=True)]
 
 
 class Router(Part):
-    """The base class of routers; a router's modules are submodules beside the experts.
+    """The base class of routers; a router's submodules are siblings of the experts.
 
     sends_to_identities: whether the router can select identity experts (class attribute).
     reads_token_ids: whether the router reads token ids as well as hidden states (class attribute).

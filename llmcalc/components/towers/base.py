@@ -72,9 +72,7 @@ def check_head_width(hidden_size: int, num_attention_heads: int) -> None:
 
 
 def layer_kinds_after_first(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """Yields (whether the layers are special, their indices) for all layers above the first layer, plain layers
-    first.
-    """
+    """Yields (whether layers are special, their indices) of all layers but the first, plain layers first."""
     for is_special_layer in (False, True):
         layer_indices = [i for i in range(1, number_of_layers) if (i in special_layers) == is_special_layer]
         if layer_indices:

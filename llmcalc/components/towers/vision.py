@@ -185,7 +185,7 @@ class VisionTower(EncoderTower):
 
     @property
     def vector_count(self) -> int:
-        """The number of learned vectors beside the patches."""
+        """The number of class and register tokens in addition to the patches."""
         return int(self.class_embedding) + self.registers
 
     def input_value(self) -> Value:

@@ -293,7 +293,7 @@ def _torchao_type(typed_value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _torchao_precedence(module_type: tuple[str, Any]) -> tuple[bool, bool]:
-    """Returns the order in which torchao looks up the keys of `FqnToConfig`: names, then patterns, then the default."""
+    """Returns a sort key for the keys of `FqnToConfig` in torchao's look-up order: names, patterns, the default."""
     return module_type[0] == "_default", module_type[0].startswith("re:")
 
 

@@ -137,7 +137,7 @@ class _ElementCount:
 
 
 def _read_text(bounded_reader: BoundedReader, header_field: str, byte_limit: int | None = None) -> str:
-    """Reads a string of the header. byte_limit: the largest number of bytes; default the rest of the header's bound."""
+    """Reads a string of the header. byte_limit: the largest number of bytes; default the header's remaining limit."""
     text_bytes = bounded_reader.read_number("Q", header_field)
     if byte_limit is not None and text_bytes > byte_limit:
         raise bounded_reader.error(

@@ -316,7 +316,7 @@ class Config:
             self.require(field_name, expected_value)
 
     def require_if_present(self, field_name: str, *expected_values: Any) -> None:
-        """Raises `InputError` if the config has the field, with another value than the expected ones."""
+        """Raises `InputError` if the config has the field with a value other than the expected values."""
         if self.has(field_name):
             self.require(field_name, *expected_values)
 

@@ -131,7 +131,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
 
 
 def _states_text_model(family: Family, root_config: Mapping[str, Any]) -> bool:
-    """Whether a wrapper's config has a section for its text model, or sizes of a text model beside the others."""
+    """Whether a wrapper's config has a section for its text model, or the text model's sizes at the top level."""
     return root_config.get(family.text_section) is not None or any(size in root_config for size in SIZES)
 
 
@@ -191,7 +191,7 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
 
 
 def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_head: bool) -> list[str]:
-    """Returns a remark on a class that is counted as the model type's, or without a head, if it is not known.
+    """Returns a remark if the config's class is unknown, and is counted as one of the model type or without a head.
 
     It may have weights beside the model's: `LlamaRewardModel` of UltraRM has a head with one score, the first
     `BitnetForCausalLM` had two norms more in each layer of Llama. Names of the same class in TensorFlow and JAX are
@@ -329,7 +329,7 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
 
 
 def _remark_on_sizes_beside_section(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
-    """Returns a remark on sizes at the top of a wrapper's config if its class reads them in a section only."""
+    """Returns a remark on top-level sizes in a wrapper's config that its class reads only in a section."""
     family, class_facts = family_of(model_type), library_classes()
     size_fields = [field_name for field_name in SIZES if root_config.get(field_name) is not None]
     if (
@@ -348,7 +348,7 @@ def _remark_on_sizes_beside_section(model_type: str, root_config: Mapping[str, A
 
 
 def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> list[str]:
-    """Returns a remark on parameters that the class has beside those of the architecture if its head is untied."""
+    """Returns a remark on parameters of the class that the architecture does not have, if the head is untied."""
     if model_fields["tie_word_embeddings"] or model_fields["head"]["type"] != "lm":
         return []
     return [

@@ -112,7 +112,7 @@ _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rer
 
 
 def names_another_head(class_name: str) -> bool:
-    """Whether an unknown class's name says that the class returns scores or vectors instead of logits."""
+    """Whether an unknown class's name implies that the class returns scores or vectors instead of logits."""
     is_known = class_name in WITHOUT_HEAD or class_name.endswith(tuple(HEAD_ENDINGS))
     return not is_known and _SCORES_OR_VECTORS.search(class_name) is not None
 

@@ -1,4 +1,4 @@
-"""Finds the model type of a parsed `config.json`: the stated type, or that of its class and fields if they differ."""
+"""Finds the model type of a parsed `config.json`: the stated type, or the type of its class and fields if different."""
 
 from __future__ import annotations
 

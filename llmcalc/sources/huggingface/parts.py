@@ -130,7 +130,7 @@ QKVO = (*QKV, "o_bias")
 
 
 def attention_biases(config: Config, bias_fields: Sequence[str] = QKVO) -> Table:
-    """Returns the biases of an attention, which has all of `bias_fields` or none, as `attention_bias` says."""
+    """Returns the biases of an attention: all of `bias_fields` or none, depending on `attention_bias`."""
     return biases(config.flag("attention_bias"), *bias_fields)
 
 
@@ -628,8 +628,7 @@ def mtp_modules(config: Config, norm: Table | None = None) -> Table:
 def add_mtp_modules(
     config: Config, stack: Table, layer_kind: str, layer_changes: Table, norm: Table | None = None, **module_fields: Any
 ) -> Table:
-    """Returns the field `mtp` of modules whose layer differs from the decoder's last, and adds the layer's kind to the
-    stack.
+    """Returns the field `mtp` of modules whose layer differs from the decoder's last, and adds its kind to the stack.
 
     layer_kind, layer_changes: the layer's kind, and its fields other than the block's.
     norm: as in `mtp_modules`. module_fields: further fields of the modules.

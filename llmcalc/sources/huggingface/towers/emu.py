@@ -106,7 +106,7 @@ def _read_janus_tokenizer(root_config: Config, config: Config, text_hidden_size:
 
 
 def _aligner_layers(layer_count: int, text_hidden_size: int, activation: str) -> list[Table]:
-    """Returns linear layers of one width, with an activation between each two of them."""
+    """Returns linear layers of one width, with an activation between consecutive layers."""
     linear_layer = {"size": text_hidden_size, "bias": True}
     return [{**linear_layer, "hidden_act": activation}] * (layer_count - 1) + [linear_layer]
 

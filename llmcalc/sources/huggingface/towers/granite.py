@@ -15,7 +15,7 @@ WINDOW, HOP = 160, 320
 
 
 def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
+    """Reads Granite Speech, whose Q-Former may read outputs of other layers in addition to the last layer's output."""
     concatenated_layers = 1 + _count_of_concatenated_layers(config)
     hidden_size = config.integer("hidden_dim")
     heads = config.integer("num_heads")

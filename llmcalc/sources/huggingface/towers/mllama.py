@@ -14,7 +14,7 @@ MOST_ASPECT_RATIOS = 1000
 
 
 def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Llama 3.2 Vision: one linear layer reads the last output beside those of some of the lower layers."""
+    """Reads Llama 3.2 Vision: one linear layer reads the last output and the outputs of some lower layers."""
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(self_attention(config), ffn, layernorm(config.number("norm_eps")))
     tower = vision_transformer(

@@ -39,7 +39,7 @@ class TowerSection:
 def vision_section(
     read_tower: Reader, defaults_by_type: Mapping[str, Table], *section_fields: Any, **named_fields: Any
 ) -> dict[str, TowerSection]:
-    """Returns the sections of a wrapper that has only `vision_config`. The arguments are those of `TowerSection`."""
+    """Returns the sections of a wrapper that has only `vision_config`. The arguments are fields of `TowerSection`."""
     return {"vision_config": TowerSection(read_tower, defaults_by_type, *section_fields, **named_fields)}
 
 

@@ -69,7 +69,7 @@ def _read_video_llama(root_config: Config, config: Config, text_hidden_size: int
 
 
 def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads PaddleOCR-VL: SigLIP with RoPE beside its position embedding, and two linear layers over merged squares."""
+    """Reads PaddleOCR-VL: SigLIP with a position embedding and RoPE, and two linear layers over merged squares."""
     hidden_size, merge_size = config.integer("hidden_size"), config.integer("spatial_merge_size")
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size**2)
     return {

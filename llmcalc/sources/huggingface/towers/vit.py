@@ -13,9 +13,9 @@ from .section import TowerSection, patches_per_side, projector, self_attention, 
 
 
 def _read_vit(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads ViT or DeiT, which has a second learned vector beside the class vector.
+    """Reads ViT or DeiT; DeiT has a second learned vector in addition to the class vector.
 
-    Its pooler, a linear layer on the class vector that nothing reads, and the projection to the decoder's width, if
+    The pooler, a linear layer on the class vector that nothing reads, and the projection to the decoder's width, if
     the two widths differ and the decoder's cross-attention states no width of its own, are encoders of their own.
     """
     norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")

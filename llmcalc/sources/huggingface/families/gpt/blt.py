@@ -92,7 +92,7 @@ def _check_vocabulary(config: Config, encoder_config: Config) -> None:
 
 
 def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:
-    """Returns layers of Llama's kind. attention_fields: further fields of their attention."""
+    """Returns layers of Llama's kind. attention_fields: additional fields of the attention."""
     heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     head_size = config.quotient("num_attention_heads", hidden_size, heads)
     if config.has("head_dim"):  # its class rotates so many numbers, and projects to head_size

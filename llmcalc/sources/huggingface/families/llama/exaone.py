@@ -1,4 +1,4 @@
-"""EXAONE 4 and EXAONE MoE: QK-norm per head; beside sliding layers, full layers have no positions.
+"""EXAONE 4 and EXAONE MoE: QK-norm per head; full-attention layers between sliding layers have no positions.
 
 transformers: models/exaone4, models/exaone_moe.
 """

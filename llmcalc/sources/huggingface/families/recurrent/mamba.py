@@ -45,7 +45,7 @@ def mamba_mixer(config: Config) -> Table:
 
 
 def read_mamba(config: Config, **mixer_fields: Any) -> Table:
-    """Reads Mamba. mixer_fields: further fields of the mixer."""
+    """Reads Mamba. mixer_fields: additional fields of the mixer."""
     return _state_space_decoder(config, {**mamba_mixer(config), **mixer_fields})
 
 

@@ -69,7 +69,7 @@ def _read_mosaic_bert(config: Config) -> Table:
 
 
 def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activation: str) -> Table:
-    """Returns BERT with ALiBi and a gated network. mixer_fields: further fields of its attention."""
+    """Returns BERT with ALiBi and a gated network. mixer_fields: additional fields of the attention."""
     mixer: Table = {
         "num_attention_heads": config.integer("num_attention_heads"),
         "position": {"type": "alibi"},
@@ -89,7 +89,7 @@ def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activ
 
 
 def _read_nucleotide_transformer_v2(config: Config) -> Table:
-    """Reads Nucleotide Transformer 2: ESM with SwiGLU, whose class has a table of positions also beside rotary ones."""
+    """Reads Nucleotide Transformer 2: ESM with SwiGLU; the class has a position table even with rotary positions."""
     bias_fields = biases(config.flag("add_bias_fnn"), "gate_bias", "up_bias", "down_bias")
     ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True, **bias_fields}
     return esm_encoder(config, ffn, {"position": padded_positions(config)})

@@ -70,7 +70,7 @@ def ling_rope(config: Config) -> Table:
 
 
 def ling_experts(config: Config, shared_expert_count: int | None = None) -> Table:
-    """Returns Ling's experts. shared_expert_count: by default that of the config, if its flag says that it has any."""
+    """Returns Ling's experts. shared_expert_count: default the config's number, or 0 if a flag disables them."""
     expert_width = config.integer("moe_intermediate_size")
     if shared_expert_count is None:
         shared_expert_count = (

@@ -1,4 +1,4 @@
-"""The library flash-linear-attention's own models: its transformer, delta rules, RetNet, GLA, HGRN2, Samba, Mambas.
+"""Models of the library flash-linear-attention: its transformer, delta rules, RetNet, GLA, HGRN2, Samba, Mambas.
 
 All but the Mambas have RMSNorm before each sublayer and a gated FFN; a table `attn` gives some of their layers softmax
 attention. Sources: the library's `configuration_*.py` and `modeling_*.py`, in `Family.source`, and
@@ -196,7 +196,7 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
 
 
 def _attention_sections(config: Config) -> dict[str, Config]:
-    """Returns the tables of `attn`, which is a table, a list of tables or null; key: the table's place in the list."""
+    """Returns the tables of `attn`, which is a table, a list of tables or null; key: the table's index in the list."""
     stated_tables = config.get("attn")
     if stated_tables is None:
         return {}
@@ -217,7 +217,7 @@ def _attention_sections(config: Config) -> dict[str, Config]:
 
 
 def _softmax_attention(config: Config) -> Table:
-    """Returns attention as wide as the model, with RoPE and no bias after it. config: the model's, or a table of it."""
+    """Returns attention with RoPE and no output bias, as wide as the model. config: the model's, or a table `attn`."""
     heads, window = config.integer("num_attention_heads"), config.optional_integer("sliding_window")
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     kv_heads = config.optional_integer("num_key_value_heads") or heads

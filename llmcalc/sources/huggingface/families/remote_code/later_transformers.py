@@ -1,4 +1,4 @@
-"""Model types of transformers 5.24, whose classes map onto earlier ones: Apertus 1.5, Hy 4's wrapper, Lara 4 Mini.
+"""Model types of transformers 5.24 that are read like earlier model types: Apertus 1.5, Hy 4's wrapper, Lara 4 Mini.
 
 Sources: models/apertus1p5, hy_v4_vl and lara_mini of transformers in `Family.source`. The encoders of the wrappers,
 which turn images and sounds into tokens or vectors, are not counted.

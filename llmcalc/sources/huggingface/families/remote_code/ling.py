@@ -1,4 +1,4 @@
-"""Ling 2.5, Ring 2.5 and Ling 3 with query compression: latent attention beside linear attention.
+"""Ling 2.5, Ring 2.5 and Ling 3 with query compression: layers of latent attention and layers of linear attention.
 
 All of them state the model type `bailing_hybrid`, whose class in transformers is Ling 3's without that low rank.
 
