@@ -91,7 +91,7 @@ UNITS_OF_OTHERS = ("MME",)
 
 
 class Hardware(Record):
-    """The specification of one accelerator.
+    """The specification of one accelerator: memory in bytes, bandwidths in bytes/s, dense peak FLOP/s, links and power.
 
     name: name of the preset, empty for an accelerator read from a user's file.
     title: the vendor's full name of the accelerator.

@@ -410,7 +410,7 @@ def _require_no_receipt(receipt: Any) -> None:
 
 
 def _starts_servers(launch: str | Path) -> bool:
-    """Whether a launch file starts servers of engines."""
+    """Whether a launch file starts inference servers of serving engines."""
     from .frameworks.server_files.read import starts_any_server
 
     return starts_any_server(validate_path("--launch", launch))

@@ -79,7 +79,7 @@ def head_kind_of(head_name: Any) -> Any:
 def preset_of(
     model: Model, set: str | Iterable[str] = (), head: str | None = None, allow_unknown: bool = False
 ) -> Preset:
-    """Returns the preset of a model in any accepted form.
+    """Returns the preset of a model: a name, path, config dict, configuration object, `ModelSpec` or `Preset`.
 
     set: changes of fields, each `path=value`. head: replaces the head of a config. allow_unknown: whether to ignore
     misspelt fields and unknown sizes of a config.

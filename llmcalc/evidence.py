@@ -72,7 +72,7 @@ class Evidence:
 
 @frozen
 class FrameworkEvidence:
-    """The evidence for the runs of a framework.
+    """The evidence for a framework's runs: what the runs, parts and optimizers were compared with.
 
     name: the framework, as in `--framework`. witness: what its runs were compared with.
     parts, optimizers: (kind, name) of parts, and names of optimizers → what they were compared with in its runs.
@@ -148,7 +148,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 def compared(witness: Witness, **kernel_choice: object) -> Callable[[Kernel], Kernel]:
     """Returns a decorator that attaches to a kernel method the independent check of its computed bytes.
 
-    kernel_choice: the field of `KernelChoices` and its value with which the kernel runs; none for a kernel that always runs.
+    kernel_choice: the field of `KernelChoices` and its value with which the kernel runs; default for any choices.
     """
 
     def attach_check(kernel: Kernel) -> Kernel:

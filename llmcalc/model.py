@@ -355,7 +355,7 @@ class ModelSpec(Part):
 
     @cached_property
     def shared_program(self) -> Flow:
-        """The program, recorded once for read-only use."""
+        """The model's recorded program of operations, cached for read-only use."""
         return self.program()
 
     def program(self, flow: Flow | None = None) -> Flow:
@@ -518,7 +518,7 @@ class ModelSpec(Part):
             self.mtp.flow(recorder, output_states, self.main, vocab_axis, embedding_table, output_weight)
 
     def reference(self) -> nn.Module:
-        """Builds a PyTorch model with random weights.
+        """Builds the model as a PyTorch module with random weights, from the spec alone.
 
         This imports torch. Under `torch.device("meta")` the model has shapes without values.
         """

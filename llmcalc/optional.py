@@ -11,7 +11,7 @@ from .errors import InputError, short_repr
 
 
 class OptionalPart(NamedTuple):
-    """A part of a model that totals leave out by default.
+    """A part of a model, such as MTP modules or vision encoders, that totals leave out by default.
 
     name: its name in nodes, `include`, JSON and the spec's field.
     title: its name in sentences.

@@ -151,7 +151,7 @@ def require_engine(receipt: str | None, engine: Sequence[str] | None, launch_fil
 
 
 def engine_flags(context: typer.Context) -> Mapping[str, Any]:
-    """Returns the engine's flags on the command line."""
+    """Returns the engine's flags on the command line, by the flag's name."""
     flag_values: Mapping[str, Any] = context.meta.get(VALUES, {})
     return flag_values
 

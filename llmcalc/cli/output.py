@@ -37,7 +37,7 @@ def print_remarks() -> None:
 
 
 def print_line(line_text: str) -> None:
-    """Prints one line to stderr, unless stderr is closed."""
+    """Prints one line to stderr; prints nothing if stderr is closed."""
     if sys.stderr is not None:  # None: the caller closed it
         with suppress(OSError):
             print(one_line(line_text), file=sys.stderr, flush=True)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class TargetOptions(NamedTuple):
-    """The options that determine how a TARGET is read.
+    """The command-line options that determine how a TARGET (model name, file or hub id) is read.
 
     overrides: `path=value` of `--set`.
     head: the head that replaces the config's; default None.

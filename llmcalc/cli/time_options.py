@@ -69,7 +69,7 @@ TIME_OPTIONS = options_of_settings(
 
 @frozen
 class TimedRunOptions:
-    """The run to time, from the command line.
+    """The training or inference run to time, from the command-line options.
 
     settings, layout: the run and its layout.
     hardware: the accelerator's name; None for that of the launch file.
@@ -92,7 +92,7 @@ class TimedRunOptions:
     is_given: Callable[[str], bool]
 
     def load(self, target: str) -> Preset:
-        """Reads a model with the optional parts that count."""
+        """Reads a model, with the optional parts (MTP, vision and audio encoders) that the options include."""
         return self.target_options.load(target, self.include)
 
     def run_question(self) -> RunQuestion:

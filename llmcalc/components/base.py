@@ -220,7 +220,7 @@ class HeadSizes:
 
 @frozen(slots=True)
 class ScoreBias:
-    """A bias that can be added to the attention scores.
+    """A bias that can be added to the attention scores, such as T5's relative position bias.
 
     heads: the number of heads; each has its own bias.
     has_block_bias: whether there is a second bias, on the scores against block sums; false by default.

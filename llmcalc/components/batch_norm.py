@@ -42,7 +42,7 @@ def batch_norm_class() -> type[nn.Module]:
             self.register_buffer("variance", torch.ones(channels))
 
     class BatchNormCount(nn.Module):
-        """The stored number of training batches."""
+        """The stored number of training batches (`num_batches_tracked` in torch)."""
 
         def __init__(self) -> None:
             super().__init__()

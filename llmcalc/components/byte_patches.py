@@ -31,7 +31,7 @@ MOST_BYTES, MOST_VECTORS, MOST_TABLES = 2**16, 64, 256
 
 
 class ByteLayers(Part):
-    """Transformer layers whose positions are bytes.
+    """Transformer layers that run on one vector per byte, instead of per token or patch.
 
     num_hidden_layers: the number of layers.
     block: the layer.

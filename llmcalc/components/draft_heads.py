@@ -48,7 +48,7 @@ class DraftHeads(Part):
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def describe(self) -> str:
-        """The short description of the heads in reports."""
+        """Returns the heads' short description for reports."""
         raise TypeError(f"{type(self).__name__} has no description")
 
 

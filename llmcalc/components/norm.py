@@ -187,7 +187,7 @@ def _gated_reference_class() -> type[nn.Module]:
 
 
 def norm_reference(spec: Norm, *shape: int, group_count: int = 0) -> nn.Module:
-    """Builds a norm with weights of the given shape.
+    """Builds the PyTorch module of a norm, with weights of the given shape.
 
     group_count: equal parts of x that are normalized separately; those of the spec by default.
     """

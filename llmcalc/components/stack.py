@@ -273,7 +273,7 @@ class Stack(Component):
             )
 
     def layer_names(self) -> list[str]:
-        """Returns the kind of each layer in execution order."""
+        """Returns the kind of each layer, such as `sliding` or `full`, in execution order."""
         repeated_layers = max(0, self.num_hidden_layers - len(self.first_layers))
         repeated_pattern = self.pattern * (repeated_layers // len(self.pattern) + 1)
         return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
@@ -380,7 +380,7 @@ class Stack(Component):
     def _first_layer_input(
         self, recorder: Flow, x: Value, hidden_axes: Shape, embedding_axes: Shape, positions: Weight | None
     ) -> Value:
-        """Returns the input of the first layer."""
+        """Returns the input of the first layer: embeddings with positions, norms and other additions of the stack."""
         if self.stem is not None:
             x = recorder.part("stem", self.stem, x, width=hidden_axes)
         if self.vocab_size is not None:

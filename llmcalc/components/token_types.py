@@ -80,7 +80,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class TokenTypesReference(nn.Module):
-        """Adds the first row of each table to every token."""
+        """Adds the first row of each token type table to every token's embedding."""
 
         def __init__(self, spec: TokenTypes, hidden_size: int) -> None:
             super().__init__()

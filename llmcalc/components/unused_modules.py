@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class UnusedEmbedding(Component):
-    """A second token embedding table, which no stack uses.
+    """A second token embedding table, which no stack of layers uses.
 
     BART's classes have it where encoder and decoder have separate embeddings.
     """

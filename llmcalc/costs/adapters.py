@@ -34,7 +34,7 @@ DEFAULT_TARGETS = ("q_proj", "v_proj")
 
 @frozen
 class LowRankAdapters:
-    """LoRA adapters for frozen weights.
+    """Low-rank adapters (LoRA), which are trained on top of frozen base weights.
 
     rank: inner width of every adapter.
     target_names: names of the linear layers with an adapter.
@@ -278,7 +278,7 @@ def adapters_of_targets(
     module_names_of: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRankAdapters:
-    """Returns the adapters of the target layers.
+    """Returns the low-rank adapters of the layers that `target_projections` names.
 
     target_projections: names of linear layers, here or in the model's class, or `all-linear`; default those of queries
         and values, of which the model may lack one: PEFT adapts the modules that match.

@@ -37,7 +37,7 @@ def _cached_tree(spec: ModelSpec) -> Node:
 
 @frozen(slots=True)
 class CacheGroup:
-    """A group of identical layer caches.
+    """Layers with KV caches or states of the same kind and size.
 
     kind: the kind of cache, such as `full_attention`.
     layers: number of layers with such a cache.

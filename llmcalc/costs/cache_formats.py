@@ -50,7 +50,7 @@ class VectorFormat:
 
 @frozen(slots=True)
 class CacheFormat:
-    """A storage format of the KV cache.
+    """A storage format of the KV cache: the formats of keys and values, and their scales.
 
     name: its name in `FORMATS`, or the full name of a number format.
     keys, values: storage of one head's key and value.

@@ -77,7 +77,7 @@ def layers_of(node_tree: Node) -> tuple[str, ...]:
 
 
 def _path_without_indices(node_position: NodePosition) -> str:
-    """Returns the path of a node without layer indices."""
+    """Returns the path of a node without layer indices, such as `layers.self_attn.q_proj`."""
     parent_names = "" if node_position.parent is None else _path_without_indices(node_position.parent)
     return f"{parent_names}.{node_position.node.name}".strip(".")
 
@@ -101,7 +101,7 @@ def packed_bytes(element_count: Number, dtype: str) -> Number:
 
 
 def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:
-    """Sums a function's values over trained tensors."""
+    """Sums a function of a tensor, such as its bytes, over trained tensors and their copies."""
     value_sum: Number = 0
     for trained_tensor in tensors:
         value_sum = add(value_sum, times(tensor_quantity(trained_tensor.tensor), trained_tensor.copies))

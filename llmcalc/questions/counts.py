@@ -46,7 +46,7 @@ SCHEME_WITHOUT_ENGINE = (
 
 @frozen
 class ParamsQuestion:
-    """The question of `llmcalc params`.
+    """The question of `llmcalc params`: which parameters of a model, draft or rank are counted.
 
     include: optional parts of the model that count.
     rank: the rank of a layout; None (default) for the whole model.

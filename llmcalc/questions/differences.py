@@ -56,7 +56,7 @@ def changes_to_compare(
     allow_unknown: bool = False,
     has_overrides: bool = False,
 ) -> ModelPairs:
-    """Returns the pairs of models to compare.
+    """Returns the pairs of models to compare: two TARGETs, or files at a commit and now.
 
     model_targets: two models, or with `commit` any number of files.
     read_model: function that reads a model.

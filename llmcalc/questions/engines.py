@@ -42,7 +42,7 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True)
 class EngineQuestion:
-    """A question about serving engines.
+    """A question about the memory of serving engines that run a model on an accelerator.
 
     engines: each `NAME` or `NAME==VERSION`. typed_flags: the engine's flags by name, as typed.
     hardware: the accelerator; None if none is named. quantize: scheme of the weights; default the checkpoint's.

@@ -74,7 +74,7 @@ def calibration_of_file(
 
 
 def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields each row's line number and its filled cells."""
+    """Yields each CSV row's line number and its non-empty cells."""
     file_bytes = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
         csv_reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)

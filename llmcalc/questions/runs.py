@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a run, except its model.
+    """The options of a training or inference run, except its model.
 
     settings: settings of the run.
     layout: parallelism options; default none.

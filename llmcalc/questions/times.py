@@ -404,7 +404,7 @@ def _without_adapters(run_question: RunQuestion) -> RunQuestion:
 
 
 def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: int | None) -> int:
-    """Returns the number of micro-batches per step.
+    """Returns the number of micro-batches per training step, for each replica.
 
     Raises `InputError` for a global batch that replicas and micro-batches do not divide, or that is given twice.
     """

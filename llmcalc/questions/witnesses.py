@@ -63,7 +63,7 @@ def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> R
 
 
 class VerifyResult(NamedTuple):
-    """The result of `llmcalc verify`.
+    """The result of `llmcalc verify`: a verdict per model, and the models that were skipped.
 
     verdicts: one per model. skip_reasons: reasons by model that could not be compared.
     """

@@ -113,7 +113,7 @@ class CountedAnswer(Answer):
 
 @frozen(repr=False)
 class ReportedAnswer(Answer):
-    """An answer whose main content is its JSON document.
+    """An answer of the Python API whose main content is its JSON document.
 
     result: the values, a data class of the question.
     make_report: function that builds the report.

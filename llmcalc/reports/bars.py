@@ -15,7 +15,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class TextBar(NamedTuple):
-    """A text bar in a table cell.
+    """A text bar in a table cell, which shows a fraction of a total.
 
     fraction: the share that it shows, at most 1.
     colour: its colour on a terminal, as `#rrggbb`; default none.

@@ -66,7 +66,7 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
 
 
 def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) -> list[Row]:
-    """Returns a table row for each bound on a model."""
+    """Returns a table row for each bound of the budget on one model."""
     return [
         row(
             _check_name(check),

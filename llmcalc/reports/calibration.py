@@ -24,7 +24,7 @@ def with_calibration(report: Report, calibration: Calibration | None) -> Report:
 
 
 def calibration_data(calibration: Calibration) -> dict[str, Any]:
-    """Returns a calibration as plain data."""
+    """Returns a calibration's factors and errors as plain data for JSON."""
     return {
         "runs": calibration.run_count,
         "before": _errors_data(calibration.errors_without_fit),

@@ -222,7 +222,7 @@ def _polynomial_degree(expression: Any) -> Any:
 
 
 def _term_sort_key(formula_term: Any) -> tuple[Any, ...]:
-    """Returns the sort key of a term in a sum.
+    """Returns the sort key of a term in a sum: added terms first, then terms of a higher degree.
 
     Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """

@@ -352,7 +352,7 @@ def _node_figures_function(included_parts: frozenset[str]) -> Figures:
 
 @frozen(repr=False)
 class Flops(CountedAnswer, FlopCount):
-    """The FLOPs of one pass of a model.
+    """The FLOPs of one pass of a model, as an answer of the Python API.
 
     preset, share, draft: as in `CountedAnswer`.
     rules: rules of thumb to compare with; default none.

@@ -99,7 +99,7 @@ def _detail_table(hardware: Hardware) -> Table:
 
 
 def _detail_rows(hardware: Hardware) -> list[Row]:
-    """Returns one row per known figure of the accelerator."""
+    """Returns a table row for each known figure of an accelerator, with its unit."""
     interconnect, nic, compute_units = hardware.interconnect, hardware.nic, hardware.compute_units
     hardware_figures: list[tuple[str, Any, Callable[[Any], str], str]] = [
         ("memory", hardware.memory_bytes, units.memory, "B"),

@@ -252,7 +252,7 @@ def _cache_notes(cache_size: CacheSize) -> list[str]:
 
 @frozen(repr=False)
 class Cache(CountedAnswer, CacheSize):
-    """The KV cache of a model, in bytes."""
+    """The KV cache of a model in bytes, as an answer of the Python API."""
 
     def report(self) -> Report:
         return with_encoder_tokens(with_draft(report(self.preset, self, self.share), self.draft), self.inputs)

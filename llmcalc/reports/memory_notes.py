@@ -122,7 +122,7 @@ CONVERTED = ("fp8", "mxfp4")
 
 
 def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
-    """Writes the terms of host memory with sources.
+    """Returns a note on the terms of host memory, with bytes and sources; empty without such terms.
 
     ranks: the ranks per host, each with these terms; default 1.
     """
@@ -284,7 +284,7 @@ def _pure_bf16_note(run_memory: Memory) -> str:
 
 
 def _execution_note(run_memory: Memory) -> str:
-    """Writes the kernel choices with their options."""
+    """Writes the kernels with which a run is counted, each with the option that changes it."""
     execution_entry = execution_data(run_memory)
     kernel_texts = [
         f"{run_memory.attention} attention (--attn-implementation)",

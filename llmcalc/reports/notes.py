@@ -1,4 +1,4 @@
-"""Conventions and phrases for several reports."""
+"""Notes and phrases that several reports share."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def phases_table(
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:
-    """Returns the phases as entries of a JSON document."""
+    """Returns the phases of reinforcement learning and their memory terms as entries of a JSON document."""
     return [
         {
             "name": phase.name,

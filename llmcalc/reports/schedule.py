@@ -44,7 +44,7 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
 
 
 def pass_kinds_of(timetable: Timetable) -> list[Kind]:
-    """Returns the kinds of passes in the schedule."""
+    """Returns the kinds of passes (forward, backward, …) in a pipeline schedule."""
     present_letters = {
         action.pass_kind for actions_of_rank in timetable.pipeline.actions_by_rank for action in actions_of_rank
     }

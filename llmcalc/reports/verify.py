@@ -236,7 +236,7 @@ def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _tolerances_text(comparisons: list[Check]) -> str:
-    """Writes the tolerance of each quantity."""
+    """Writes the relative tolerance of each quantity's comparison."""
     names_by_tolerance: dict[float, dict[str, None]] = {}
     for comparison in comparisons:
         quantity_name = comparison.quantity.rpartition("_bytes")[0].rpartition("_")[2] or comparison.quantity

@@ -48,7 +48,7 @@ class BudgetCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether the value is within all limits."""
+        """Whether the checked value is within all limits of its bound."""
         return all(bound_limit.is_met_by(self.measured_value) for bound_limit in self.limits)
 
     @property

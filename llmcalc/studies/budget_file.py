@@ -144,7 +144,7 @@ class ModelBudget(Record):
 
 
 class Budget(Record):
-    """The bounds of several models."""
+    """The bounds of several models, from a budget file."""
 
     model: tuple[ModelBudget, ...]
 

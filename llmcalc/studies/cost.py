@@ -55,7 +55,7 @@ class Cost:
 
     @property
     def amounts(self) -> dict[str, RangedAmount | None]:
-        """The amount of each quantity, by the quantity's name."""
+        """The days, device-hours, energy and money of the run, by name; None for unknown amounts."""
         return {
             "days": self.days,
             "device_hours": self.device_hours,
@@ -92,7 +92,7 @@ def add_lost_time(training_seconds: RangedAmount, devices: int) -> RangedAmount:
 
 @frozen
 class RunCost:
-    """The cost of a run together with the timed run.
+    """The cost of a run together with the run's time estimate.
 
     cost: the amounts. tokens, requests: of the run; None for the other one.
     steps, step: number of training steps and seconds of each; None for requests.

@@ -63,7 +63,7 @@ class HardwareOption:
 
 
 class _RunOnDevices(NamedTuple):
-    """A run divided over a number of accelerators.
+    """A run divided over a number of accelerators, with its memory per device.
 
     devices: number of accelerators.
     layout: the layout over them; None for one accelerator.
@@ -143,7 +143,7 @@ def _bytes_without_overhead(memory_fit: MemoryFit, cuda_runtime: CudaRuntime) ->
 
 
 def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
-    """Returns the run over the ranks of a layout."""
+    """Returns a run divided over the ranks of a layout, with the largest rank's memory."""
 
     def largest_memory(cuda_runtime: CudaRuntime) -> DeviceMemory:
         return rank_with_most_memory(

@@ -213,7 +213,7 @@ def _first_and_last_ranks(layout: Layout) -> tuple[int, ...]:
 
 
 def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout) -> ReplicaFit:
-    """Returns a layout with the largest rank's memory."""
+    """Returns a replica in a layout, with the memory of the rank that needs most."""
     fit_by_rank = {
         rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.cuda_runtime)).fit_on(hardware)
         for rank in _first_and_last_ranks(layout)

@@ -19,7 +19,7 @@ AS_CONFIGURED = ""
 
 @frozen
 class Candidate:
-    """A layout that may fit, with estimated bytes.
+    """A parallel layout that may fit on the devices, with the estimated bytes of its largest rank.
 
     micro_batches: micro-batches per step.
     device_bytes: bytes that the largest rank requires.
@@ -47,7 +47,7 @@ class Candidate:
 
     @property
     def may_fit(self) -> bool:
-        """Whether the layout's tensors may fit."""
+        """Whether the tensors of the layout's largest rank may fit on a device."""
         return self.count_sent_bytes is not None
 
     @cached_property

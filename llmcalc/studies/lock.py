@@ -32,7 +32,7 @@ FORMATS = ("fp8", "int8", "nf4", "awq-int4-g128", "mxfp4", "q8_0", "q4_k_m")
 
 @dataclass(frozen=True)
 class LockEntry:
-    """A model's entry in a lock file.
+    """A model's entry in a lock file: source, counts, bytes by number format, and evidence.
 
     preset: the model, as it was read.
     data: the entry, in JSON's types; numbers are exact integers in parameters, FLOPs and bytes.

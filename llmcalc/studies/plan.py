@@ -892,7 +892,7 @@ NEAREST_REPLAYS = 4
 
 
 def _layout_run(candidate: Candidate) -> LayoutRun:
-    """Returns the run of a candidate's layout."""
+    """Returns a candidate's layout, micro-batches and recomputation as a task for replays."""
     return LayoutRun(candidate.layout, candidate.micro_batches, candidate.recompute)
 
 

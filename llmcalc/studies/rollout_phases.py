@@ -47,7 +47,7 @@ class RolloutPhase(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all terms."""
+        """Bytes of all memory terms of the phase."""
         return sum(memory_term.bytes for memory_term in self.terms)
 
 
@@ -111,7 +111,7 @@ class _PhaseCalculator:
             raise InputError(f"the rollout's {engine.title}: {error_text}") from None
 
     def phases(self) -> list[RolloutPhase]:
-        """The phases in execution order."""
+        """The phases of reinforcement learning in execution order, with their memory terms."""
         terms_by_phase_name = {
             "rollout": self._rollout_terms,
             "weight_transfer": self._weight_transfer_terms,
@@ -260,5 +260,5 @@ class _PhaseCalculator:
 
 
 def _nonzero_terms(phase_terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
-    """Yields the terms whose bytes are not 0."""
+    """Yields the memory terms whose bytes are not 0."""
     return (memory_term for memory_term in phase_terms if memory_term.bytes > 0)

@@ -230,7 +230,7 @@ class TrainingTimes:
         return self.stack.stops_early and not self.recompute.reentrant and not self.recompute.saved_operations
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
-        """Returns the step plan of a layout."""
+        """Returns the plan of a training step in a layout: batch, micro-batches, length and recomputation."""
         workload, included_parts = self.memory.states.workload, self.memory.states.parameter_count.include
         return StepPlan.from_layout(
             layout,

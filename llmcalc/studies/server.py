@@ -79,7 +79,7 @@ class LayoutSizes:
 
 @frozen
 class LoadPoint:
-    """The latencies, rates and cost of a server at one concurrency. ttft, tpot, end_to_end: seconds with ranges.
+    """The latencies, rates and cost of a server at one concurrency. ttft, tpot: seconds with ranges.
 
     replica_latencies: load of one replica, as its requests arrive. spread_latencies: the same requests where arrivals
         are spread.

@@ -166,7 +166,7 @@ class StudiedServers:
 
 @frozen
 class ServeStudy:
-    """The model, load and limits of a study of servers.
+    """The model, accelerator, load and latency limits of a search for servers.
 
     preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
     memory_by_formats: (quantize, kv_dtype) → the model's memory on one device with these formats.

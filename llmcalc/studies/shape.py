@@ -349,7 +349,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ShapeStudy:
-    """The shapes of equal cost, deepest first.
+    """The shapes of equal cost that were found, deepest first, with the budget and the tolerance.
 
     family: their family, with the step and the head sizes that were chosen for the budget.
     searched_count: number of shapes that were counted in the search.

@@ -65,7 +65,7 @@ class TimeFormula:
 
 @dataclass(frozen=True)
 class _FormulaTerm:
-    """A term of a formula: in symbols, and with numbers."""
+    """A term of a time formula: in symbols, and with numbers."""
 
     symbolic: str
     substituted: str

@@ -51,7 +51,7 @@ NOT_COUNTED = {
 
 
 class TimedNode(NamedTuple):
-    """A part of the model or the run, with seconds.
+    """A part of the model or of the run, with its share of the estimated seconds.
 
     path: path in the model, or the name of a part of the run.
     kind: kind of its kernel or message.
@@ -71,7 +71,7 @@ class TimedNode(NamedTuple):
 
 @frozen
 class TimedRun:
-    """A run with its estimated seconds.
+    """A training step, prompt or decoding pass with its estimated seconds.
 
     spec: the model.
     phase: training, prefill or decode.

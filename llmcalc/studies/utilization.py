@@ -61,7 +61,7 @@ def utilization(
     dtype: str,
     tokens_per_second: int,
 ) -> Utilization:
-    """Returns the utilization of a run.
+    """Returns the MFU and HFU of a run under each convention for counting FLOPs.
 
     model_flop_count: the pass with every product once; kernel_flop_count: the same as its kernels run it.
     Raises `InputError` for an accelerator without a peak in that format.

@@ -205,7 +205,7 @@ class SavedByteSums:
         )
 
     def saved_bytes_of(self, node: FormulaNode) -> Any:
-        """Returns the saved bytes of a node."""
+        """Returns the bytes that a node saves for the backward pass, for one of its repeats."""
         if node.walk_indices:
             return sum((self.by_location[storage_location] for storage_location in node.walk_indices), 0)
         bytes_outside_nodes = {

@@ -26,7 +26,7 @@ MOST_KINDS = 40
 
 @dataclass(frozen=True, slots=True)
 class FormulaSection:
-    """The formulas of one node, for one of its repeats.
+    """The formulas of one node of the model, for one of its repeats.
 
     formula_nodes: every place in the tree where they apply.
     formulas: the formulas.

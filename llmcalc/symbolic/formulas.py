@@ -106,7 +106,7 @@ DEFAULT_TRAINING = TrainingSetting()
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """The formula of a quantity, and its value in numbers.
+    """The formula of a quantity in symbols, and its exact value.
 
     quantity: the quantity.
     expression: the formula in symbols; its value where sympy is not installed.
@@ -301,7 +301,7 @@ class Formulas:
     def _cost_terms(
         self, quantity: Quantity, seq: Number, inverse_token_count: Any, element_bits: Number, bytes_per_bit: Any
     ) -> list[CostTerm]:
-        """Returns the cost terms whose sum is the quantity.
+        """Returns the cost terms whose sum is the quantity, such as parameters or FLOPs.
 
         seq: tokens of a sequence.
         inverse_token_count: 1 / seq.

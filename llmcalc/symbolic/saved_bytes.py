@@ -59,7 +59,7 @@ class StorageLocation(NamedTuple):
 
 
 class SavedBlock:
-    """The memory block of one tensor storage.
+    """The memory block of a tensor storage, with the nodes that save it for the backward pass.
 
     kind: its kind when it was created.
     creator_location: the node that created it.
@@ -91,7 +91,7 @@ class SavedBlock:
 
 
 class SavedStorages:
-    """A meter that lists all tensor storages of a pass."""
+    """A meter of a training pass that lists the live tensor storages and the nodes that save them."""
 
     def __init__(self) -> None:
         self.kind: str = "temporary"

@@ -279,7 +279,7 @@ def bytes_symbol() -> Any:
 
 
 def keys_symbol() -> Any:
-    """Returns the symbol of the number of keys."""
+    """Returns the symbol of the number of keys that a query attends to."""
     return _symbol(KEYS)
 
 

@@ -44,7 +44,7 @@ class ExpectedTensor:
 
 @dataclass
 class TensorMatch:
-    """The result of matching a checkpoint with a spec.
+    """The result of matching a checkpoint's tensors with a spec's tensors.
 
     matched_count: the number of matched expected tensors.
     missing: expected tensors that the checkpoint lacks.

@@ -53,7 +53,7 @@ class MemoryBlock:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the simulator counts the block."""
+        """Whether the simulator counts the block: scratch blocks and Python numbers are left out."""
         return not self.is_scratch and not self.is_python_number
 
 
@@ -109,7 +109,7 @@ def discard_profiler_log() -> Iterator[None]:
 
 @dataclass
 class CpuEvents:
-    """The events of a forward and a backward pass.
+    """The memory events of a forward and a backward pass, from torch's CPU profiler.
 
     memory_events: allocations and releases in order.
     gradient_sums: bytes of sums of gradients.

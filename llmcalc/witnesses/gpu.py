@@ -67,7 +67,7 @@ class DeviceStatistics(Protocol):
         """Frees unreferenced objects, free segments and workspaces, and resets the peaks."""
 
     def reset_peaks(self) -> None:
-        """Resets the peaks."""
+        """Resets the allocator's peak statistics."""
 
     def read_bytes(self) -> AllocatorStatistics:
         """Returns the statistics after all kernels have finished."""
@@ -126,7 +126,7 @@ class MeasuredMemory:
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def record_peaks(self, phase: str, allocator_statistics: AllocatorStatistics) -> None:
-        """Records the peaks of a phase."""
+        """Records the peak requested, allocated and reserved bytes of a phase."""
         peaks = self.phases.setdefault(phase, {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0})
         for statistic_name, peak_bytes in zip(peaks, allocator_statistics[1:], strict=True):
             peaks[statistic_name] = max(peaks[statistic_name], peak_bytes)
@@ -134,7 +134,7 @@ class MeasuredMemory:
         self.after_step_bytes = allocator_statistics.allocated
 
     def data(self) -> dict[str, Any]:
-        """Returns the JSON document."""
+        """Returns the measurements as a JSON document."""
         return dict(vars(self))
 
 

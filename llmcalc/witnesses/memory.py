@@ -170,7 +170,7 @@ def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
 
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
-    """Returns the bytes by quantity, measured with torch."""
+    """Returns the bytes by quantity of a run of the reference, measured with torch."""
     run_setup = run_config_of_settings(spec, settings)
     if isinstance(run_setup, TrainingConfig):
         return measure_steps(spec, run_setup, device).bytes_by_name()
@@ -359,7 +359,7 @@ class InferenceBytes(NamedTuple):
     after_pass: int
 
     def bytes_by_name(self, phase: str) -> dict[str, int]:
-        """Returns the bytes by name of quantity."""
+        """Returns the bytes by quantity, such as `prefill_peak_bytes`."""
         return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after_pass}
 
 

@@ -64,7 +64,7 @@ class ShapeCache(TorchDispatchMode):
 
 
 class Operation(NamedTuple):
-    """An operation of torch.
+    """A torch operator overload, with the properties that decide whether its shapes are cached.
 
     function: its overload. overload_packet: the operation with all of its overloads.
     is_composed: whether it is implemented by several other operations, some of which may have FLOPs.

@@ -172,7 +172,7 @@ class TrainingLoop:
         phase_callback("backward", None)
 
     def create_tokens(self) -> None:
-        """Creates the tokens of a micro-batch."""
+        """Creates the token ids of a micro-batch, and the encoder's input for an encoder-decoder."""
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
         source_length = training.seq if training.source_tokens is None else training.source_tokens
@@ -270,7 +270,7 @@ class InferencePasses:
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
     def run_prefill(self) -> None:
-        """Runs the prompt in one pass or in chunks."""
+        """Runs the reference on the whole prompt, in one pass or in chunks."""
         seq = self.inference.seq
         chunk_size = seq if self.inference.chunk_tokens is None or self.store is None else self.inference.chunk_tokens
         for past_tokens in range(0, seq, chunk_size):
@@ -288,7 +288,7 @@ class InferencePasses:
         }
 
     def run_decode(self) -> None:
-        """Runs one decoding step after the prompt."""
+        """Runs one decoding step of the reference after the prompt."""
         self._run_pass(1, self.inference.seq, last_only=False)
 
     def _run_pass(self, tokens: int, past_tokens: int, last_only: bool) -> None:

@@ -371,7 +371,7 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MeasuredPass:
-    """The measurements of one forward pass.
+    """The measurements of one forward pass of a `transformers` class: FLOPs, cache and calls.
 
     flops_by_path: module path → FLOPs.
     calls_by_path: module path → number of calls.

@@ -154,7 +154,7 @@ class AltUpLayer(WholeLayer):
         )
 
     def _sublayer_output(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> Value:
-        """Returns the normalized output of a sublayer."""
+        """Returns the normalized output of attention or of the feed-forward network."""
         with recorder.function():
             recorder.hold(x=x)
             return recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.part(sublayer_name, component, x))

@@ -183,7 +183,7 @@ class Layer(Component):
         return ""
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        """Records the layer's operations.
+        """Records the operations of the layer's attention, networks, norms and residual sums.
 
         layer_sharing: its position among the layers that share parameters; None without sharing.
         """
@@ -464,7 +464,7 @@ def _reference_class() -> type[nn.Module]:
                 self.order.remove("cross_attn")
 
         def _normalize(self, norm_name: str, x: Tensor) -> Tensor:
-            """Applies the named norm, if the layer has it."""
+            """Applies the named norm to x; returns x unchanged if the layer does not have the norm."""
             return getattr(self, norm_name)(x) if hasattr(self, norm_name) else x
 
         def _residual_sum(self, sublayer_name: str, x: Tensor, sublayer_output: Tensor) -> Tensor:

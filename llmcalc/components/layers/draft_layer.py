@@ -66,7 +66,7 @@ class DraftLayer(PreNormLayer):
 
 
 def draft_example(**layer_fields: Any) -> DraftLayer:
-    """Returns a small layer for a stack's examples."""
+    """Returns a small EAGLE-3 layer for the examples of a stack."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6, position=Rope())
     return DraftLayer(**{**small_sublayers(), "attention": attention}, **layer_fields)
 

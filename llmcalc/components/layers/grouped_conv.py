@@ -100,7 +100,7 @@ class GroupedConvLayer(PreNormLayer):
 
 
 def grouped_conv_example(**layer_fields: Any) -> GroupedConvLayer:
-    """Returns a small layer for a stack's examples."""
+    """Returns a small layer with convolutions for the examples of a stack."""
     attention = ContextAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     convolution_fields = {"conv_kernel_size": 2, "conv_group_size": 4}
     return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **convolution_fields, **layer_fields})

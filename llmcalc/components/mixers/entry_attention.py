@@ -181,7 +181,7 @@ class EntryAttention(TokenMixer):
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
-        """Returns the query of each head before RoPE."""
+        """Returns the queries of all heads before RoPE, with a norm in subclasses that have one."""
         return q
 
     def _mask_and_entries(

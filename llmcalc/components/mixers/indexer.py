@@ -104,7 +104,7 @@ def indexer_core_class() -> type[nn.Module]:
     class KeyScores(nn.Module):
         """The scores of keys. q: [batch, queries, heads, d], k: [batch, keys, d] → [batch, queries, keys].
 
-        weights: [batch, queries, heads].
+        head_weights: [batch, queries, heads].
         """
 
         def forward(self, q: Tensor, k: Tensor, head_weights: Tensor) -> Tensor:

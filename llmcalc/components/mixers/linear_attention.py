@@ -102,7 +102,7 @@ class LinearAttentionMixer(RecurrentMixer):
         ]
 
     def _head_text(self) -> str:
-        """Returns the numbers and sizes of heads in a heading."""
+        """Returns the numbers and sizes of query, key and value heads, as text for a report heading."""
         heads_text = f"{self.num_attention_heads}/{self.num_key_value_heads}"
         return f"{heads_text} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
 

@@ -111,7 +111,7 @@ def _reference_class() -> type[nn.Module]:
     class MatrixMemoryCell(nn.Module):
         """Runs mLSTM's memory. q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v] → (h, (C, n, m)).
 
-        i, f: [batch, heads, tokens]. h has the shape of v.
+        input_gate, forget_gate: [batch, heads, tokens]. h has the shape of v.
         """
 
         def __init__(self, chunk_size: int) -> None:

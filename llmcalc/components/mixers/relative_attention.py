@@ -131,7 +131,7 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _largest_distance(self, x: Tensor) -> int:
-            """Returns the largest distance that has scores."""
+            """Returns the largest distance, in tokens, for which scores are computed."""
             return x.shape[1] if self.has_segments else x.shape[1] - 1
 
         def _encode_distances(self, pass_state: PassState, x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ SOURCE = "Peng et al. 2025, §4.1"
 
 
 class Rwkv7TimeMix(RecurrentMixer):
-    """Time mixing of RWKV-7.
+    """RWKV-7's time mixing, which replaces attention: a generalized delta rule with low-rank projections.
 
     num_heads: the number of heads, each with a state of head_dim × head_dim.
     head_dim: the size of a head.
@@ -256,7 +256,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.o_proj(wkv_output * self._low_rank_output("g", mixed_inputs["g"]))
 
         def _split_heads(self, x: Tensor) -> Tensor:
-            """Splits the last axis into heads."""
+            """Splits the last axis into heads. [.., heads · d] → [.., heads, d]."""
             return x.unflatten(-1, (self.spec.num_heads, -1))
 
     class ChannelMixReference(nn.Module):

@@ -191,7 +191,7 @@ class SharedEntryAttention(EntryAttention):
         visible_entries: Value,
         rope: Rope,
     ) -> Value:
-        """Returns the entries that each token selects.
+        """Returns the compressed cache entries that each token's attention selects.
 
         latent: the new entries before RoPE; None for shared ones. visible_entries: the mask of whole entries.
         """
@@ -279,7 +279,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class EntryCompressor(nn.Module):
-        """Compresses tokens into cache entries.
+        """Compresses tokens into cache entries, each from `compress_rate` tokens.
 
         x: [batch, tokens, hidden] → the new entries without RoPE, and all entries with RoPE.
         """

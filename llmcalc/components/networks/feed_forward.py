@@ -193,7 +193,7 @@ def record_up_activation(recorder: Flow, function_name: str, x: Value) -> Value:
 
 
 def activate(function_name: str, x: Tensor) -> Tensor:
-    """Applies an activation function by its name."""
+    """Applies an activation function, such as `silu`, to a tensor. Names are those of Hugging Face configs."""
     import torch
     import torch.nn.functional as F
 

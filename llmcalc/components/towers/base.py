@@ -18,7 +18,7 @@ class TowerPart(Component):
 
     @property
     def output_width(self) -> int:
-        """The width of the tower's output."""
+        """The width of the encoder's or projector's output vectors."""
         raise TypeError(f"{type(self).__name__} does not say how wide its output is")
 
     @property

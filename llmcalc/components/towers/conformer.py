@@ -65,7 +65,7 @@ class ConformerAttention(Part):
         return self
 
     def flow(self, recorder: Flow, x: Value, bias: Value | None, segment: Number = None) -> Value:
-        """Records the attention.
+        """Records the attention's projections, scores and weighted sums.
 
         bias: a value per head and distance that is added to the scores. segment: the positions that are read at once.
         """

@@ -31,7 +31,7 @@ MOST_BLOCKS = 1000
 
 
 class ConvNextEncoder(TowerPart):
-    """Stages of ConvNeXt blocks over samples.
+    """A ConvNeXt encoder of audio samples: stages of blocks, with strided convolutions between the stages.
 
     Each stage but the first begins with a strided convolution that doubles the channels. A decoder has the same stages
     in the reverse order, with transposed convolutions. It runs for generated speech alone: its parameters are counted,
@@ -113,7 +113,7 @@ class ConvNextEncoder(TowerPart):
         return x
 
     def _record_decoder(self, recorder: Flow, x: Value) -> None:
-        """Records the decoder. x: the encoder's output."""
+        """Records the convolutional decoder, which turns latents into samples. x: the encoder's output."""
         for stage_number, stage_index in enumerate(reversed(range(len(self.depths)))):
             stride = self.downsampling_ratios[stage_index] if stage_number else 1
             kernel_size = 2 * stride if stage_number else self.kernel_size

@@ -253,7 +253,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return timestamp_logits
 
     class SpeakerSinusoids(nn.Module):
-        """Sums the sinusoids of the active speakers. activity: [clips, positions, speakers] → [..., width]."""
+        """Sums the sinusoids of the active speakers. [clips, positions, speakers] → [..., width]."""
 
         def __init__(self, speakers: int, hidden_size: int) -> None:
             super().__init__()

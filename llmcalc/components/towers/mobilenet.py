@@ -209,7 +209,7 @@ class MobileNet(EncoderTower):
             return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
 
     def _record_group(self, recorder: Flow, group_name: str, x: Value, block_group: BlockGroup) -> Value:
-        """Records the blocks of a group."""
+        """Records the blocks of a group, once or several times."""
 
         def record_blocks(block_input: Value) -> Value:
             for k, block in enumerate(block_group.blocks, 1):
@@ -367,7 +367,7 @@ class MobileNet(EncoderTower):
 
 
 def _total_stride(conv_blocks: tuple[Any, ...]) -> int:
-    """Returns the total stride of a sequence of blocks."""
+    """Returns the product of the strides of a sequence of convolution blocks."""
     return prod(block.stride for block in conv_blocks if block.type != "attention")
 
 

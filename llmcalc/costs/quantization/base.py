@@ -112,7 +112,7 @@ class WeightTensor:
 
     @property
     def name(self) -> str:
-        """The last component of a weight's path."""
+        """The last component of the weight's path, such as `q_proj`."""
         return self.path.rpartition(".")[2]
 
 
@@ -131,7 +131,7 @@ def weight_tensors_of(
 def _weight_tensors_below_node(
     node_position: NodePosition, node_tensor: WeightTensor, included_parts: frozenset[str], first_copies_only: bool
 ) -> Iterator[WeightTensor]:
-    """Yields the tensors below a node of the model.
+    """Yields the weight tensors of a node of the model and of all nodes below.
 
     node_tensor: the site of the node itself, whose tensor is ignored.
     """
@@ -174,7 +174,7 @@ def _weight_tensors_below_node(
 
 @frozen
 class QuantizationScheme:
-    """A scheme for the quantization of weights.
+    """A scheme for the quantization of weights: which tensors are converted, and the stored bytes of each.
 
     label: its short name.
     source: the source of its layout.

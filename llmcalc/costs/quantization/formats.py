@@ -47,7 +47,7 @@ class IndivisibleMatrix(InputError):
 
 @frozen(slots=True)
 class LinearFormat:
-    """The storage format of a linear layer."""
+    """The storage format of a quantized linear layer: codes, scales and zero points, in bytes."""
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         """Bytes of the layer's tensors, by part. model_element_bytes: of an element in the model's number format."""
@@ -101,7 +101,7 @@ class ActivationScales:
 
 @frozen(slots=True)
 class FP8(LinearFormat):
-    """The FP8 format: one byte per weight, and scales.
+    """The FP8 format: one byte per weight, and scales per block, row or tensor.
 
     scale_extent: the weights that share a scale: a block (rows, columns), a `row` or the `tensor`.
     scale_bytes: bytes per scale; None for the model's number format.
@@ -167,7 +167,7 @@ NVFP4_BLOCK = 16
 
 @frozen(slots=True)
 class FP4(LinearFormat):
-    """The FP4 format: half a byte per weight, and scales.
+    """The FP4 format: half a byte per weight, scales per block of columns, and scales per tensor.
 
     block_columns: weights of a row that share a scale.
     tensor_scale_count: number of fp32 scales of the whole tensor.
@@ -317,7 +317,7 @@ class Bnb4(LinearFormat):
 
 @frozen(slots=True)
 class Bnb8(LinearFormat):
-    """The LLM.int8() format of bitsandbytes."""
+    """The LLM.int8() format of bitsandbytes: one byte per weight, and an fp32 scale per row."""
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         return StoredBytes(weights=out_features * in_features, scales=out_features * FP32, other=1)

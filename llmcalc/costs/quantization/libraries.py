@@ -484,7 +484,7 @@ def read_metal(config: ConfigFields) -> QuantizationScheme:
 
 
 def read_higgs(config: ConfigFields) -> QuantizationScheme:
-    """Reads a HIGGS config."""
+    """Reads a HIGGS config (transformers): bits and group size of all linear layers."""
     config.ignore("hadamard_size", "p", "tune_metadata")
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 256) or 256
     config.check_choice("bits", bits, 2, 3, 4)

@@ -42,7 +42,7 @@ OUTSIDE_LAYERS = ("embedding", "pooler", *HEADS)
 
 @frozen
 class LayerGroup:
-    """Linear layers that share a storage format.
+    """A set of linear layers that share a storage format.
 
     format: their storage format; None if they stay unconverted.
     modules: the layers; None for all.
@@ -56,7 +56,7 @@ class LayerGroup:
 
 @frozen
 class LinearScheme(QuantizationScheme):
-    """A quantization scheme that converts linear layers.
+    """A quantization scheme that converts linear layers and leaves other tensors in the model's format.
 
     groups: the first group that names a layer gives its format.
     scope: all linear layers, or routed experts only.

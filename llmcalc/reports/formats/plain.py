@@ -217,7 +217,7 @@ ENTITIES = {"&": "&amp;", "<": "&lt;", "$": "&#36;"}
 
 
 def escape_markdown(markdown_text: str) -> str:
-    """Escapes a text for Markdown.
+    """Escapes the characters of a text that have a meaning in Markdown.
 
     The text has no HTML, links, images, code, emphasis, formulas, mentions or references to issues, and adds no column
     to a table.

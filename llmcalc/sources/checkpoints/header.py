@@ -82,7 +82,7 @@ class BoundedReader:
         self.bytes_read: int = 0
 
     def read_bytes(self, byte_count: int, header_field: str) -> bytes:
-        """Reads `byte_count` bytes.
+        """Reads `byte_count` bytes of the header.
 
         Raises `InputError` if fewer bytes are left, or if a header may not have as many.
         """

@@ -77,7 +77,7 @@ MOST_UNKNOWN_FIELDS = 1_000
 
 @dataclass
 class Config:
-    """A `config.json` with typed getters for its fields.
+    """A parsed `config.json` with typed getters, which record the fields that are read.
 
     Every getter takes the field's name, then other names for the same field. If the config has several of them, one
     wins: a configuration class first sets its own fields and then every other attribute of the config. So a name that

@@ -416,7 +416,7 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 
 def _read_nanochat(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads the arguments of nanochat's first versions."""
+    """Reads the model arguments of nanochat's first versions as a config."""
     hidden_size = _positive_size(model_args, "n_embd")
     context_length = model_args.get("sequence_len", model_args.get("sequence_length"))
     config = {

@@ -137,7 +137,7 @@ def attention_biases(config: Config, bias_fields: Sequence[str] = QKVO) -> Table
 def glu(
     config: Config, bias: bool = False, ffn_width: int | None = None, activation_field: str = "hidden_act"
 ) -> Table:
-    """Returns a gated FFN."""
+    """Returns a gated feed-forward network (SwiGLU, GeGLU) from the usual config fields."""
     ffn_fields = {
         "intermediate_size": ffn_width or config.integer("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, activation_field),
@@ -162,7 +162,7 @@ def clamped_gpt_oss_ffn(ffn: Table) -> Table:
 
 
 def mlp(ffn_width: int, activation: str, bias: bool = True) -> Table:
-    """Returns a non-gated FFN."""
+    """Returns a feed-forward network of two projections without a gate."""
     return {"intermediate_size": ffn_width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
 
 
@@ -193,7 +193,7 @@ def decoder(
     label_count: int = 2,
     **model: Any,
 ) -> Table:
-    """Returns a decoder-only model.
+    """Returns the `model` table of a decoder-only model.
 
     block: table of every layer, `{attention, feed_forward, norm, norm_placement, …}`.
     head: fields of the language-model head beyond the plain projection (`bias`).
@@ -327,7 +327,7 @@ def block_sparse_note(config: Config) -> None:
 
 
 def scores_sequences(config: Config) -> bool:
-    """Whether the output head scores whole sequences.
+    """Whether the output head scores whole sequences instead of tokens.
 
     This is also true for a classifier whose class name is neither for tokens nor for answers.
     """

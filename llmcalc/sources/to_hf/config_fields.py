@@ -1,7 +1,7 @@
 """Computes the value of each config field from a spec, by field name.
 
-A field with the same name in the spec is found by `ConfigValues.first_value` and is not listed. A wrong value here cannot
-produce a wrong config: every proposed config is read back and compared with the spec.
+A field with the same name in the spec is found by `ConfigValues.first_value` and is not listed. A wrong value here
+cannot produce a wrong config: every proposed config is read back and compared with the spec.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class ConfigValues:
 
     @property
     def sliding_mixer(self) -> Any:
-        """The first mixer with a window."""
+        """The first token mixer with a sliding window, in the order of the layers."""
         return require_present(
             next((mixer for mixer, window in zip(self.mixers, self.windows, strict=True) if window), None)
         )

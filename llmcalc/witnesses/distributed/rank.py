@@ -183,7 +183,7 @@ def _build_optimizers(training_job: TrainingJob, model: Any) -> list[Any]:
 
 
 class RankProcess:
-    """A process of a distributed run."""
+    """A process of a distributed run, which trains and measures its part of the model."""
 
     def __init__(self, training_job: TrainingJob) -> None:
         self.training_job: TrainingJob = training_job
@@ -204,7 +204,7 @@ class RankProcess:
         self.peaks: dict[str, int] = {}
 
     def measure_training(self) -> tuple[dict[str, int], list[float]]:
-        """Trains the model and measures its memory.
+        """Trains the model, and measures the bytes by quantity and the loss of each step.
 
         Returns bytes by quantity, and each step's sum of losses if this process computes losses.
         """
@@ -346,7 +346,7 @@ class RankProcess:
 
 
 class RankResult(NamedTuple):
-    """The measurements of one process.
+    """The measurements of one process: memory bytes, losses and scratch bytes.
 
     bytes: quantity → bytes.
     losses: mean loss of each step, over all processes.

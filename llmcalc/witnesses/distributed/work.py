@@ -71,7 +71,7 @@ def _end_with_parent() -> None:
 
 
 def main(job_path: str) -> None:
-    """Runs the jobs that a file describes."""
+    """Runs the training jobs in a file of JSON lines; rank 0 prints the results."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     job_results = run_jobs([job_from_json(job_line) for job_line in Path(job_path).read_text().splitlines()])
     if os.environ["RANK"] == "0":

@@ -92,7 +92,7 @@ def _conformer_encoder(
 
 
 def _read_pair(config: Config, field_name: str) -> list[int]:
-    """Reads two positive integers."""
+    """Reads a config field with two positive integers."""
     size_pair = config.get(field_name)
     if (
         not isinstance(size_pair, list | tuple)
@@ -218,7 +218,7 @@ def _read_gemma3n_audio(root_config: Config, config: Config, text_hidden_size: i
 
 
 def _read_pairs(config: Config, field_name: str) -> list[list[int]]:
-    """Reads two (time, frequency) pairs of sizes."""
+    """Reads a config field with two (time, frequency) pairs of sizes."""
     size_pairs = config.get(field_name)
     if not isinstance(size_pairs, list | tuple) or len(size_pairs) != 2:
         raise config.error(field_name, size_pairs, "two pairs of positive whole numbers")

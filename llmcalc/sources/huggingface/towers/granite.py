@@ -60,7 +60,7 @@ def _count_of_concatenated_layers(config: Config) -> int:
 def qformer(
     qformer_config: Config, encoder_width: int, query_count: int, window: int | None, parent_config: Config
 ) -> Table:
-    """Returns the Q-Former of a section.
+    """Returns the Q-Former that a config section describes.
 
     window: the positions of audio that a copy of the queries reads; None for all patches of an image.
     parent_config: the config that collects the section's unknown fields.

@@ -11,7 +11,7 @@ from .section import Reader, TowerSection, projector
 
 
 def _encoder(config: Config) -> Table:
-    """Returns an encoder of audio samples."""
+    """Returns a ConvNeXt encoder of audio samples."""
     downsampling_ratios, stage_depths = config.integers("downsampling_ratios"), config.integers("depths")
     if len(stage_depths) != len(downsampling_ratios) + 1 or 0 in downsampling_ratios:
         raise config.error(

@@ -1,4 +1,4 @@
-"""GPT and its successors.
+"""Readers of configs of GPT and its successors: GPT-1, GPT-2, GPT-Neo, StarCoder, GPT-J, CodeGen, GPT-NeoX.
 
 openai-gpt, gpt2 (also as gpt-sw3), gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox, gpt_neox_japanese.
 

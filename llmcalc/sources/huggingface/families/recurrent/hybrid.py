@@ -40,7 +40,7 @@ MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mam
 
 
 def hybrid_attention(config: Config, **attention_fields: Any) -> Table:
-    """Returns attention for a hybrid model."""
+    """Returns grouped-query attention for a hybrid of state-space and attention layers."""
     return {"type": "attention", **attention(config, **attention_fields)}
 
 

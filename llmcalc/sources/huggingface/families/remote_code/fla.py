@@ -77,7 +77,7 @@ def _read_gla(config: Config) -> Table:
 
 
 def _linear_attention(config: Config) -> Table:
-    """Returns the fields of linear attention with a decay."""
+    """Returns the common fields of linear attention with a decay: heads, head sizes, output gate and norm."""
     config.require("elementwise_affine", True)
     heads = config.integer("num_attention_heads")
     key_heads = config.optional_integer("num_key_value_heads") or heads

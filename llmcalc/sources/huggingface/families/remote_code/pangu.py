@@ -1,4 +1,4 @@
-"""Pangu's mixtures of experts.
+"""Huawei's mixtures of experts: openPangu Ultra MoE and Pangu Pro MoE.
 
 openPangu Ultra MoE has DeepSeek-V3's layers with norms before and after each sublayer; Pangu Pro MoE has grouped
 queries, biases in all of attention's projections, and a learned weight of each expert's output.
