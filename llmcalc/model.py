@@ -435,7 +435,7 @@ class ModelSpec(Part):
 
     @property
     def _source_rows(self) -> Rows:
-        """Returns the rows that the encoder of an encoder-decoder reads."""
+        """Returns the axis of positions (tokens or frames) that the encoder of an encoder-decoder reads."""
         encoder_stem = None if self.encoder is None else self.encoder.stem
         return SOURCE if encoder_stem is None else encoder_stem.positions
 

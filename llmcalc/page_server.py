@@ -159,7 +159,7 @@ def export_page(page_folder: Path, export_folder: Path) -> None:
 
 
 def _is_outdated(page_folder: Path, web_folder: Path) -> bool:
-    """Whether a source has changed since the page was built."""
+    """Whether a source file has changed since the page was built."""
     page_changed_at = (page_folder / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
     file_patterns = (
         (web_folder.parent / "llmcalc", "*.py"),

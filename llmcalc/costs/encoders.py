@@ -34,7 +34,7 @@ class EncoderRun:
 
 @frozen(slots=True)
 class EncodedInputs:
-    """The images and audio of every sequence in the model's form.
+    """The images and audio of every sequence, as passes of the encoders and as tokens of the text model.
 
     image_tokens, audio_tokens: the tokens of one sequence that they become; 0 without.
     extends_sequence: whether these tokens are part of the text model's sequence; false where a decoder attends to them.

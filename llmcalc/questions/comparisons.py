@@ -47,7 +47,7 @@ def ask_compare(
     hardware: Hardware | None = None,
     users: int | None = None,
 ) -> ReportedAnswer:
-    """Compares models side by side.
+    """Compares models side by side: sizes, ratios, costs per token and, on an accelerator, the time per token.
 
     compared_models: the models, each with its parameters if they are counted already.
     seq: tokens per sequence; default the shortest usual sequence of the models.

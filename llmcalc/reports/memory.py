@@ -351,7 +351,7 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
 
 
 def _points_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
-    """Returns the points of modules without children in execution order."""
+    """Returns the memory peaks of modules without children, in execution order."""
     parent_paths = {memory_point.module_path.rpartition(".")[0] for memory_point in memory_points}
     for module_path in list(parent_paths):
         while module_path := module_path.rpartition(".")[0]:

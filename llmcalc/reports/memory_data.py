@@ -57,7 +57,7 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def verdicts_data(accelerator_fits: Sequence[MemoryFit]) -> list[dict[str, Any]]:
-    """Returns the verdicts for all accelerators as plain data."""
+    """Returns for each accelerator whether the run fits, as plain data."""
     return [
         {
             "hardware": accelerator_fit.hardware.name,

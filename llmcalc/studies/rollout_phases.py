@@ -54,7 +54,7 @@ class RolloutPhase(NamedTuple):
 def rollout_phases(
     cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, cuda_runtime: CudaRuntime
 ) -> list[RolloutPhase]:
-    """Returns the phases of a run on an accelerator in order.
+    """Returns the phases of a reinforcement-learning run on an accelerator, in execution order.
 
     cluster: the update of the trained model. cuda_runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.

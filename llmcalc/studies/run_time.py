@@ -256,7 +256,7 @@ class TrainingTimes:
         return float(step_timer.step(self.plan(layout, micro_batches)).seconds)
 
     def time_range(self, seconds: float, layout: Layout, micro_batches: int) -> TimeRange:
-        """Returns the range of an estimate in seconds of a layout's step.
+        """Returns the range of a layout's estimated step time, in seconds.
 
         Its low end is that of the fastest measured host. It is the widest one for schedules and pairs of stack and
         accelerator that were never measured.
@@ -498,7 +498,7 @@ def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats
 
 
 def _cache_bits(model_memory: Memory, cached_tokens: int) -> float:
-    """Returns the bits of a cached element with its share of the scales."""
+    """Returns the bits per cached element, including the element's share of the scales."""
     if not model_memory.states.kv_dtype:
         return 16.0
     run_config, model_tree = RunConfig(Workload(1, cached_tokens)), model_memory.states.parameter_count.tree

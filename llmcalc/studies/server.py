@@ -116,7 +116,7 @@ class LoadPoint:
 
 @frozen
 class Server:
-    """A layout with number formats and a number of replicas.
+    """A server under load: the layout and number formats of a replica, and the number of replicas.
 
     sizes, quantize, kv_dtype: of the replica; None for the published formats.
     replica: what computes its times. memory: what the engine does with a rank's memory.

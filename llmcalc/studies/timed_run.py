@@ -165,7 +165,7 @@ class TimedRun:
 
     @property
     def seconds(self) -> float:
-        """The most likely number of seconds of the run."""
+        """The estimated seconds of the run: the likely value of the range."""
         return float(self.time_range.estimate)
 
     @property

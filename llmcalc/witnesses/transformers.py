@@ -453,7 +453,7 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Returns a decoder class's argument for the cache; empty without one."""
+    """Returns the name of a class's argument for the cache, such as `past_key_values`; empty without one."""
     arguments = signature(model.forward).parameters
     return next((cache_name for cache_name in CACHE_NAMES[:2] if cache_name in arguments), "")
 

@@ -117,7 +117,7 @@ class AltUpLayer(WholeLayer):
         }
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        """Records the layer. x: all residual streams."""
+        """Records the layer's operations. x: all residual streams."""
         stream_axis, hidden_axis = x.axes
         router = Weight("router", (stream_axis,), (hidden_axis,))
         predicted_streams, router_output = self._predict_streams(recorder, x, router)

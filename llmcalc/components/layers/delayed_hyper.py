@@ -42,7 +42,7 @@ class DelayedHyperLayer(HyperLayer):
     ngram_input: NgramInput | None = None
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        """Records the layer. x: all residual streams."""
+        """Records the layer's operations. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
             recorder.hold(x=x)

@@ -66,7 +66,7 @@ class GatedStreamsLayer(PreNormLayer):
         return {**super().required_stack_fields(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        """Records the layer. x: all residual streams."""
+        """Records the layer's operations. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         for component, connection_name in (

@@ -65,7 +65,7 @@ class HyperLayer(PreNormLayer):
         return {**super().required_stack_fields(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        """Records the layer. x: all residual streams."""
+        """Records the layer's operations. x: all residual streams."""
         for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(
                 recorder, f"{sublayer_name}_connection", x

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class DeltaNet(RecurrentMixer):
-    """DeltaNet, with the field names of the other delta rules.
+    """The DeltaNet mixer, with the same field names as the other mixers with a delta rule.
 
     linear_num_heads: the number of heads, each with a state of linear_key_head_dim × linear_value_head_dim.
     linear_key_head_dim: the size of a query or key head.

@@ -146,7 +146,7 @@ def token_ids(training_job: TrainingJob) -> Tensor:
 
 
 def seeded_reference(training_job: TrainingJob) -> Any:
-    """Builds the model with equal values in every process."""
+    """Builds the reference model with the same random weights in every process."""
     torch.manual_seed(SEED)
     return build_reference(training_job.spec, DTYPE, "cpu")
 
