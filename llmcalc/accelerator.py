@@ -279,7 +279,7 @@ class MemoryFit:
 
     @property
     def is_nominal(self) -> bool:
-        """Whether `capacity` is the nominal memory, because the usable memory is not known."""
+        """Whether `capacity_bytes` is the nominal memory, because the usable memory is not known."""
         return self.hardware.driver_total is None and self.hardware.usable_memory_bytes is None
 
     @property

@@ -79,7 +79,7 @@ class BlockAttentionCore(VisibleKeysAttentionCore):
 
 @frozen(slots=True)
 class PooledAttentionCore(VisibleKeysAttentionCore):
-    """Attention to `selected` tokens in complete pools of `pool_size` tokens, and to tokens after the last such pool.
+    """Attention to `selected_keys` tokens in complete pools of `pool_size` tokens, and to those after the last pool.
 
     A full pass masks the other tokens, decoding reads only these (GLM-5.3).
     """

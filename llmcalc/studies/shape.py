@@ -97,7 +97,7 @@ class ShapeFamily:
 
     @property
     def width_step(self) -> int:
-        """The number that divides all hidden sizes, for integer head counts; at least `unit`."""
+        """The number that divides all hidden sizes, for integer head counts; at least `size_unit`."""
         width_fractions = [
             width_fraction
             for head_sizes in self._head_sizes_of_layers()
@@ -141,7 +141,7 @@ class ShapeFamily:
         return None
 
     def scaled_to(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
-        """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `step`."""
+        """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `width_step`."""
         stack = self.spec.main
         scaled_blocks = {
             layer_kind: self._scaled_block(block, hidden_size) for layer_kind, block in stack.variants.items()

@@ -148,7 +148,7 @@ def outermost_kernel(operations: list[Any]) -> Any | None:
 def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
     """Returns the memory events of a profile of torch's CPU profiler.
 
-    profiler_result: a `torch.profiler.profiler_result` with `profile_memory` and `record_shapes`.
+    profiler_result: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     find_kernel: the operation that allocates, among the operations around an allocation, outermost first.
     """
     events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[MemoryBlock, Any]](), FORWARD

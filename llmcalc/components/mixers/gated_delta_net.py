@@ -49,8 +49,8 @@ class GatedDeltaNet(RecurrentMixer):
     """Gated DeltaNet, with the field names of Qwen3-Next's config.
 
     linear_num_key_heads: the number of query and key heads; each serves the same number of value heads.
-    linear_num_value_heads: the number of value heads; each has a state and an output. `heads` returns these as heads
-        and the key heads as `kv_heads`.
+    linear_num_value_heads: the number of value heads; each has a state and an output. `head_sizes` returns them as
+        `heads`, and the key heads as `kv_heads`.
     linear_key_head_dim: the size of a query or key head.
     linear_value_head_dim: the size of a value head.
     linear_conv_kernel_dim: the kernel size of the convolution, 4 by default.

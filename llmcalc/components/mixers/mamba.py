@@ -53,7 +53,7 @@ class Mamba(TokenMixer):
     time_step_rank: the rank of the projection to Δ.
     conv_kernel: the kernel size of the convolution, 4 by default.
     num_heads: the number of heads with separate projections to Δ, B and C (Zamba); one by default. They are parts of
-        one recurrence without queries and keys, so `heads` returns None.
+        one recurrence without queries and keys, so `head_sizes` returns None.
     use_bias: whether the input and output projections have a bias, false by default.
     use_conv_bias: whether the convolution has a bias, true by default.
     hidden_act: the activation after the convolution and on the gate, silu by default.

@@ -30,7 +30,7 @@ class RGLRU(RecurrentMixer):
 
     lru_width: the number of channels of the recurrence.
     num_attention_heads: the number of blocks of the gates' projections, a divisor of lru_width. The blocks are not
-        heads with queries and keys, so `heads` returns None.
+        heads with queries and keys, so `head_sizes` returns None.
     conv1d_width: the kernel size of the convolution, 4 by default.
     hidden_act: the activation of the branch that gates the output, gelu_tanh by default.
     """

@@ -399,7 +399,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class ProjectorReference(nn.Module):
         """Projects patches. x: [images, patches, input_size] → [images / frames, patches / merge², size].
 
-        The patches are row by row, with `columns` patches per row.
+        The patches are row by row, with `patch_columns` patches per row.
 
         Marks are appended at the end; the published classes insert them at the end of rows or of images.
         """

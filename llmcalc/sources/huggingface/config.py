@@ -340,7 +340,7 @@ class Config:
         return self.error(field_name, self.get(field_name), expected_text)
 
     def finish(self, ignored_fields: frozenset[str], parent_config: Config | None = None) -> None:
-        """Ends reading: fields that were never read and are not known to be irrelevant become `unknown`.
+        """Ends reading: fields that were never read and are not known to be irrelevant become `unknown_fields`.
 
         ignored_fields: fields of this family that change no count.
         parent_config: the outer config of a nested table; it receives the unknown fields and the default sizes.
