@@ -164,7 +164,7 @@ def engine_questions(
 
     target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
     engine_names: with a file, engines that were typed beside it, whose versions replace the file's.
-    flag_values: flags that were typed. hardware: the accelerator; None for the file's. Others as of `EngineQuestion`.
+    flag_values: flags that were typed. hardware: the accelerator; None for the file's. Others: as in `EngineQuestion`.
     Raises `InputError`, which names file, place and field, and for a file without such servers.
     """
     if launch_file is None:
@@ -427,8 +427,9 @@ def _fewest_devices(
 ) -> list[EngineOption]:
     """Returns the layout with the fewest devices that holds all users, else the largest layout; none if impossible.
 
-    Of an engine that shows alternatives, those are all layouts of that many devices that hold all users; the first of
-    them leaves nothing on the host. If the number of devices is stated, all may be used so that nothing is there.
+    For an engine that shows alternatives, the result is all layouts with that many devices that hold all users; the
+    first leaves nothing on the host. If the number of devices is stated, all of them may be used to leave nothing on
+    the host.
     """
     layouts = engine.layouts(engine.server(preset, hardware, version, engine_flags), devices or MOST_DEVICES)
     tried_options: list[EngineOption] = []

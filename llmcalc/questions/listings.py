@@ -148,8 +148,8 @@ LONGROPE_FACTORS = ("short_factor", "long_factor")
 def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) -> str:
     """Returns a note if a written config lacks the release's possible rotary scaling; else an empty text.
 
-    Presets hold sizes, which no scaling changes, and not LongRoPE's factors, one for each pair of a head's dimensions.
-    Of a few quantized models they do not hold the table either.
+    Presets have sizes, which no scaling changes, but not LongRoPE's factors, one per pair of a head's dimensions. For a
+    few quantized models they do not have the scaling table either.
     """
     rope_scaling = preset.rope_parameters or {}
     if target_format == "hf" and rope_scaling.get("rope_type", rope_scaling.get("type")) in LONGROPE_TYPES:

@@ -45,7 +45,8 @@ class LogQuestion:
 
     preset: the model; None for the model that the log names.
 
-    engine: `NAME==VERSION`; None for those of the log. hardware: the accelerator; None for that of the log.
+    engine: `NAME==VERSION`; None for the engine and version in the log. hardware: the accelerator; None for that of the
+        log.
     quantize: scheme of the weights; None for the checkpoint's.
     run: the training run that printed the log, from its launch file; None if it is not known.
     """

@@ -1,7 +1,7 @@
 """Reads measured runs for `--calibrate rows.csv`: each row is a `time` question with measured seconds.
 
 A column has the name of an option of `time` (`batch`, `seq`, `tp`, `global_batch`, `phase`, …), `model` is another
-TARGET, and `seconds` what was measured. An empty cell is what the command line says. Example:
+TARGET, and `seconds` what was measured. An empty cell takes the value of the command line. Example:
 
     phase,users,seq,tp,seconds
     decode,1,2048,2,9.1ms

@@ -44,7 +44,7 @@ def refuse_missing_units(run_question: RunQuestion) -> None:
 def untried_frameworks(run_question: RunQuestion, framework_name: str) -> tuple[str, ...]:
     """Returns a sentence for each usual framework that comes before the plan's framework and cannot train the run.
 
-    Of a framework that would shard the whole replicas of the plan, first, with what it expects.
+    The first sentence is about a framework that would shard the plan's whole replicas, with what it expects.
 
     framework_name: the framework of the plan.
     """

@@ -93,8 +93,9 @@ class RunQuestion(RunOptions):
     def planned_runs(self) -> Iterator[tuple[Memory, LayoutRequest]]:
         """Yields a plan's runs on one device, each with its layout options and the training framework.
 
-        That is the framework that is named or implied, else the first of the usual ones that has model and optimizer.
-        Adapters are run as whole replicas first where there is room for the weights, then with ZeRO-2 and with ZeRO-3.
+        The framework is the named or implied one, else the first usual framework that supports the model and the
+        optimizer. Runs with adapters are tried as whole replicas first if the weights fit, then with ZeRO-2 and with
+        ZeRO-3.
         Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
         """
         from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
@@ -137,8 +138,8 @@ class RunQuestion(RunOptions):
     def with_defaults_of_tag(self) -> RunQuestion:
         """Returns the question with the format and the context that a tag of Ollama's library has by default.
 
-        It is unchanged for another name and in training. The format is the library's where none is stated or published;
-        the context is Ollama's where accelerators of one kind are named and no number of tokens is.
+        The question is unchanged for other names and in training. The format is the library's if none is stated or
+        published; the context is Ollama's if accelerators of one kind are named and no number of tokens is.
         """
         if self.launch is not None or self.settings.phase == "training" or not is_library_tag(self.preset.target):
             return self
@@ -259,8 +260,9 @@ INTEGER_METHODS = ("gptq", "awq")
 def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
     """Returns the `base` setting that corresponds to a checkpoint's format of 4 or 8 bits; None for other checkpoints.
 
-    GPTQ and AWQ have a scale of 16 bits and a zero point of 4 bits per group: of 128 weights as much as the scales of
-    NF4 with double quantization, of 32 as much as those of NF4. Their layers too decode a whole matrix for a product.
+    GPTQ and AWQ have a scale of 16 bits and a zero point of 4 bits per group: per 128 weights as many bytes as the
+    scales of NF4 with double quantization, per 32 as many as those of NF4. Their layers also decode a whole matrix for
+    a product.
     stored_config: the table `quantization_config` of the checkpoint; None without one.
     """
     quant_table = stored_config or {}
@@ -284,7 +286,7 @@ def with_implied_phase(
     The phase is the typed one, else training if an option only applies to training. The recomputation is the default
     of the option's tool.
 
-    An option of the settings has been heard already (`settings_with_shorthands`).
+    Options of the settings were already applied by `settings_with_shorthands`.
 
     is_setting_given: parameter → whether the user gave it.
     training_option_name: an option of the command itself that asks for training; default none.

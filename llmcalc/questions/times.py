@@ -235,8 +235,8 @@ def _fastest_fitting_layout(run_question: RunQuestion, options: TimeOptions) -> 
 def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
     """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits.
 
-    A typed layout is planned as it is typed, as `time` has it; only where it does not fit, with the fewest further
-    options that make it fit.
+    A typed layout is planned as typed, as by `time`; if it does not fit, with the fewest further options that make it
+    fit.
     """
     from ..studies.plan import incomplete_search_error, plan_of
     from .plans import answer_of_fitting_run
@@ -362,7 +362,7 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
 def training_run(run_question: RunQuestion) -> tuple[Memory, Framework, Layout]:
     """Returns a training run as (its memory on one device, its framework, its layout).
 
-    Of several devices without a framework it is the one that `plan` takes, else that of `memory`.
+    For several devices without a stated framework, the framework is the one that `plan` takes, else that of `memory`.
     """
     from ..frameworks.registry import framework, framework_of, layout_of
 
@@ -387,7 +387,8 @@ def training_run(run_question: RunQuestion) -> tuple[Memory, Framework, Layout]:
 def _without_adapters(run_question: RunQuestion) -> RunQuestion:
     """Returns the question about the same run without low-rank adapters.
 
-    Frameworks whose memory of adapters is not modelled are checked with it: their time is that of two small products.
+    It is used to check frameworks whose memory with adapters is not modelled: adapters only add the time of two small
+    products.
     """
     default_settings = Settings(run_question.settings.phase)
     adapter_settings = [
@@ -672,11 +673,11 @@ def _with_server_context(
 ) -> tuple[Memory, tuple[str, ...]]:
     """Returns a decoding run with the engine's default context unless `--seq` is given, and a note on the context.
 
-    A tag of Ollama's library has the context that `memory` and `fit` count, if no software is named. Of an engine whose
-    default is the model's longest context, the run is unchanged where that is no shorter than the usual context. It is
-    unchanged too where the engine does not start.
+    A tag of Ollama's library has the context that `memory` and `fit` count, if no software is named. The run is
+    unchanged if the engine's default is the model's longest context and no shorter than the usual context, and if the
+    engine does not start.
 
-    engine_text, stack_text: as of `_with_usual_scheme`.
+    engine_text, stack_text: as in `_with_usual_scheme`.
     """
     from ..costs.context_length import usual_context
     from ..frameworks.engines.registry import engine_and_version

@@ -245,8 +245,8 @@ class UsualEngine:
     def fewest_devices(self, run_memory: Memory, least_devices: int = 1) -> HardwareOption | None:
         """Returns the fewest accelerators, `least_devices` or more, among which the layers fit.
 
-        The fewest on which they fit tightly if they do not fit well on more; where they fit on none, the number that
-        needs least of each. None if bytes are unknown, and for computers where one does not suffice.
+        If the layers fit only tightly, the fewest on which they do; if they fit on no number, the number that needs
+        least memory per device. None if bytes are unknown, and for whole computers of which one does not suffice.
         """
         most_devices = min(MOST_SPLIT_DEVICES, run_memory.spec.layer_count)
         if is_whole_computer(self.hardware):
@@ -356,8 +356,8 @@ def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardwar
 def option_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardware) -> HardwareOption | None:
     """Returns the fewest accelerators on which a run fits, by the buffers of llama.cpp, if it is the usual engine.
 
-    Where it fits on none, the number that needs least. None as of `fit_under_usual_engine`, and for several whole
-    computers.
+    If the run fits on no number, the number that needs least. None as in `fit_under_usual_engine`, and for several
+    whole computers.
     """
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
     return None if usual_engine is None else usual_engine.fewest_devices(run_memory)

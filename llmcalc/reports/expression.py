@@ -1,7 +1,7 @@
 """Writes formulas, with letters or numbers: `12·L·h² + 2·V·h` for a terminal, `12\\,L\\,h^{2} + 2\\,V\\,h` for LaTeX.
 
-Products and sums stand in the order papers write them: the number, the depth, then h; terms of the highest degree
-first.
+Products and sums are in the order in which papers write them: the number, the depth, then h; terms of the highest
+degree first.
 """
 
 from __future__ import annotations

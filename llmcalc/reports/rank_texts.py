@@ -29,7 +29,7 @@ def layout_cell(layout: Layout) -> str:
 def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] = ()) -> str:
     """Writes a layout of a plan, with its recomputation if there is any: `dp8 ZeRO-3 recompute full`.
 
-    shared_words: words of all layouts of a table, which its heading has; default none.
+    shared_words: words that all layouts of a table share and that the heading shows; default none.
     """
     size_texts = [size_text for size_text in _parallel_size_texts(layout) if size_text not in shared_words]
     sizes_text = " ".join(size_text.replace(" ", "") for size_text in size_texts) or ALONE

@@ -82,7 +82,7 @@ CURVE_COLUMNS = (
 def layout_text(server: Server) -> str:
     """Writes a server's replicas, layout and formats: `2 × tp4 pp2, fp8-dynamic, kv fp8`.
 
-    Of a group it writes the replicas for prompts and those that decode: `2 × (1+3) tp4`.
+    For a group it writes the replicas for prompts and the replicas for decoding: `2 × (1+3) tp4`.
     """
     layout_sizes = server.sizes
     layout = (

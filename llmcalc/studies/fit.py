@@ -280,7 +280,8 @@ def _memory_saving_changes(
 ) -> Iterable[SettingChange]:
     """Returns the changes of single settings that save memory.
 
-    If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
+    If no change suffices, all cheap changes are combined with each costly one; if that does not suffice, with each pair
+    of costly ones.
     """
     cheap_changes, costly_changes = single_setting_changes(model_memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
@@ -427,7 +428,8 @@ def changes_with_more_devices(
 ) -> list[dict[str, Any]]:
     """Returns the changes of settings that are tried on several accelerators.
 
-    All changes that keep the results are one; unless a change suffices on one accelerator, each other is another.
+    All changes that keep the results are combined into one; every other change is tried separately, unless one suffices
+    on one accelerator.
     """
     if has_many_layers(model_memory):
         return []

@@ -413,7 +413,8 @@ def _runs_of_replicas(
 def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version: str) -> Iterator[_RunOnDevices]:
     """Yields the run in the layout of a request, unless no layout is possible.
 
-    Where the framework does not support it, its memory raises `InputError`, at once from the second time on.
+    If the framework does not support the run, computing its memory raises `InputError`, without delay from the second
+    call on.
     """
     try:
         trained_spec = model_memory.spec if model_memory.settings.phase == "training" else None

@@ -70,8 +70,8 @@ class Candidate:
 def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by seconds per step; among ties, the most common kind of layout comes first.
 
-    It has the smallest context parallelism, then the fewest kinds of parallelism; of equal ones the fastest is first,
-    then that with the fewest bytes.
+    The most common layout has the smallest context parallelism, then the fewest kinds of parallelism; among equals the
+    fastest comes first, then the one with the fewest bytes.
     """
     candidates_by_seconds = sorted(candidates, key=lambda candidate: (candidate.seconds or 0.0, candidate.device_bytes))
     tied_groups: list[list[Candidate]] = []

@@ -436,7 +436,7 @@ def incomplete_search_error(plan: LayoutPlan) -> InputError:
 def _recompute_modes(model_memory: Memory, framework_record: Framework) -> tuple[str, ...]:
     """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
-    They are none, selective and full, unless the user chose.
+    The values are none, selective and full, unless the user chose one.
     """
     if model_memory.settings.recompute is not None:
         return (AS_CONFIGURED,)
@@ -562,9 +562,9 @@ class LayoutOrder:
         """Returns the plan with only the fastest layout, sooner than `plan(1, "never")`, which returns the same.
 
         The seconds of layouts are known sooner than their bytes. So bytes are estimated from the fastest layout on,
-        until the next one is slower than a tie with the fastest that may fit; first those of the most recomputation.
-        A search that ends early without a layout that fits, or has no times, is that of `plan`, with a budget of its
-        own. Raises `InputError` as `plan` does.
+        until the next layout is slower than a tie with the fastest that may fit; first with the most recomputation. A
+        search that ends early without a layout that fits, or has no times, is that of `plan`, with a budget of its own.
+        Raises `InputError` as `plan` does.
         """
         layout_search, refusals_before = self.layout_search, self.layout_search.refusal_counts.copy()
         if self.step_seconds is None:
@@ -650,8 +650,9 @@ class LayoutOrder:
     ) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
-        A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
-        stands in order. with_further_candidates: (waiting candidates) → the same with others, in order; default none.
+        A candidate that does not fit, or cannot be replayed, is tried again with more recomputation, at its new
+        position in the order. with_further_candidates: (waiting candidates) → the same with others, in order; default
+        none.
         """
         too_large_candidates: list[Candidate] = []
         while (
@@ -709,9 +710,9 @@ class LayoutOrder:
     def _candidates_of_layouts(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
 
-        It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
-        fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
-        Layouts that remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
+        The entry is None for a layout that surely does not fit and whose kernels other layouts have; nothing more of it
+        is estimated. Layouts with many stages come first, because they show how many bytes layers save. Layouts that
+        remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
         """
         candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]

@@ -258,8 +258,8 @@ class TrainingTimes:
     def time_range(self, seconds: float, layout: Layout, micro_batches: int) -> TimeRange:
         """Returns the range of a layout's estimated step time, in seconds.
 
-        Its low end is that of the fastest measured host. It is the widest one for schedules and pairs of stack and
-        accelerator that were never measured.
+        The low end is for the fastest measured host. Schedules, and pairs of stack and accelerator, that were never
+        measured have the widest range.
         """
         vendor_stack_name = stack_of_vendor(self.hardware.vendor, "training")
         untested_reason = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
@@ -524,8 +524,8 @@ def time_training(
 def with_format_of_stack(model_memory: Memory, software_stack: TimeStack) -> Memory:
     """Returns an inference run with the software stack's weight format, unless the user states a format.
 
-    That is 16 bits if it halves weights published in float32, and its own scheme for weights published in 4 bits.
-    Files of Ollama's library keep the published format (ollama issue 16416).
+    The format is 16 bits if the stack halves weights published in float32, and the stack's own scheme for weights
+    published in 4 bits. Files of Ollama's library keep the published format (ollama issue 16416).
     """
     run_settings = model_memory.settings
     if run_settings.dtype is not None:

@@ -84,7 +84,7 @@ class LoadPoint:
     replica_latencies: load of one replica, as its requests arrive. spread_latencies: the same requests where arrivals
         are spread.
 
-    concurrency: requests in all replicas; of a rate of arrivals their mean number, which may be less than one.
+    concurrency: requests in all replicas; for a rate of arrivals, their mean number, which may be below 1.
     cost_per_million: money of a million output tokens; None without a price.
     """
 
@@ -195,8 +195,8 @@ class Server:
     def point_at_rate(self, request_rate: float) -> LoadPoint | None:
         """Returns the load point at `request_rate` requests per second; None if the server completes fewer.
 
-        As many complete as arrive, whatever a replica could do. The mean number of requests in a replica is their rate
-        times their latency (Little's law). A request that is alone most of the time has the latencies of one alone.
+        As many requests complete as arrive. The mean number of requests in a replica is their rate times their latency
+        (Little's law). A request that is alone most of the time has the latencies of a single request.
         """
         replica_rate = request_rate / self.replicas
         slow_concurrency = largest_number(

@@ -1,6 +1,6 @@
 """Servers of a model: layouts that fit by an engine's rules, latencies under load, and the cheapest server.
 
-What a replica holds is the cache that the engine allocates, over the tokens of a request at its end.
+The number of requests that a replica holds is the engine's allocated cache divided by a request's tokens at its end.
 """
 
 from __future__ import annotations
@@ -418,7 +418,7 @@ class ServeStudy:
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
         """Returns the server with enough replicas for load and latencies, or the reason for none.
 
-        Without a load it is the largest one that keeps the limits.
+        Without a stated load, the load is the largest one within the limits.
         """
         latency_limits, replicas = self.latency_limits, self._replica_count(server)
         concurrency_within_limits = server.most_requests_within_limits(latency_limits)
@@ -453,8 +453,8 @@ def _cheapest_server_index(
 ) -> ChosenServer | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
-    Of servers that cannot be told apart it is the one with the fewest devices, then the simplest layout, which stands
-    first. Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
+    Among tied servers it is the one with the fewest devices, then the one with the simplest layout, which comes first.
+    Among servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
     candidates = [
         (server_index, load_point)

@@ -1,7 +1,7 @@
 """The default number of sequences in a training step.
 
-`plan` and `time` take a micro-batch of each device, of a usual step at most; `cost`, whose tokens are many, takes a
-usual step where all weights of a model that gives tokens are trained.
+`plan` and `time` assume one micro-batch per device, at most a usual step; `cost` assumes a usual step if all weights of
+a language model are trained.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
 def usual_micro_batches(pp: int) -> int:
     """Returns the default number of micro-batches per step of a pipeline: one per stage.
 
-    Deeper pipelines than published ones have as many as those.
+    Pipelines deeper than published ones have as many micro-batches as the deepest published one.
     """
     return min(pp, MOST_MICRO_BATCHES)
 

@@ -103,7 +103,7 @@ _latest: dict[int, tuple[ModelSpec, SymbolicModel]] = {}
 def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
     """Returns the result of `model_in_symbols`, cached for the last model.
 
-    Who asks for the formulas of one part after another, as the page does, has the tree made once.
+    A caller that explains one component after another, such as the web page, builds the tree only once.
     """
     cached_model = _latest.get(id(spec))
     if cached_model is None:
@@ -421,7 +421,7 @@ def _add_depth_symbols(
 ) -> Node:
     """Adds labels, and symbols for the repeats of each kind of layer.
 
-    shared_kinds: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
+    shared_kinds: the kinds in which one layer has the parameters; the other layers share them and are a separate node.
     """
     stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
     shared_labels = frozenset(

@@ -507,7 +507,7 @@ def logit_entropies(logits: Any) -> Any:
 def chunked_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default.
 
-    Of the last tokens alone with `logits_to_keep`, as unsloth_zoo's GRPO does (rl_replacements.py).
+    With `logits_to_keep`, the loss covers only the last tokens, as in unsloth_zoo's GRPO (rl_replacements.py).
     """
     last_token_count = kernel_choices.logits_to_keep
     if last_token_count is not None and last_token_count < x.shape[1]:

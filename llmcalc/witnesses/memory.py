@@ -180,8 +180,8 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 def fill_reference_defaults(settings: Settings) -> Settings:
     """Returns the settings with unset fields filled by the defaults of the PyTorch reference.
 
-    That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
-    chooses.
+    The defaults are the reference's attention, separate matrix products, norms step by step, and the library's default
+    for the optimizer's step.
     """
     if not settings.is_serving:
         attention, norm = settings.attn_implementation or "eager", settings.norm or "eager"
@@ -399,7 +399,7 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
 def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:
     """Returns the simulated bytes of a micro-batch's passes, without the weights: quantity → bytes.
 
-    They are those that the CPU profiler's events show, where no `TorchDispatchMode` is active.
+    The bytes are those that the CPU profiler's events show, without an active `TorchDispatchMode`.
     """
     memory_meter, gradient_sums = Meter(), GradientSums()
     training_run = TrainingRun(spec, training, memory_meter=memory_meter)

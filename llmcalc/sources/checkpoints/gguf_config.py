@@ -1,7 +1,7 @@
 """Converts a GGUF file's metadata to a Hugging Face config, so that a GGUF file can be a TARGET.
 
-Keys: gguf-py/gguf/constants.py. Values that the converter does not write are told from the tensors: whether the output
-is tied, whether projections have biases, whether experts are chosen with a correction.
+Keys: gguf-py/gguf/constants.py. Values that the converter does not write are inferred from the tensors: whether the
+output is tied, whether projections have biases, whether experts are chosen with a correction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Configs of speculative-decoding draft models, which state the `model_type` of a whole model, such as `llama`.
 
-A draft is told by its class, by a field, or, for EAGLE and EAGLE-2 (SafeAILab/EAGLE, eagle/train), by its one layer:
-their configs are those of a Llama cut to one layer of full size.
+A draft is recognised by its class, by a field, or, for EAGLE and EAGLE-2 (SafeAILab/EAGLE, eagle/train), by its one
+layer: their configs are those of a Llama cut to one layer of full size.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def find_config(
 ) -> dict[str, Any] | None:
     """Converts a spec to a `config.json` as `to_config` does; None if no known class computes the spec.
 
-    other_configs: as of `_nearest_class_text`, to which classes that compute another spec are added; None for no list.
+    other_configs: as in `_nearest_class_text`; classes that compute another spec are added to it; None for no list.
     families: the families that are tried, also those whose class is never alone; None for all that `convert` may name.
     """
     config_values, spec_values = ConfigValues(spec, FIELDS), canonical_values(spec)
