@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @in_llmcalc_style
 def plot_shapes(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
-    """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
+    """Draws two panels against h/L: KV cache per token, and forward FLOPs per token divided by the parameters.
 
     named_studies: (name, equal-budget shapes); a diamond marks the model itself.
     ax: the two axes to draw on; default those of a new figure with a title.

@@ -446,7 +446,7 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
 
 
 def _layer_split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption]) -> list[str]:
-    """Returns the note that the engine fits on no number of accelerators among which it divides layers."""
+    """Returns a note if the layers fit on no number of accelerators among which the engine divides layers."""
     hardware = fit_answer.fit.hardware
     has_fitting_option = any(hardware_option.fit.verdict != "no" for hardware_option in options)
     if not fit_answer.engine_title or is_whole_computer(hardware) or has_fitting_option:

@@ -279,7 +279,7 @@ def _decoding_notes(flop_count: FlopCount) -> list[str]:
 
 
 def _uncounted_operations(spec: ModelSpec) -> list[str]:
-    """Returns the names of recurrences' operations that are no matrix products and so have no counted FLOPs."""
+    """Returns the names of recurrent operations without matrix products, whose FLOPs are therefore not counted."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()

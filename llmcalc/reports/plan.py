@@ -291,7 +291,7 @@ def _nccl_headroom_notes(plan: LayoutPlan) -> list[str]:
 
 
 def _exchange_notes(plan: LayoutPlan) -> list[str]:
-    """Returns a note if the framework's other exchange of experts' tokens changes the first layout's seconds."""
+    """Returns a note if the framework's other token dispatcher for experts changes the first layout's seconds."""
     first_plan, first_candidate = plan.first_row
     if (
         first_candidate is None

@@ -202,7 +202,7 @@ TIE = 1.03
 
 
 def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
-    """Returns a note with the seconds of a step with the software's other exchange of experts' tokens."""
+    """Returns a note with the seconds of a step under the software's other token dispatcher for experts."""
     seconds_on, device = timed_run.seconds_on, timed_run.device
     if timed_run.layout.ep == 1 or seconds_on is None:
         return []

@@ -255,7 +255,7 @@ _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:
 
 
 def _repository_name(model_path: str) -> str:
-    """Returns the repository of a folder of the hub's cache, and any other name or path without a slash at its end."""
+    """Returns the repository name of a folder in the hub's cache; other names and paths only lose a final slash."""
     cached_match = _CACHED.search(model_path)
     return cached_match[1].replace("--", "/") if cached_match else model_path.strip().rstrip("/")
 

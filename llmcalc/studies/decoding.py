@@ -1,4 +1,4 @@
-"""The seconds per decoded token of a run's users, with the time stack of today's usual serving engine."""
+"""The seconds per decoded token of a run's users, estimated with the software stack of the usual serving engine."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ LLAMA_CPP_VENDORS = ("Apple", "NVIDIA")
 
 
 def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
-    """Returns the usual time stack of an accelerator. model_memory: the model's memory; None if it is unknown.
+    """Returns the name of the software stack that usually serves a model on an accelerator.
 
-    No server that is modelled has an encoder beside a decoder, which transformers runs.
+    No modelled server runs encoder-decoders, so these are timed as in transformers.
+    model_memory: the model's memory; None if it is unknown.
     """
     if model_memory is not None and hardware.vendor == "Apple" and has_mlx_weights(model_memory):
         return MLX_STACK

@@ -79,7 +79,7 @@ class FitAnswer:
 
     @cached_property
     def changes(self) -> tuple[SettingChange, ...]:
-        """Changes that make it fit, cheapest first, then insufficient ones; empty if the run fits."""
+        """Changes that make the run fit, cheapest first, then insufficient ones; empty if the run fits."""
         return tuple(self.find_changes())
 
 

@@ -197,7 +197,7 @@ class TrainingTimes:
         )
 
     def with_memory(self, memory: Memory) -> TrainingTimes:
-        """Returns the time estimates of the same model with other recomputation."""
+        """Returns the time estimates of the same model with another recomputation setting."""
         other_times = copy(self)
         other_times.memory = memory
         other_times.recompute = memory.settings.recompute_choice()

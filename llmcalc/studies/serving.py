@@ -416,7 +416,7 @@ class ServeStudy:
         )
 
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
-        """Returns the server with enough replicas for load and latencies, or the reason for none.
+        """Returns the server with enough replicas for load and latencies, or the reason why no number suffices.
 
         Without a stated load, the load is the largest one within the limits.
         """

@@ -131,7 +131,7 @@ class ActivationFormulas:
         return [*component_nodes, (0, _entry_outside_nodes(LOSS_NAMES))]
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes with a name, including the entries for shared storages and for the loss."""
+        """Finds the nodes that match a name, including the entries for shared storages and for the loss."""
         added_nodes = [
             node for _, node in self.components() if not node.walk_indices and _path_names(node)[-1] == query.lower()
         ]

@@ -65,7 +65,7 @@ class Check:
         )
 
     def explanation(self, model_sizes: Sizes = ()) -> str:
-        """Describes a difference, with the model size that equals the difference, if any."""
+        """Describes the difference between both numbers, and names a size of the spec that equals it, if any."""
         if self.measured_value is None:
             return "the witness has no such module"
         if self.measured_value == 0:

@@ -354,7 +354,7 @@ def denoises_after_prompt(model: nn.Module) -> bool:
 
 
 def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns zeros for the class's required arguments other than token ids, such as features of no image."""
+    """Returns zeros for the class's required arguments other than token ids, such as image features."""
     import torch
 
     config: Any = model.config

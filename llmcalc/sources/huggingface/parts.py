@@ -221,7 +221,7 @@ def decoder(
 
 
 def _without_single_variant(stack_table: Table) -> Table:
-    """Removes the layer variants if all layers have the same kind and there is no other."""
+    """Returns a stack's table without pattern and variants if all layers are of one kind."""
     used_kinds = {*stack_table.get("first_layers", ()), *stack_table.get("pattern", ())}
     if len(used_kinds) != 1 or used_kinds != set(stack_table.get("variants", ())):
         return stack_table

@@ -1,4 +1,4 @@
-"""Divides llmcalc's PyTorch model over processes with torch's own tools.
+"""Divides llmcalc's PyTorch model over processes with torch's tensor parallelism and `fully_shard`.
 
 A plan of tensor parallelism names the modules of a layer whose rows or columns are divided; it is made of the modules
 themselves. A stage of a pipeline is the model with some of its layers. The model of each process computes on its part
