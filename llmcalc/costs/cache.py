@@ -117,7 +117,7 @@ class CacheSize:
 
     @property
     def state_bits(self) -> dict[str, Number]:
-        """The bits of an element of each kind of state whose size does not depend on the tokens."""
+        """Bits per element of each kind of state whose size is independent of the number of tokens."""
         operations = (node_position.node.op for node_position in self._cache_positions())
         return {op.cache_kind: state_bits(op, cache_format(self.dtype)) for op in operations if isinstance(op, State)}
 

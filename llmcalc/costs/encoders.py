@@ -62,7 +62,7 @@ class EncodedInputs:
 
 
 def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> EncodedInputs:
-    """Returns the images and audio of `batch` sequences in the model's form.
+    """Returns the encoder passes and the text-model tokens of the images and audio of `batch` sequences.
 
     Raises `InputError` for a model that reads none, or whose processor's rule is not known.
     """

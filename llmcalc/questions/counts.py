@@ -91,7 +91,7 @@ def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_
 
 
 def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
-    """Returns the images and audio per sequence in the model's form; None without images or audio."""
+    """Returns the encoder passes and tokens of the images and audio per sequence; None without images or audio."""
     if not inputs.is_given:
         return None
     from ..costs.encoders import encoded_inputs

@@ -208,7 +208,7 @@ def engine_questions(
 
 
 def _notes_on_model_name(preset: Preset, server: LaunchedServer) -> list[str]:
-    """Returns the notes on how a server's model name in the launch file was understood."""
+    """Returns notes on the interpretation of a server's model name in the launch file."""
     return [note for note in preset.notes if server.location in note]
 
 

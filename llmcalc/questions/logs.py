@@ -210,7 +210,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
 def _computed_bytes_of_engine(
     logged_run: _LoggedRun, engine_memory: EngineMemory, hardware: Hardware | None
 ) -> dict[tuple[str, str], int]:
-    """Returns the computed bytes of an engine's terms by name and device, with a note where the cache has no room.
+    """Returns an engine's computed bytes by term and device, with a note if the device has no room for the cache.
 
     hardware: the accelerator; None for an unknown one, on which only what does not depend on it is returned.
     """

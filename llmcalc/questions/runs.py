@@ -243,7 +243,7 @@ class RunQuestion(RunOptions):
         return settings.phase == "training" and lacks_bfloat16 and not has_format
 
     def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
-        """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
+        """Returns the CUDA runtime of the run on an accelerator; for None, the runtime assumed without a named one."""
         cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_search_candidate=self.is_trial)
 

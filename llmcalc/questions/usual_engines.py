@@ -299,7 +299,7 @@ def best_of_replicas(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
 
 
 def divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
-    """Returns the layout with as many replicas, of which each divides its layers among its accelerators."""
+    """Returns a layout with equally many replicas, each with its layers divided among its accelerators."""
     layer_count = run_memory.spec.layer_count
     return split_layout(layer_count, min(layout.replica_devices, layer_count), layout.dp)
 

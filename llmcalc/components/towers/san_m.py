@@ -1,4 +1,4 @@
-"""An audio encoder with a memory of neighbouring frames beside its attention (SAN-M): SenseVoice, Fun-ASR.
+"""An audio encoder with a memory of neighbouring frames parallel to its attention (SAN-M): SenseVoice, Fun-ASR.
 
 Gao 2020 (arXiv:2006.01713, §2). transformers: models/fun_asr_nano (`FunAsrNanoEncoder`).
 """

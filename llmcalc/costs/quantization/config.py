@@ -299,7 +299,7 @@ def _read_mxfp4(config: ConfigFields) -> QuantizationScheme:
 
 
 def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
-    """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
+    """Reads a BitNet config; None for online quantization, whose checkpoint stores unquantized weights."""
     config.ignore("rms_norm_eps", "quantization_mode")
     quant_mode, linear_class = config.get("quantization_mode", "offline"), config.get("linear_class", "bitlinear")
     config.check_choice("quantization_mode", quant_mode, "offline", "online")

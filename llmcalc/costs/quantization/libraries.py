@@ -215,7 +215,7 @@ def read_quark(scheme_fields: ConfigFields) -> QuantizationScheme:
 
 
 def _quark_format(config: ConfigFields) -> tuple[LinearFormat | None, str]:
-    """Returns the storage format of a module group (None for plain weights), and a label.
+    """Returns the storage format of a module group (None for unquantized weights), and a label.
 
     Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
     """

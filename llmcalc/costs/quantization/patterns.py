@@ -163,7 +163,7 @@ class ModuleList:
         pattern_tests, used_entries = dict(self._pattern_tests), self.used_entries
 
         def is_covered(list_entry: str) -> bool:
-            """Whether a used entry matches some of the modules that this entry matches."""
+            """Whether a used entry matches a module that this entry also matches."""
             entry_test, example_name = pattern_tests.get(list_entry), _example_name(list_entry)
             is_matched = any(
                 pattern_tests[used_entry](example_name) for used_entry in used_entries if used_entry in pattern_tests
