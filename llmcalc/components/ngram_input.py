@@ -47,7 +47,7 @@ class NgramInput(Component):
     norm: Norm
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the term for all residual streams. x: the streams, [tokens, streams, hidden]."""
+        """Records the n-gram term added to each residual stream. x: the streams, [tokens, streams, hidden]."""
         from ..workload.derived_rows import MultipliedRows
 
         stream_axis, hidden_axis = x.axes

@@ -197,7 +197,7 @@ class DevicesQuestion:
         )
 
     def _default_batch(self, layout_request: LayoutRequest) -> int:
-        """Returns the sequences per step: one micro-batch per accelerator, or `memory`'s default for a typed layout."""
+        """Returns the sequences per step: one micro-batch per accelerator, or `memory`'s default for a full layout."""
         micro_batch, devices = int(self.estimates.memory.states.workload.batch), layout_request.devices
         assert devices is not None
         if not layout_request.has_all_sizes:

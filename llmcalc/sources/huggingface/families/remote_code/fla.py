@@ -332,7 +332,7 @@ def _fla_family(
     ignored_fields: frozenset[str],
     aliases: Mapping[str, str] = NAMES,
 ) -> Family:
-    """Returns a family of the library, whose models have no dropout. model_name: its folder in fla/models."""
+    """Returns a family of flash-linear-attention without dropout. model_name: its folder in fla/models."""
     return Family(read_model, defaults, ignored_fields, aliases=aliases, dropout_fields={}, source=f"{FLA}{model_name}")
 
 
