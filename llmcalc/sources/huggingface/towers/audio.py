@@ -58,14 +58,14 @@ def _read_voxtral(root_config: Config, config: Config, text_hidden_size: int) ->
 
 
 def _read_audio_flamingo(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Audio Flamingo 3, whose processor reads ten minutes: pairs of positions are averaged."""
+    """Reads Audio Flamingo 3, with at most ten minutes of audio; the projector averages pairs of positions."""
     towers = _read_moss(root_config, config, text_hidden_size, frames=2, merged="mean")
     towers["audio_tower"]["audio"] = _audio_clip_rule(config, 2, several=True, max_clips=20)
     return towers
 
 
 def _read_music_flamingo(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Music Flamingo, whose processor reads twenty minutes and writes a mark before and after the tokens."""
+    """Reads Music Flamingo, with at most twenty minutes of audio, and a mark before and after its tokens."""
     towers = _read_audio_flamingo(root_config, config, text_hidden_size)
     towers["audio_tower"]["audio"] |= {"max_clips": 40, "marks": 2}
     return towers
