@@ -106,7 +106,7 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
 
 
 def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
-    """Returns each layer's position encoding if different from the stack's; 0 in `layer_rope_theta` is no positions."""
+    """Returns each layer's position encoding if different from the stack's. A `layer_rope_theta` of 0 means none."""
     rope_bases = config.get("layer_rope_theta")
     if rope_bases is None:
         return [{"position": "none"} if is_full else {} for is_full in full_flags]
