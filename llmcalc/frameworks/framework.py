@@ -152,8 +152,8 @@ class Framework:
     estimate_errors: the largest errors of that estimate.
     gradient_rules: how gradients are summed over replicas.
     layout_rules: which layouts a search tries.
-    own_messages: the messages of a rank where the replay itself knows them; None where it does not. None (default) for
-        a framework whose messages all follow from placements and `gradients`.
+    messages_of_rank: the messages of a rank that its replay records, or None where it records none; None (default) for
+        a framework whose messages all follow from placements and `gradient_rules`.
     default_attention: the attention implementation that runs where none is chosen; None (default) for that of the
         settings.
     world_communicators: whether NCCL has two communicators of all ranks; by default one for each axis of the mesh.

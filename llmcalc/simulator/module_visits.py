@@ -100,7 +100,7 @@ class PassVisits(NamedTuple):
         return None
 
     def added_bytes(self, start_index: int, later_start_index: int, visit_count: int, added_layers: int) -> int | None:
-        """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
+        """Returns the bytes by which the peaks of a later part of the pass exceed those of an earlier part.
 
         start_index, later_start_index: the first visits of both parts. visit_count: visits of each part.
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.

@@ -431,7 +431,7 @@ class TraceReader:
             raise NotRepeatingError
 
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
-        """Returns the module and phase in which a pass starts, from the first event with a place."""
+        """Returns the module and phase in which a pass starts, from the first event that has them."""
         if recorded_pass.first_event_index < recorded_pass.end_event_index:
             start_place, nbytes, _ = self.events[recorded_pass.first_event_index]
             if nbytes == PLACE_EVENT:

@@ -112,7 +112,7 @@ class LoadLatencies:
 
     @property
     def latencies_in_waves(self) -> LoadLatencies:
-        """The latencies if all requests arrive at once, and the next ones when these end."""
+        """The latencies if requests arrive in waves: all at once, and the next wave when all have ended."""
         return replace(self, ttft=self.ttft_of_burst, tpot=self.tpot_of_burst)
 
     @property

@@ -84,7 +84,7 @@ class StepPlan:
     def from_layout(
         cls, layout: Layout, micro_batch: Number, micro_batches: int, seq: int, **run_fields: Any
     ) -> StepPlan:
-        """Returns the step plan of a layout. run_fields: fields outside of the layout: format, recomputation, …"""
+        """Returns the step plan of a layout. run_fields: fields outside of the layout, such as recomputation."""
         layout_fields = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{field_name: getattr(layout, field_name) for field_name in layout_fields},
@@ -175,7 +175,7 @@ class LayerCosts(NamedTuple):
     adapter_params: list[Number]
 
     def at_index(self, array_index: Any) -> LayerCosts:
-        """Returns the costs at the given indices of their arrays."""
+        """Returns the costs of the plans at these array indices."""
 
         def amount_at_index(amount: Number) -> Number:
             return amount[array_index] if getattr(amount, "ndim", 0) else amount

@@ -1,4 +1,4 @@
-"""Reads a DeepSpeed JSON config, whose "auto" values Hugging Face's Trainer sets.
+"""Reads a DeepSpeed JSON config; Hugging Face's Trainer sets values that are "auto".
 
 Sources: deepspeed/runtime/config.py, runtime/zero/config.py and runtime/constants.py for keys;
 transformers/integrations/deepspeed.py (5.23), `trainer_config_process`, for "auto". Values that depend on the model's

@@ -238,7 +238,7 @@ class Engine:
         return max(1, int(request_limit) // replica_count)
 
     def default_context_note(self, context_tokens: int) -> str:
-        """Writes that the engine has a context of so many tokens where `--seq` states none."""
+        """Returns a note with the engine's default context length, for runs without `--seq`."""
         return f"{self.title} has a context of {context_tokens:,} tokens here by default; --seq for another"
 
     def runs_on(self, hardware: Hardware) -> bool:

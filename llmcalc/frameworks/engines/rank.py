@@ -133,7 +133,7 @@ class EngineRank:
     includes_mtp: bool = False
 
     def shared(self) -> Self:
-        """Returns the rank with these fields that servers with other flags share, with all that it computed.
+        """Returns the cached rank with these field values, which servers that differ in other flags share.
 
         A rank keeps its preset, so that no other preset gets its id.
         """
@@ -201,7 +201,7 @@ class EngineRank:
 
     @property
     def weights_origin(self) -> str:
-        """The weights' format in words: its scheme, the dtype that they are converted to, or `as published`."""
+        """The weights' format as text: the scheme, the dtype to which weights are converted, or `as published`."""
         return (
             self.scheme or self.converted_dtype or ("format by its name" if self.is_format_assumed else "as published")
         )
@@ -235,20 +235,20 @@ class EngineRank:
 
     @property
     def _dividing_options_text(self) -> str:
-        """The options of the layout that divide matrices, as the beginning of error messages."""
+        """The parallel-size flags that shard weight matrices, such as `--tp 8`, for the start of an error message."""
         layout = self.layout
         return f"--tp {layout.tp}" + (f" --data-parallel-size {layout.dp}" if layout.expert_tp > layout.tp else "")
 
     @property
     def _smaller_options_text(self) -> str:
-        """The options of the layout of which smaller sizes divide fewer matrices, as the end of error messages."""
+        """The advice to type a smaller `--tp` or `--data-parallel-size`, for the end of an error message."""
         if self.layout.expert_tp <= self.layout.tp:
             return "a smaller --tp"
         return "a smaller --tp or --data-parallel-size" if self.layout.tp > 1 else "a smaller --data-parallel-size"
 
     @property
     def _size_remark(self) -> str:
-        """A remark for error messages if the preset's sizes may differ from the checkpoint's; otherwise empty."""
+        """A note for error messages if the preset's sizes may differ from the checkpoint's; otherwise empty."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
@@ -338,7 +338,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The growing KV caches of the rank's layers; a drafting module has one more of the layers with its window."""
+        """The growing KV caches of the rank's layers; draft layers join the cache with the same sliding window."""
         layer_caches = [
             TokenCache(
                 cache_group.kind,

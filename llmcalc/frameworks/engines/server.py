@@ -243,7 +243,7 @@ class EngineServer:
 
     @property
     def missing_variable(self) -> str:
-        """The environment variable without which the engine refuses requests this long; empty if it takes them."""
+        """The environment variable that the engine needs for requests this long; empty if none is needed."""
         allows_long_requests = self.flags.get(self.long_request_variable) in (1, "1", "true")
         exceeds_known_length = self.longest_length is not None and self.longest_request > self.longest_length
         return self.long_request_variable if exceeds_known_length and not allows_long_requests else ""
@@ -314,6 +314,6 @@ class EngineServer:
 
 
 def _measured_origin(memory_term: MemoryTerm, log_file: str) -> str:
-    """Returns the origin of a logged size in words: the log file, and whether it is outside of the memory budget."""
+    """Returns the source of a logged size as text: the log file, and whether the size is outside the memory budget."""
     outside_prefix = "outside the budget, " if memory_term.origin.startswith("outside") else ""
     return f"{outside_prefix}measured in {log_file}"

@@ -280,7 +280,7 @@ class ShardedRank(RankRun):
             model_chunk.set_up()
 
     def run_passes(self) -> None:
-        """Runs the first two pipeline schedules of a step, the second of which represents all later ones."""
+        """Runs the first two pipeline schedules of a step; the second represents all later schedules."""
         for _ in range(min(self.schedule_count, 2)):
             self._run_schedule()
 

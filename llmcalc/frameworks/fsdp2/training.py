@@ -309,7 +309,7 @@ class FsdpRun(TrainingRun):
 
     communication_state: the communication state of its groups, with their collectives.
     program: the program of a rank of tensor parallelism; by default that of the whole model.
-    ring: the ranks of a sequence (context parallelism), with the training on this rank's tokens; None by default.
+    context_parallel_ring: the ranks that share each sequence, of which this rank trains on its tokens; None by default.
     """
 
     profile: type[FsdpProfile] = FsdpProfile

@@ -96,7 +96,7 @@ class LayerDevices:
 
 
 def is_embedding(tensor: GgufTensor) -> bool:
-    """Whether a tensor is a table of embeddings, of which rows are read: it is on the host by default."""
+    """Whether a tensor is an embedding table, which is on the host by default."""
     return tensor.layer is None and (tensor.name == EMBEDDING or "embd" in tensor.name)
 
 

@@ -235,7 +235,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def has_exact_modules_file(self) -> bool:
-        """Whether no separate file of modules has a format that publishers mix: all tensors of q8_0 files have one."""
+        """Whether the formats in a separate MTP file are known: q8_0, f16 and bf16 files have one format throughout."""
         return self.modules_file is None or self.modules_file.quantize in ("q8_0", "f16", "bf16")
 
     @property
@@ -288,7 +288,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def context_bytes(self) -> int:
-        """GPU memory in use before llama.cpp allocates; 0 through Metal, whose free memory is all of its limit.
+        """GPU memory in use before llama.cpp allocates; 0 with Metal, which reports its whole limit as free.
 
         Source: `ggml_metal_device_get_memory`; logs of Macs list as much free as in total.
         """

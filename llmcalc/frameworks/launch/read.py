@@ -559,7 +559,7 @@ def _read_config(
 
 
 def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, str]) -> LaunchSource:
-    """Returns a launch file whose readers of other files prefer the texts that the script itself writes.
+    """Returns a launch file whose references to other files are first looked up in files that the script writes.
 
     A name that the script leaves open stands in a text as the script writes it, and is an error in a table.
     """

@@ -233,7 +233,7 @@ def _ollama_flags(log_values: LogValues) -> dict[str, str]:
 
 
 def _with_encoder(memory_term: LogTerm, log_values: LogValues) -> LogTerm:
-    """Returns a device's model buffer with the encoder of images, which comes with Ollama's tag and is logged apart."""
+    """Returns a device's model buffer plus the image encoder of an Ollama tag, which the log lists separately."""
     if (memory_term.name, memory_term.device) != ("model_buffer", log_values.last_text("encoder_device")):
         return memory_term
     return memory_term._replace(value=memory_term.value + (log_values.last_size("encoder") or 0))

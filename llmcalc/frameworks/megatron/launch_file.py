@@ -248,7 +248,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
 
 
 def _with_vocabulary_of_tokenizer(settings: MegatronSettings, reader: LaunchReader) -> MegatronSettings:
-    """Returns the settings with the vocabulary of a known model, whose name Hugging Face's tokenizer has, with a note.
+    """Returns the settings with the vocabulary size of the known model that `--tokenizer-model` names, with a note.
 
     The tokenizer's files may have fewer tokens than the model's embedding has rows: 151,669 of 151,936 in Qwen3.
     """

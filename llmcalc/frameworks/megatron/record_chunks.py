@@ -66,7 +66,7 @@ class RecordedChunk:
 
     @cached_property
     def names_allocated_in_forward(self) -> Names:
-        """The names of such tensors that a forward pass allocates."""
+        """The names of remaining tensors that the forward pass allocated."""
         forward_storages = _storages_allocated_in_forward(self.recorded_passes)
         return frozenset(
             name for name, storage_ids in self.storage_ids_by_name.items() if storage_ids[0] in forward_storages
@@ -384,7 +384,7 @@ def _parameter_of_later_layer(parameter: Parameter, layer_stack: LayerStack, add
 
 
 def _parameter_description(parameter: Parameter) -> tuple[object, ...]:
-    """Returns everything that is known of a parameter, with its tensor's shape and format."""
+    """Returns all fields of a parameter, with the shape and number format of its tensor, for comparisons."""
     tensor = parameter.tensor
     return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.is_leaf
 

@@ -89,7 +89,7 @@ def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) ->
 
 
 def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: int) -> int:
-    """Returns a micro-batch's sequences of `max_length` tokens, of which a packed row holds both answers of its pairs.
+    """Returns a micro-batch's number of sequences of `max_length` tokens; with packing, half as many as answers.
 
     sequence_count: two for each pair. Source: swift/dataset/packing.py, `create_packed_idx`, sums the lengths of both.
     """

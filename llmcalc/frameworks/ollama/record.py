@@ -1,4 +1,4 @@
-"""Ollama as an engine of this program: its flags and defaults, and how its models are quantized."""
+"""The registry record of Ollama."""
 
 from __future__ import annotations
 

@@ -603,7 +603,7 @@ class SGLangServer(EngineServer):
         )
 
     def cache_tokens_in_bytes(self, engine_rank: EngineRank, available_bytes: int) -> int:
-        """Returns the tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if there is no cache."""
+        """Returns the tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if no tokens fit."""
         if compressed_layers(engine_rank):
             return self.compressed_tokens_in_bytes(engine_rank, available_bytes)
         token_caches = replace(engine_rank, includes_mtp=False).token_caches

@@ -215,7 +215,7 @@ def _fine_tuning_tokens(reader: LaunchReader, config: Table) -> int:
 
 
 def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
-    """Returns the tokens of the longest sequence of reinforcement learning, with a note where it is stated as one.
+    """Returns the tokens of the longest RL sequence, with a note if the file states only its total length.
 
     That is the longest input of a turn and the answer to it, or the length of a whole sequence where neither is stated.
     """
@@ -252,7 +252,7 @@ def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, 
 
 
 def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
-    """Returns the policy's run under FSDP2: shards and sums in fp32, products in bf16, and a loss within the logits.
+    """Returns the policy's FSDP2 run: fp32 shards and reductions, bf16 products, and a loss in place of the logits.
 
     The gradients of flash-attn's log-probabilities are written over the logits (workers/model_wrapper.py).
     """
@@ -301,7 +301,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: b
 
 
 def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
-    """Returns the policy's run under Megatron-Core by Megatron-Bridge, which runs every layer again by default."""
+    """Returns the policy's run under Megatron-Core by Megatron-Bridge, which recomputes every layer by default."""
     tp, pp, cp, ep = (
         reader.integer(config, f"{MEGATRON}.{name}_parallel_size", 1)
         for name in ("tensor_model", "pipeline_model", "context", "expert_model")

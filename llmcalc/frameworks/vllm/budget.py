@@ -186,7 +186,7 @@ class VLLMServer(VLLMSettings):
         )
 
     def stored_weights_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the bytes of vLLM's stored weights: tables, padded experts, copies for MLA, rests of segments."""
+        """Returns the bytes of vLLM's weights, with RoPE tables, expert padding, MLA copies and unsplit segments."""
         divides_blocks = self.version_numbers >= DIVIDED_BLOCKS_FROM
         engine_rank.check_block_division(unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset())
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes

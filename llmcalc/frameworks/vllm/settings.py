@@ -467,7 +467,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block: by default what the kernels of an indexer read at once, where the model has one.
+        """Tokens of a block, by default the block size of the indexer's kernels if the model has an indexer.
 
         A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
         (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).

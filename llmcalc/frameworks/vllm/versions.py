@@ -174,7 +174,7 @@ class GraphEstimate(Record):
 
     @property
     def source(self) -> str:
-        """The source of the estimate in words: the number of logs."""
+        """The source of the estimate as text: the number of logs."""
         return f"{self.logs} logs of h100-sxm"
 
 

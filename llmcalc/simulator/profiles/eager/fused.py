@@ -427,7 +427,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return aten.scale(loss_sum, "div")
 
     def _loss_of_float_logits(self, labels: Tensor, head_tensors: Sequence[Tensor]) -> Tensor:
-        """Computes the loss of a chunk's tokens with a product of float32, and their entropy.
+        """Computes the loss and the entropy of a chunk's tokens from float32 logits.
 
         head_tensors: the input of the output head, [tokens, hidden], its weight and its bias, if it has one.
         """
