@@ -169,7 +169,7 @@ class Meter:
 
 
 class NoMeter:
-    """A meter without counts."""
+    """A meter that counts no bytes."""
 
     kind: str = ""
     place: AllocationPlace = AllocationPlace()

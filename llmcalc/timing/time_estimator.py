@@ -85,7 +85,7 @@ KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
 
 @frozen
 class NumberFormats:
-    """Number formats of a run.
+    """The number formats of a run's matrix products, weights and KV cache.
 
     product_format: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
     weight_bits, cache_bits: bits of a stored element, with its share of a scale.

@@ -51,7 +51,7 @@ class StepBudget:
 
 @frozen
 class TracedRequest:
-    """A request of a trace.
+    """A request of a traffic trace: arrival time, and tokens of prompt and answer.
 
     arrival_seconds: when it arrives. input_tokens, output_tokens: tokens of the prompt and of the answer.
     """

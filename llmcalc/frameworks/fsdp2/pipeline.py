@@ -117,7 +117,7 @@ class ShardedChunk(ModelChunk):
         set_resharding_and_prefetch(self.lowering.groups, self.stack_paths, self.fsdp_settings, self.reshard)
 
     def _initialize_stage(self) -> None:
-        """Allocates receive buffers, and runs torch's inference of the stage's shapes."""
+        """Allocates receive buffers, and runs the shape inference of torch's pipeline stages."""
         if self.schedule_settings.infers_shapes:
             self._infer_shapes()
         super()._initialize_stage()

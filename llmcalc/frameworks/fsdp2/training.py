@@ -34,7 +34,7 @@ from .with_tensor_parallel import FsdpTensorParallelProfile
 
 @frozen
 class FsdpSettings:
-    """The arguments of `fully_shard` (FSDP2).
+    """The settings with which a trainer calls `fully_shard` (FSDP2): formats, parameter groups and prefetching.
 
     dtype: number format of shards, of their gradients and of the optimizer's states.
     reduction_format: number format in which gradients are reduced over ranks.

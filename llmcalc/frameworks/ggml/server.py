@@ -72,7 +72,7 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def overrides(self) -> tuple[TensorOverride, ...]:
-        """The parsed rules of --override-tensor."""
+        """The parsed rules of --override-tensor: name patterns with devices."""
         override_text = self.flags.get("override_tensor")
         return () if override_text is None else read_overrides(str(override_text), self.devices)
 

@@ -2,7 +2,7 @@
 
 A YAML file has `MODEL_ARGS` and `ENV_VARS`, and passes an argument without a value where it says `true`. An argument is
 read by the type of its field in `MegatronSettings`; one that has no field is ignored if it is known to change no memory
-(`megatron_ignored`), else it is an error.
+(`ignored_flags.py`), else it is an error.
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ def _step_settings(
 def _recompute_settings(
     reader: LaunchReader, call_nodes: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the setting of recomputation.
+    """Returns the recomputation settings of the script's activation checkpointing config; none without it.
 
     Under a budget torch's partitioner keeps at most this part of what it would keep beyond the inputs of layers
     (torch/_functorch/partitioners.py, `choose_saved_values_set`).
