@@ -353,7 +353,7 @@ class Memory:
         ]
 
     def tensors(self, attention: AttentionImplementation) -> MemoryTerm:
-        """The term of the run's tensors, with the weakest status of the tensors' evidence."""
+        """The memory term of the run's tensors, with the weakest status of the tensors' evidence."""
         return with_evidence(TENSORS, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:

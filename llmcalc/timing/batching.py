@@ -162,7 +162,7 @@ class Replica:
 
     @property
     def steps_after_first_token(self) -> float:
-        """The decoding steps of a request after its first token."""
+        """The number of decoding steps of a request after its first token."""
         return (self.requests.output_tokens - 1) / self.tokens_per_step
 
     @property
@@ -274,7 +274,7 @@ class Replica:
 
     @property
     def graph_tokens(self) -> int:
-        """The most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs."""
+        """The largest prompt step in tokens that a captured CUDA graph can launch; 0 without such graphs."""
         return graph_prompt_tokens(self.spec, self.stack, self.layout.pp)
 
     def uncaptured_share(self, concurrency: float) -> float:

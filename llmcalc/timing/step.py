@@ -123,7 +123,7 @@ class StepPlan:
 
     @property
     def tokens(self) -> Number:
-        """The tokens of a micro-batch on one rank."""
+        """The number of tokens of a micro-batch on one rank."""
         return rank_share(self.micro_batch * self.seq, self.cp)
 
     @property

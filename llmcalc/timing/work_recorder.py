@@ -177,7 +177,7 @@ class WorkRecorder(PlacementTracker):
                 yield from self._executed_scopes(scope_item)
 
     def _executed_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
-        """Yields every executed step in order, and records which values are identities of others."""
+        """Yields every executed step in order, and records the values that steps pass on unchanged."""
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in NEVER_RUN or scope_item.node_fields.get("optional", "") not in (
                 "",

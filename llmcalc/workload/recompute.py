@@ -44,12 +44,12 @@ class Recompute:
     spares: bool = False
 
     def includes_layer(self, layer_index: int) -> bool:
-        """Whether the whole layer with an index runs again."""
+        """Whether a whole layer, given by its index, is recomputed in the backward pass."""
         return self.layers and (layer_index % self.every == 0) is not self.spares
 
     @property
     def share_of_layers(self) -> float:
-        """The share of the layers that run again as a whole."""
+        """The fraction of the layers that are recomputed as a whole."""
         return (1 - 1 / self.every if self.spares else 1 / self.every) if self.layers else 0.0
 
 

@@ -119,7 +119,7 @@ class EngineMemory:
         return 1 if self.layout is None else self.layout.dp
 
     def max_users(self, max_concurrency: float | None = None) -> float:
-        """Returns the requests that the caches of all data-parallel ranks hold at once.
+        """Returns the number of requests that the caches of all data-parallel ranks hold at once.
 
         max_concurrency: those of a rank; None (default) for those of this memory.
         """

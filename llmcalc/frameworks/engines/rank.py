@@ -471,7 +471,7 @@ class EngineRank:
 
     @cached_property
     def up_projection_size(self) -> int:
-        """The elements of MLA's up-projections, of which engines store copies for absorbed matrix products."""
+        """The number of elements of MLA's up-projections, which engines copy for absorbed matrix products."""
         projection_elements = 0
         for attention, layer_count in mixers(self.preset.model):
             if isinstance(attention, MLA):
@@ -506,7 +506,7 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
 
 
 def _convolution_state_tokens(layer_part: Any) -> int:
-    """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
+    """Returns the number of tokens in a convolution's state in transformers; 0 without a convolution."""
     for kernel_field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
         if (kernel_size := getattr(layer_part, kernel_field, None)) is not None:
             return int(kernel_size)
@@ -624,7 +624,7 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
 
 
 def _table_rows(rope_scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:
-    """Returns the rows of a table of cosines and sines (`get_rope` of vLLM and of SGLang).
+    """Returns the number of rows of a RoPE table of cosines and sines (`get_rope` of vLLM and of SGLang).
 
     rope_scaling: the config's `rope_parameters`. Its positions are linear or dynamic multiples of the model, or YaRN's
     multiples of the original ones; LongRoPE has a table for either.

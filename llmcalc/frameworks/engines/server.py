@@ -146,7 +146,7 @@ class EngineServer:
         return self.tp * self.pp
 
     def stage_layers(self, stage_order: Iterable[int]) -> tuple[int, ...] | None:
-        """Returns the layers of each pipeline stage; None if all have the same number.
+        """Returns the number of layers of each pipeline stage; None if all stages have the same number.
 
         stage_order: the stages in the order in which they get one of the layers that an equal division leaves.
         Raises `InputError` for more stages than layers.
@@ -224,7 +224,7 @@ class EngineServer:
 
     @property
     def longest_request(self) -> int:
-        """The tokens of the longest request. Raises `InputError` if neither the flag nor the model states it."""
+        """The number of tokens of the longest request. Raises `InputError` if neither flag nor model states it."""
         flag_value = self.flags.get(self.length_field, AUTO_WORDS[0])
         request_length = self.model_length or self.default_length if flag_value in AUTO_WORDS else flag_value
         if not request_length:
@@ -238,7 +238,7 @@ class EngineServer:
 
     @property
     def longest_length(self) -> int | None:
-        """The tokens of the longest request that the engine accepts for this model; None if it is not known."""
+        """The longest request in tokens that the engine accepts for this model; None if not known."""
         return None if has_unknown_length(self.preset) else self.model_length
 
     @property

@@ -143,7 +143,7 @@ class DeltaNetSizes(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """The channels of the convolution: queries, keys and values."""
+        """The number of channels of the convolution: queries, keys and values."""
         return 2 * self.key_width + self.heads * self.value_dim
 
 
@@ -159,7 +159,7 @@ class CompressedEntries(NamedTuple):
 
     @property
     def state_elements(self) -> int:
-        """The elements of tokens that do not fill an entry yet; overlapping entries keep twice as many tokens."""
+        """The number of elements of tokens that do not fill an entry yet; doubled if entries overlap."""
         return self.pending_width * self.tokens_per_entry * (2 if self.pending_width > 2 * self.width else 1)
 
 

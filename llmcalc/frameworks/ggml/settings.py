@@ -144,7 +144,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def context_tokens(self) -> int:
-        """The tokens of the cache before padding (-c). Raises `InputError` if flag and model state none."""
+        """The number of tokens of the cache before padding (-c). Raises `InputError` if flag and model state none."""
         chosen_context = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if chosen_context:
             return chosen_context
@@ -167,12 +167,12 @@ class GgmlSettings(EngineServer):
 
     @property
     def batch_tokens(self) -> int:
-        """The tokens of a batch (-b), at most the context."""
+        """The number of tokens of a batch (-b), at most the context."""
         return min(int(self.flags.get("batch_size", 2048)), self.cache_cells)
 
     @property
     def micro_batch_tokens(self) -> int:
-        """The tokens of a micro-batch (-ub), at most -b and the context."""
+        """The number of tokens of a micro-batch (-ub), at most -b and the context."""
         return min(int(self.flags.get("ubatch_size", 512)), self.batch_tokens)
 
     @property
@@ -259,7 +259,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def longest_request(self) -> int:
-        """The tokens of the longest request in a slot."""
+        """The number of tokens of the longest request in a slot."""
         return self.sequence_cells // (self.slot_count if self.rules.one_cache else 1)
 
     def window_cells(self, window_size: int | None) -> int:

@@ -676,7 +676,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
 
 
 def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """Returns visible devices · machines; None if neither variable nor option names devices."""
+    """Returns the number of processes (visible devices · machines); None if no variable or option names devices."""
     devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
     for option_name, option_value in pairwise([*launcher, ""]):
         if option_name.startswith("--include"):  # localhost:0,1,2,3

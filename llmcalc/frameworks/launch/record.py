@@ -499,7 +499,7 @@ class LaunchReader:
         return None if written_number is None else integer_of(self, argument_name, written_number)
 
     def device_count_of_nodes(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
-        """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
+        """Returns the number of devices of all nodes of a config: by default 1 node with 8 devices.
 
         nodes_name, devices_name: the arguments with the number of nodes, and of devices per node.
         name_prefix: what precedes the arguments in the file; empty by default.

@@ -187,7 +187,7 @@ _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
 def _device_memory_sizes(log_values: LogValues) -> list[int]:
-    """Returns the memory of each device, from the last list of devices in the log; empty if the log has none."""
+    """Returns the memory of each device in bytes, from the log's last list of devices; empty if there is none."""
     device_bytes = log_values.byte_sizes("vram")
     return device_bytes[-min(len(device_bytes), max(1, int(log_values.last_text("devices") or 1))) :]
 

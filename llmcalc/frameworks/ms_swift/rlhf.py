@@ -102,7 +102,7 @@ def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: i
 def preference_sequence_count(
     reader: LaunchReader, rlhf_type: str, config: Table, batch: int, has_adapters: bool
 ) -> int:
-    """Returns a micro-batch's sequences in preference training, and adds the reference model to the run.
+    """Returns a micro-batch's number of sequences in preference training, and adds the reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.
     """

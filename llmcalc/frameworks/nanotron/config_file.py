@@ -124,7 +124,7 @@ def _check_stages(reader: LaunchReader, config: Table, tokens_table: Table) -> N
 
 
 def _rope_theta(reader: LaunchReader, config: Table) -> float:
-    """Returns the base of rotary positions, which YAML reads as a text in the form `1e6`."""
+    """Returns the base θ of RoPE, which YAML reads as a text in the form `1e6`."""
     written_theta = config.get("rope_theta") or 10000.0
     try:
         theta = float(str(written_theta)[:40])

@@ -303,7 +303,7 @@ def _replica_count(
 def _micro_batch_count(
     reader: LaunchReader, call_nodes: list[ast.Call], variables: Mapping[str, Any], tokens_of_ranks: int
 ) -> int:
-    """Returns the micro-batches per step: the tokens of a step, divided by the tokens of all ranks' micro-batches."""
+    """Returns the number of micro-batches per step: tokens of a step over tokens of all ranks' micro-batches."""
     argument_name = "global_batch_size"
     argument_values = (_argument_values(call_node, variables).get(argument_name) for call_node in call_nodes)
     tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)

@@ -216,7 +216,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
 
 
 def _samples_per_step(reader: LaunchReader, config: Table) -> int:
-    """Returns the samples of a step of the optimizer."""
+    """Returns the number of samples per optimizer step."""
     if config.get("global_batch_size") is not None:
         return reader.integer(config, "global_batch_size", 1)
     sample_count = reader.integer(config, "rollout_batch_size", 1) * reader.integer(config, "n_samples_per_prompt", 1)

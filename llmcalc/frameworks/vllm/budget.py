@@ -166,7 +166,7 @@ class VLLMServer(VLLMSettings):
         return encoder_run(self.preset.model, encoder_request, self.flags.get("mm_processor_kwargs", {}))
 
     def cuda_graph_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the memory that vLLM estimates for the CUDA graphs of a rank.
+        """Returns the bytes that vLLM estimates for the CUDA graphs of a rank.
 
         V0 captures whole passes from the largest on, which share one pool (0.13 GiB of Qwen3 0.6B, in one log).
         """

@@ -223,5 +223,5 @@ def low_latency_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
 
 
 def most_low_latency_tokens(hidden_size: int, expert_count: int) -> int:
-    """Returns the most tokens of a rank that DeepEP's low-latency buffers hold at once."""
+    """Returns the largest number of a rank's tokens that DeepEP's low-latency buffers hold at once."""
     return LARGEST_HEAP // low_latency_bytes(1, hidden_size, expert_count)

@@ -295,7 +295,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def longest_length(self) -> int | None:
-        """The tokens of the longest request that vLLM accepts; None if it is not known."""
+        """The longest request in tokens that vLLM accepts; None if not known."""
         return None if has_unknown_length(self.preset) else scaled_length(self.preset)
 
     @property
@@ -435,7 +435,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def tokens_in_flight(self) -> int:
-        """The tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
+        """The number of tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
         uses_ngrams = (
@@ -458,7 +458,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def decoded_tokens(self) -> int:
-        """The tokens of a decoding step of all sequences, including drafted tokens."""
+        """The number of tokens of a decoding step of all sequences, including drafted tokens."""
         return self.max_num_seqs * (1 + self.speculation.drafted_tokens)
 
     @property

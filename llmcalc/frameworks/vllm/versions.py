@@ -107,7 +107,7 @@ class VideosAsImages(VersionRange):
 
     @property
     def tokens(self) -> int:
-        """The tokens of the longest video."""
+        """The number of tokens of the longest video."""
         return self.frames * (self.frame_tokens + self.marks)
 
 

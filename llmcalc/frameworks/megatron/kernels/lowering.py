@@ -350,7 +350,7 @@ class RankKernels(Lowering):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, program_value: Value) -> Number:
-        """Returns a value's rows (tokens) per micro-batch, before tensor parallelism divides them."""
+        """Returns a value's number of rows (tokens) per micro-batch, before tensor parallelism divides them."""
         return self.run_config.rows(program_value.rows)
 
     def local_rows(self, row_count: Number) -> Number:
