@@ -263,7 +263,7 @@ class GgmlSettings(EngineServer):
         return self.sequence_cells // (self.slot_count if self.rules.one_cache else 1)
 
     def window_cells(self, window_size: int | None) -> int:
-        """Returns the cache cells per stream for layers with sliding windows; the full context in early versions."""
+        """Returns the number of cache cells per stream for sliding-window layers; all cells in early versions."""
         full_cells = self.sequence_cells
         if window_size is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells

@@ -1,4 +1,4 @@
-"""The registry record of Ollama."""
+"""Registers Ollama as a serving engine: options, memory functions, and the usual format of its models."""
 
 from __future__ import annotations
 
