@@ -109,7 +109,7 @@ class EstimateErrors(NamedTuple):
         return estimated_bytes + int(self.share_above * estimated_bytes)
 
     def upper_bound_of_stage(self, estimated_bytes: int, replayed_stage_estimate: int, replayed_bytes: int) -> int:
-        """Returns an upper bound of the memory in bytes of a rank, from the replay of another stage of its layout.
+        """Returns an upper bound of a rank's memory in bytes, from the replay of another pipeline stage.
 
         estimated_bytes, replayed_stage_estimate: the estimated peaks of both stages.
         """

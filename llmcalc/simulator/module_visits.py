@@ -82,7 +82,7 @@ class PassVisits(NamedTuple):
         return peak_by_path
 
     def repeat_starts(self, layer_stack: LayerStack, repeats: Sequence[int]) -> list[int] | None:
-        """Returns the index of the first visit of each of these repeats of a stack, in the order of the pass.
+        """Returns, for each repeat of a stack, the index of its first visit, in the order of the pass.
 
         None if a layer is visited before or after its turn.
         """
@@ -139,7 +139,7 @@ class PassVisits(NamedTuple):
 
 
 def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
-    """Derives a forward pass of three layer repeats from one of four, and the bytes that a repeat saves.
+    """Derives a forward pass of three layer repeats from a pass of four, and the bytes that one repeat saves.
 
     forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second, the third and the layers of the fourth repeat do not do the same.

@@ -15,10 +15,10 @@ A request that follows another one's end arrives when the next step has begun, a
 at any time waits for half of a step. An engine whose scheduler works beside the device has planned the step after that
 too (`TimeStack.steps_ahead`). The stages of a pipeline start a batch in turn, of which the next one takes the prompt.
 
-Where all requests arrive at once (`LoadLatencies.latencies_in_waves`), W is half of the other prompts, in full steps
-where a step takes several: equal requests of a benchmark stay together from answer to answer, because steps with
-prompts are so much longer than others. Their round has e of such a step throughout, which is less than that of spread
-prompts.
+Where all requests arrive at once (`LoadLatencies.latencies_in_waves`), W is half of the other prompts, in steps that
+are full of them, or half of the prompts of a step that takes several: equal requests of a benchmark stay together from
+answer to answer, because steps with prompts are so much longer than others. Their round has e of such a step
+throughout, which is less than that of spread prompts.
 
 At most (O - 1) steps of a request's life have prompts of others. Beyond the concurrency at which all of them have, new
 requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows by the wait.

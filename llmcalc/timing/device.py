@@ -344,7 +344,7 @@ class Device:
 
 
 def has_product_units(hardware: Hardware, dtype: str) -> bool:
-    """Whether an accelerator has units for products in a number format; true if none of its peak rates is known."""
+    """Whether an accelerator has matrix units for a number format; true if none of its peak rates is known."""
     return not hardware.peak_flops or any(peak_name in hardware.peak_flops for peak_name in PEAKS[dtype])
 
 

@@ -21,7 +21,7 @@ def stack_names(phase: str = "") -> list[str]:
 
 
 def find_stack(stack_name: str, phase: str = "") -> TimeStack:
-    """Returns a time stack by its name, or by several names joined with `+`.
+    """Returns a time stack by its name; `+` joins the names of a stack and of settings.
 
     phase: the required phase, `training` or `inference`; default either.
 

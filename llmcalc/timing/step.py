@@ -420,7 +420,7 @@ def _step_seconds(
 
 
 def _hop_seconds(spec: ModelSpec, device: Device, software_stack: TimeStack, step_plan: StepPlan) -> Number:
-    """Returns the seconds of a message to the next pipeline stage, of the tokens of a micro-batch."""
+    """Returns the seconds to send a micro-batch's activations to the next pipeline stage."""
     is_divided = step_plan.sequence_parallel or software_stack.scatters_hops
     return device.hop_seconds(
         2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1), step_plan.devices

@@ -283,7 +283,7 @@ class TimeStack(Record):
 
 @cache
 def software_stacks() -> dict[str, TimeStack]:
-    """Returns the constants of every software stack by its name, as `--stack` takes it."""
+    """Returns name → time stack, for every software stack that `--stack` accepts."""
     tables_by_name = _read_tables("stacks.toml")
     return {stack_name: TimeStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
 

@@ -282,7 +282,7 @@ class WorkRecorder(PlacementTracker):
         (lowering_method or self._add_operation)(operation)
 
     def _shares_earlier_kernel(self, operation: Step) -> bool:
-        """Whether one kernel computes a product and an earlier one of the same input, as `up_proj` and `gate_proj`.
+        """Whether one kernel computes this and an earlier product of the same input, as for `up_proj` and `gate_proj`.
 
         The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
         """

@@ -285,7 +285,7 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
 
 
 def _model_name(reader: LaunchReader, model_table: Table) -> str:
-    """Returns the hub's name of the model. Records changes of its config as unknown."""
+    """Returns the model's name on the Hugging Face hub. Records changes of its config as unknown."""
     builder_path = str(model_table.get(TARGET) or "")[:120]
     if builder_path and not any(f"{builder}." in builder_path for builder in BUILDERS):
         raise reader.argument_error(

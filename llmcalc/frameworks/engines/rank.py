@@ -186,7 +186,7 @@ class EngineRank:
 
     @cached_property
     def is_format_assumed(self) -> bool:
-        """Whether the checkpoint's format is assumed by its name, because its config could not be read."""
+        """Whether the weights' format is assumed from the checkpoint's name, because its config could not be read."""
         checkpoint_name = self.preset.named_checkpoint
         if not checkpoint_name or self.scheme is not None or self.converted_dtype is not None:
             return False
@@ -514,12 +514,12 @@ def _convolution_state_tokens(layer_part: Any) -> int:
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the class names in `architectures` of the model's config, or of its export; none if unknown."""
+    """Returns the model's class names (`architectures`) by its config, else by llmcalc's export; none if unknown."""
     return architectures_of(preset.config, preset.model)
 
 
 def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in `architectures` of a config, or without one of the model's export; none if unknown."""
+    """Returns the class names (`architectures`) of a config, else of llmcalc's export; none if unknown."""
     if config is not None:
         class_names = config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()

@@ -314,7 +314,7 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields for each action the chunks with gathered parameters: the action's chunk and those of the next actions."""
+    """Yields, for each action, the chunks with gathered parameters: the chunks of this and of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for schedule_action in reversed(actions):

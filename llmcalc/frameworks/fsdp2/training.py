@@ -453,7 +453,7 @@ def record_fsdp_run(
     program: RankFlow | None = None,
     context_ring: ContextParallelRing | None = None,
 ) -> RecordedEvents:
-    """Records the set-up and two training steps of a rank. layers, program, context_ring: as in `FsdpRun`."""
+    """Records the set-up and two training steps of a rank. layers, program: as in `FsdpRun`."""
 
     def new_run(memory_meter: EventRecorder) -> FsdpRun:
         return FsdpRun(

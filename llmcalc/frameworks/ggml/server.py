@@ -45,7 +45,7 @@ class BufferSizes(NamedTuple):
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_added_buffers(self, further_buffers: BufferSizes) -> BufferSizes:
-        """Returns the sums of these buffers and further ones, such as those of a draft model, by device."""
+        """Returns the sums of these and other buffers by device, for example with a draft model's buffers."""
 
         def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {

@@ -249,7 +249,7 @@ def assigned_values(target_node: ast.expr, value_node: ast.expr, known_values: M
 
 
 def statements_of_module(syntax_tree: ast.Module) -> list[ast.stmt]:
-    """Returns the statements of a module, then those of its functions, such as the cells of a marimo notebook."""
+    """Returns the statements of a module, followed by the statements of its functions (cells of marimo notebooks)."""
     functions = [statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)]
     return [*syntax_tree.body, *(statement for function in functions for statement in function.body)]
 

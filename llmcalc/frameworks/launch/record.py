@@ -483,7 +483,7 @@ class LaunchReader:
     def choice(
         self, config: Table, argument_name: str, choices: Sequence[str], default_choice: str, name_prefix: str = ""
     ) -> str:
-        """Returns the value of an argument that has one of several texts, or the program's default.
+        """Returns the value of an argument that must be one of `choices`, or the program's default.
 
         name_prefix: what precedes the argument in the file; empty by default.
         """

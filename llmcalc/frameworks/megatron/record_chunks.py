@@ -247,7 +247,7 @@ def _shortened_chunk(
     layer_stack: LayerStack,
     record_chunk: Callable[[LayerStack | None], RecordedChunk],
 ) -> tuple[RecordedChunk, LayerStack]:
-    """Returns a chunk with `RECORDED_REPEATS` repeats of its stack, from a cache, and the stack that was recorded."""
+    """Returns a chunk with `RECORDED_REPEATS` repeats of its stack, from a cache, and the recorded stack."""
     if cache_key not in _shortened_chunks:
         if len(_shortened_chunks) >= MAX_CHUNKS:
             _shortened_chunks.clear()
@@ -310,7 +310,7 @@ def _record_chunk(
 
 
 def _chunk_with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_stack: LayerStack) -> RecordedChunk:
-    """Returns a chunk with all repeats of its stack, from the chunk with `RECORDED_REPEATS` of them.
+    """Returns a chunk with all repeats of its stack, derived from the chunk with `RECORDED_REPEATS` repeats.
 
     program: that of all layers.
     Raises `NotRepeatingError` if the repeats differ.

@@ -1,4 +1,4 @@
-"""Reads commands of SkyRL with overrides of its configuration: the training of the policy, and the rollouts beside it.
+"""Reads commands of SkyRL with config overrides: the policy's training, and the rollouts on the same devices.
 
 Source: NovaSky-AI/SkyRL at a9564572 (2026-08-21): skyrl/train/config/config.py for keys and defaults, and below
 skyrl/backends/skyrl_train: distributed/fsdp_strategy.py for formats, workers/model_wrapper.py for the loss,
@@ -131,7 +131,7 @@ SFT_TABLES = (
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts a program of SkyRL, or another one with the overrides of its trainers."""
+    """Whether a command starts a program of SkyRL, or any program with overrides of SkyRL's trainer configs."""
     return (
         command_line.program in (RL_TRAINER, SFT_TRAINER)
         or (command_line.program.startswith("skyrl.") and not trains(command_line))

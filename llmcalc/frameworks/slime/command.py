@@ -261,7 +261,7 @@ def _slime_arguments_by_flag() -> dict[str, str]:
 
 
 def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the flags of SGLang's server with which slime starts an engine, and records unknown ones.
+    """Returns the flags with which slime starts an SGLang server, and records unknown flags.
 
     Source: slime/backends/sglang_utils/arguments.py, `validate_args`. Raises `InputError` for wrong values.
     """

@@ -85,7 +85,7 @@ COMPILATION_KEYS = (
 
 
 class VLLMSettings(EngineServer):
-    """A vLLM server with the values of its settings: model, accelerator, version and flags."""
+    """The settings of a vLLM server: model, accelerator, version and flags."""
 
     name = "vllm"
     length_field = "max_model_len"

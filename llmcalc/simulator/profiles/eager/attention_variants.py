@@ -17,7 +17,7 @@ from .attention import AttentionKernels
 
 @kernels_compared(BY_TORCH)
 class AttentionVariantKernels(AttentionKernels):
-    """Kernels of attention to two kinds of keys, of indexers, and of masks that are computed from values."""
+    """Kernels of attention to two kinds of keys, of indexers, and of masks that depend on values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
 
 
 def _chunk_sizes(axis_size: int, part_size: int) -> list[int]:
-    """Returns the sizes of the parts of an axis, of which the last may be smaller."""
+    """Returns the sizes of the parts of an axis; the last part may be smaller."""
     return [min(part_size, axis_size - part_start) for part_start in range(0, axis_size, part_size)]
 
 
