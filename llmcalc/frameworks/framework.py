@@ -123,7 +123,7 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory
 
 
 def _accept_every_run(memory_estimate: Memory, framework_version: str) -> None:
-    """Accepts every run, as the default `Framework.check`."""
+    """Accepts every run, as the default `Framework.check_run`."""
 
 
 def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
@@ -131,12 +131,12 @@ def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
 
 
 def _empty_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
-    """Returns an empty table for the JSON document, as the default `Framework.document`."""
+    """Returns an empty table for the JSON document, as the default `Framework.document_values`."""
     return {}
 
 
 def _pytorch_stack(launched_run: Launch | None, is_compiled: bool, exchanges_tokens: bool) -> str:
-    """Returns the name of PyTorch's software stack, eager or compiled, as the default `Framework.stack`."""
+    """Returns the name of PyTorch's time stack, eager or compiled, as the default `Framework.stack_name`."""
     return "torch-compile" if is_compiled else "torch"
 
 

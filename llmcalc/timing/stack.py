@@ -157,7 +157,7 @@ def with_16_bit_adapters(software_stack: TimeStack) -> TimeStack:
 
 
 ADAMW_STATE_BYTES = 8.0
-"""Bytes per parameter of AdamW's two states in fp32, which `Stack.optimizer_bytes` has twice: read and written."""
+"""Bytes per parameter of AdamW's two states in fp32, which `TimeStack.optimizer_bytes` has twice: read and written."""
 
 
 STEPWISE_ADAMW = 7.0

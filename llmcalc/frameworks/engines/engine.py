@@ -89,7 +89,7 @@ class EngineMemory:
     requests_with_states: requests of a rank for which there are slots of recurrent states; None for no such slots.
     has_all_layers_on_devices: whether an engine that may place layers on the host has none of their tensors and caches
         there; default false.
-    divides_request_limit: whether the limit of requests, `Engine.step_sequences`, is that of all data-parallel ranks
+    divides_request_limit: whether the limit of requests, `Engine.request_limit`, is that of all data-parallel ranks
         together; false where each rank runs as many.
     """
 

@@ -196,7 +196,7 @@ class EngineRank:
 
     @property
     def weights_status(self) -> Literal["source", "estimate"]:
-        """The status of the weights' bytes: an estimate if their format is assumed by the checkpoint's name."""
+        """The verification status of the weights' bytes: an estimate if the checkpoint's name implies the format."""
         return "estimate" if self.is_format_assumed else "source"
 
     @property

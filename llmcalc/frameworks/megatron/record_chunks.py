@@ -34,7 +34,7 @@ from .record_passes import record_passes, recorded_step_microbatches
 from .settings import MegatronSettings
 
 Names: TypeAlias = frozenset[str | Shape]
-"""Keys of `PersistentTensors.shared`."""
+"""Keys of `PersistentTensors.shared_blocks`."""
 
 
 @frozen

@@ -321,7 +321,7 @@ def _micro_batch_count(
 def _step_settings(
     reader: LaunchReader, call_nodes: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
+    """Returns the settings of the optimizer, recomputation, loss and compilation."""
     optimizer_class = str(module_arguments.get("optim")).rpartition(".")[2]
     if optimizer_class not in OPTIMIZERS:
         reader.refuse("optim", f"{short_repr(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are")

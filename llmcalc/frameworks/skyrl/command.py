@@ -206,7 +206,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _fine_tuning_tokens(reader: LaunchReader, config: Table) -> int:
-    """Returns the tokens of the longest sequence of fine-tuning, which SkyRL does not limit by default."""
+    """Returns the tokens of the longest fine-tuning sequence, which SkyRL does not limit by default."""
     if config.get(SFT_TOKENS) is None:
         raise reader.argument_error(
             "max_length", "missing, so that SkyRL shortens no sequence; expected the longest one, as in max_length=8192"

@@ -225,7 +225,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns defaults of TRL before 0.16 for missing arguments, if the call of `SFTTrainer` is of such a TRL."""
+    """Returns defaults of TRL before 0.16 for missing arguments, if `SFTTrainer` is called as in such a version."""
     sft_arguments = next((call.arguments for call in named_calls if call.name == "SFTTrainer"), {})
     if not any(argument_name in sft_arguments for argument_name in EARLIER_TRAINER_ARGUMENTS):
         return {}

@@ -98,7 +98,7 @@ class UncountedMeter(NoMeter):
 
 
 GATHER_BUFFER = "gather buffer"
-"""Key of the buffer that gathered tensors share, in `PersistentTensors.shared`."""
+"""Key of the buffer that gathered tensors share, in `PersistentTensors.shared_blocks`."""
 
 
 def detached_argument(
