@@ -119,7 +119,7 @@ def recompute_of(option_text: str) -> Recompute:
 
 
 def check_node_names(node_names: Iterable[str], model_node_names: Iterable[str]) -> None:
-    """Raises `InputError` for the path of a module that no layer has. model_node_names: the existing paths."""
+    """Raises `InputError` for the path of a module that no layer has. model_node_names: the paths that exist."""
     existing_names = list(dict.fromkeys(model_node_names))
     for node_name in sorted(node_names):
         if node_name not in existing_names:

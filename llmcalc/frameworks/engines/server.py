@@ -165,7 +165,7 @@ class EngineServer:
         return None if len(set(layers_per_stage)) == 1 else tuple(layers_per_stage)
 
     def _stated_stage_layers(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
-        """Returns the layers of each stage as the environment states them. Raises `InputError` for another sum."""
+        """Returns the number of layers per stage that the environment states. Raises `InputError` for a wrong sum."""
         stated_layers = [
             int(number_text) for number_text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", number_text)
         ]

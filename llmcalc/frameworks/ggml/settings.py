@@ -190,7 +190,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """Format of MLA's cache (ik's -mla): 0 expanded, 1 latents with a transposed copy, 2 and 3 latents alone."""
+        """Format of MLA's cache (-mla): 0 expanded, 1 latents with a transposed copy, 2 and 3 latents alone."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
