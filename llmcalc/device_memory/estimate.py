@@ -173,7 +173,7 @@ class Memory:
         return self._device_memory_by_runtime[cuda_runtime]
 
     def _counted_run_for_runtime(self, cuda_runtime: CudaRuntime) -> CountedMemory:
-        """Returns the run on an accelerator with this CUDA runtime, before the allocator replay."""
+        """Returns the run on an accelerator with this CUDA runtime, with counted tensors but without the allocator."""
         if cuda_runtime not in self._counted_memory_by_runtime:
             usual_attention = default_attention(self.settings, self.spec)
             try:
@@ -353,7 +353,7 @@ class Memory:
         ]
 
     def tensors(self, attention: AttentionImplementation) -> MemoryTerm:
-        """The term of the run's tensors, with the weakest status of the tensors' evidence."""
+        """The memory term of the run's tensors, with the weakest status of the tensors' evidence."""
         return with_evidence(TENSORS, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:

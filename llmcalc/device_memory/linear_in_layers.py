@@ -94,7 +94,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
         return replay_result
 
     def rename_to_phase(allocation_place: AllocationPlace) -> AllocationPlace | None:
-        """Returns the place under its phase's name (`prefill 3` → `prefill`); None if that one has a peak there too."""
+        """Returns the module under its phase's name (`prefill 3` → `prefill`); None if the highest pass runs it too."""
         phase_name = allocation_place.phase.partition(" ")[0]
         place_of_phase = allocation_place._replace(phase=phase_by_name[phase_name])
         if place_of_phase == allocation_place or place_of_phase not in replay_result.peaks:

@@ -629,7 +629,7 @@ class Settings:
 
     @property
     def is_serving(self) -> bool:
-        """Whether kernels and KV cache default to those of a serving engine."""
+        """Whether kernels and KV cache default to those of a serving engine instead of transformers."""
         return self.phase == "inference"
 
     def recompute_choice(self) -> Recompute:
@@ -648,6 +648,7 @@ class Settings:
 
     def with_usual_recomputation(self) -> Settings:
         """Returns the settings with the default recomputation: of every layer, if frozen weights have 4 or 8 bits.
+
         `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).
         """
         return self.with_changes(recompute="full") if self.recompute is None and self.has_kbit_base else self

@@ -598,7 +598,7 @@ class PeakEstimate:
         return start_layer, end_layer, len(stage.layers)
 
     def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
-        """Returns `_measured_layers` of a stage that ends with a few equal layers, as with further ones of their kind.
+        """Returns `_measured_layers` of a stage that ends with a few equal layers, as if more of these layers followed.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """

@@ -28,7 +28,7 @@ class StageParameters(NamedTuple):
     largest_tensor: elements of the largest tensor.
     largest_in_layers: elements of the largest tensor in a layer.
     largest_matrix: elements of the largest tensor in a layer that is not of experts.
-    extra_gradients: elements by which whole gradients exceed their divided weights (`Divided.look_up_rows`).
+    extra_gradients: elements by which whole gradients exceed their divided weights (`DTensorKernels.look_up_rows`).
     """
 
     dense: int
@@ -196,7 +196,7 @@ def _step_peak(
     is_matrix: bool = True,
     has_flat_parameters: bool = False,
 ) -> int:
-    """Replays two optimizer steps over `count` tensors, and returns the temporary bytes of the second.
+    """Replays two optimizer steps over `parameter_count` tensors, and returns the second step's temporary bytes.
 
     has_gradient_copies: whether gradients are copied to fp32 before the step. is_matrix: whether the optimizer
         takes the tensors for matrices in a layer. has_flat_parameters: whether they are vectors.

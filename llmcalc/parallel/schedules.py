@@ -395,7 +395,7 @@ class Timetable:
 
     @property
     def time(self) -> float:
-        """The duration of the step, from the first action to the end of the last."""
+        """The duration of the step, from the first action to the end of the last, in the unit of `PassDurations`."""
         return max(action_spans[-1].end_time for action_spans in self.spans_by_rank)
 
     def busy_time(self, rank: int) -> float:

@@ -100,6 +100,6 @@ def _weight_shards(
 
 
 def shard_rows(row_count: int, ranks: int, rank_index: int) -> int:
-    """Returns the rows on rank `rank_index` of `ranks`: equal parts, rounded up; the last part may be shorter."""
+    """Returns the number of rows on rank `rank_index` of `ranks`: equal parts, rounded up; the last may be shorter."""
     rows_per_rank: int = ceil_div(row_count, ranks)
     return max(0, min(rows_per_rank, row_count - rows_per_rank * rank_index))

@@ -126,7 +126,7 @@ class BlockPool:
         return block_size
 
     def reserve(self, block_units: int) -> tuple[int, int]:
-        """Adds a new segment with a free block of at least n units (get_allocation_size).
+        """Adds a new segment with a free block of at least `block_units` units (get_allocation_size).
 
         Returns the size of the block and the reserved units.
         """
@@ -313,7 +313,7 @@ class CachingAllocator:
         self.allocated, self.peak_allocated = allocated_units << UNIT, peak_units << UNIT
 
     def _choose_block(self, pool_number: int, block_units: int) -> int:
-        """Returns the size of the free block that serves n units of a pool (get_free_block).
+        """Returns the size of the pool's free block for a request of `block_units` units (get_free_block).
 
         The block is the last one of its size. One that can grow counts with the size that it can grow to, so that
         others come first. Without a block, memory is reserved.

@@ -59,7 +59,7 @@ class Lowering(ProgramLowering):
     further_outputs: additional results of the last run, such as the logits of multi-token-prediction modules.
     buffers: paths of the buffers that are read.
     scales_of_quantizers: path → scales and zero points that a module of fake quantization keeps between passes.
-    known_parameters: the parameters of the program, found by `prepare` or set from an equal program; None before.
+    known_parameters: the parameters of the program, None before `allocate_parameters`, or set from an equal program.
     cached_tensors_by_path: path → the tensors of a cache or state between passes; None if no pass follows.
     has_earlier_tokens: whether an earlier pass has filled the store.
     absent_value_ids: ids of the values that such a pass does not compute.

@@ -25,7 +25,7 @@ STAGE_INPUT_KEY = "entry"
 """The key of the input of a pipeline stage that lacks the first layers."""
 
 CARRIED_KEY = "carried"
-"""The first part of the keys in `Lowering.memo` of tensors that a layer passes to the next one."""
+"""The first part of the keys in `Lowering.pass_memo` of tensors that a layer passes to the next one."""
 
 
 class UnsupportedKernel(InputError):

@@ -26,7 +26,7 @@ class ParameterTensors(ValueTensors):
         return self.parameter(parameter_key, shape, self.trained_dtype if is_trained else self.dtype, is_trained)
 
     def adapter_matrix(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
-        """Returns a module's trained adapter matrix. Default: the current module."""
+        """Returns a module's trained adapter matrix. module_path: default the current module."""
         assert self.adapters is not None
         parameter_key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         return self.parameter(parameter_key, shape, self.adapters.dtype, trained=True)

@@ -272,7 +272,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
 
 
 def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
-    """Returns the number of a pass's output, a copy of the output without memory, and the number of its storage."""
+    """Returns an output's number, a copy of the output without memory, and its storage's number."""
     shape_template = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
     return output_number, shape_template, tensor.storage.block.handle
 
@@ -431,7 +431,7 @@ class TraceReader:
             raise NotRepeatingError
 
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
-        """Returns the module and phase in which a pass starts, from the first event with a place."""
+        """Returns the module and phase in which a pass starts, from the first event that has them."""
         if recorded_pass.first_event_index < recorded_pass.end_event_index:
             start_place, nbytes, _ = self.events[recorded_pass.first_event_index]
             if nbytes == PLACE_EVENT:

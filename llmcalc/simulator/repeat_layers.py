@@ -117,7 +117,7 @@ class InnerRepeatEvent(NamedTuple):
 
 @dataclass
 class LayerSweep:
-    """Memory events that run through the layers of a stack, repeat by repeat of the layer pattern.
+    """Memory events of one run through the layers of a stack, repeat by repeat of the layer pattern.
 
     stack_index: the number of the stack.
     is_ascending: whether they go from the first repeat to the last.
@@ -281,7 +281,7 @@ class RepeatAnalysis:
         return self.allocating_repeat.get(storage_number) if nbytes == FREE_EVENT else None
 
     def _repeat_of_place(self, allocation_place: AllocationPlace) -> Repeat | None:
-        """Returns the layer repeat that contains a module."""
+        """Returns the layer repeat that contains a module, by the module's path."""
         if allocation_place.layer_index < 0:
             return None
         place_without_phase = allocation_place.layer_index, allocation_place.path
@@ -332,7 +332,7 @@ class RepeatAnalysis:
         event_groups: Sequence[tuple[Repeat | None, list[Event]]],
         first_group_index: int,
     ) -> tuple[LayerSweep | None, int]:
-        """Returns the pass through a stack's layers that starts at this index (None without one), and the next index.
+        """Returns the run through a stack's layers that starts at this index (None without one), and the next index.
 
         stack_index, repeat_index: of the run at `first_group_index`, which is that of the stack's first or last repeat.
         """
@@ -453,7 +453,7 @@ class RepeatAnalysis:
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
-        """Returns the place of an inner repeat's event, from its places in the second and the third repeat."""
+        """Returns module and phase of an inner repeat's event, from those in the second and third repeat."""
         layer_repeat = self._repeat_of_place(second_place)
         if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACE_EVENT, None)
@@ -678,7 +678,7 @@ class RepeatedEvents:
         )
 
     def place_in_full_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
-        """Returns a recorded module with its layer index increased by the added repeats."""
+        """Returns a recorded module and phase, with the layer index increased by the added repeats."""
         for stack_index, inner_repeats in self.inner_repeat_counts.items():
             layer_stack = self.analysis.stacks[stack_index]
             first_layer_of_last_repeat = layer_stack.layers_before + LAST_RECORDED_REPEAT * layer_stack.layer_period

@@ -15,10 +15,10 @@ A request that follows another one's end arrives when the next step has begun, a
 at any time waits for half of a step. An engine whose scheduler works beside the device has planned the step after that
 too (`TimeStack.steps_ahead`). The stages of a pipeline start a batch in turn, of which the next one takes the prompt.
 
-Where all requests arrive at once (`LoadLatencies.in_waves`), W is half of the other prompts, in steps that are full of
-them, or of those of a step that takes several: equal requests of a benchmark stay together from answer to answer,
-because steps with prompts are so much longer than others. Their round has e of such a step throughout, which is less
-than that of spread prompts.
+Where all requests arrive at once (`LoadLatencies.latencies_in_waves`), W is half of the other prompts, in steps that
+are full of them, or half of the prompts of a step that takes several: equal requests of a benchmark stay together from
+answer to answer, because steps with prompts are so much longer than others. Their round has e of such a step
+throughout, which is less than that of spread prompts.
 
 At most (O - 1) steps of a request's life have prompts of others. Beyond the concurrency at which all of them have, new
 requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows by the wait.
@@ -112,7 +112,7 @@ class LoadLatencies:
 
     @property
     def latencies_in_waves(self) -> LoadLatencies:
-        """The latencies if all requests arrive at once, and the next ones when these end."""
+        """The latencies if requests arrive in waves: all at once, and the next wave when all have ended."""
         return replace(self, ttft=self.ttft_of_burst, tpot=self.tpot_of_burst)
 
     @property
@@ -163,7 +163,7 @@ class Replica:
 
     @property
     def steps_after_first_token(self) -> float:
-        """The decoding steps of a request after its first token."""
+        """The number of decoding steps of a request after its first token."""
         return (self.requests.output_tokens - 1) / self.tokens_per_step
 
     @property
@@ -275,7 +275,7 @@ class Replica:
 
     @property
     def graph_tokens(self) -> int:
-        """The most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs."""
+        """The largest prompt step in tokens that a captured CUDA graph can launch; 0 without such graphs."""
         return graph_prompt_tokens(self.spec, self.stack, self.layout.pp)
 
     def uncaptured_share(self, concurrency: float) -> float:

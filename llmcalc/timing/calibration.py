@@ -85,7 +85,7 @@ UNCHANGED = CalibrationFactors()
 
 @frozen
 class MeasuredRun:
-    """A run with measured seconds.
+    """A measured run: its seconds, and a function that estimates them for calibration factors.
 
     name: its place in the file. seconds: what was measured. estimate_seconds: its estimate by factors.
     comparison_group: what has to be equal for the run's layout to be a choice among others; empty for none.

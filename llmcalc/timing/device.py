@@ -125,7 +125,7 @@ class Device:
     vendor: str = ""
 
     def evidence_class(self, software_stack: TimeStack) -> Literal["profiled", "tested"] | None:
-        """Returns the device's part of the class of estimates under a software stack.
+        """Returns whether a device is `profiled` or `tested` under a software stack, for the class of its estimates.
 
         `profiled` if kernel tables of its generation are behind the figures, `tested` if only measured runs under this
         software are known; None if neither, or if the software runs on other makers' accelerators alone.
@@ -207,7 +207,7 @@ class Device:
 
     @property
     def vector_rate(self) -> float:
-        """The bytes/s of weights that the units read in llama.cpp's kernels of matrix by vector; inf if unknown."""
+        """The bytes/s at which llama.cpp's matrix-vector kernels read weights, by the compute units; inf if unknown."""
         bytes_per_flop = self.generation.vector_read
         return self.peak_rates["fp32"] * bytes_per_flop if bytes_per_flop and "fp32" in self.peak_rates else inf
 
@@ -344,7 +344,7 @@ class Device:
 
 
 def has_product_units(hardware: Hardware, dtype: str) -> bool:
-    """Whether an accelerator has units for products in a number format; true if none of its peak rates is known."""
+    """Whether an accelerator has matrix units for a number format; true if none of its peak rates is known."""
     return not hardware.peak_flops or any(peak_name in hardware.peak_flops for peak_name in PEAKS[dtype])
 
 

@@ -87,7 +87,7 @@ def _launched_seconds(
 
 
 def graph_prompt_tokens(spec: ModelSpec, software_stack: TimeStack, pp: Number = 1) -> int:
-    """Returns the most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs.
+    """Returns the largest prompt step in tokens that a captured CUDA graph can launch; 0 without such graphs.
 
     pp: pipeline stages.
     """

@@ -26,7 +26,7 @@ BISECTIONS = 60
 
 
 def tokens_of_step(tokens: int, acceptance: float) -> float:
-    """Returns the mean number of tokens that a step of `tokens` drafted ones generates."""
+    """Returns the mean number of tokens that a decoding step with `tokens` drafted tokens generates."""
     return (1 - acceptance ** (tokens + 1)) / (1 - acceptance)
 
 

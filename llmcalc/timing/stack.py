@@ -21,7 +21,7 @@ def stack_names(phase: str = "") -> list[str]:
 
 
 def find_stack(stack_name: str, phase: str = "") -> TimeStack:
-    """Returns a time stack by its name, or by several names joined with `+`.
+    """Returns a time stack by its name; `+` joins the names of a stack and of settings.
 
     phase: the required phase, `training` or `inference`; default either.
 
@@ -64,7 +64,7 @@ WITH_OVERLAP = Overlap()
 
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
-    """Returns the name of a vendor's own time stack for a phase; empty without such a stack."""
+    """Returns the name of an accelerator vendor's time stack for a phase; empty without such a stack."""
     return next(
         (stack_name for stack_name in stack_names(phase) if vendor in software_stacks()[stack_name].vendors), ""
     )
@@ -113,7 +113,7 @@ def with_gradient_buffers(software_stack: TimeStack, buffer_bytes: float | None)
 
 
 def with_loss(software_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
-    """Returns a software stack with the run's loss implementation, if the stack has the bytes that it moves.
+    """Returns a software stack with the run's loss implementation, if the stack states the bytes that the loss moves.
 
     cross_entropy: the value of `--cross-entropy`; None for the stack's own loss.
     """
@@ -157,7 +157,7 @@ def with_16_bit_adapters(software_stack: TimeStack) -> TimeStack:
 
 
 ADAMW_STATE_BYTES = 8.0
-"""Bytes per parameter of AdamW's two states in fp32, which `Stack.optimizer_bytes` has twice: read and written."""
+"""Bytes per parameter of AdamW's two states in fp32, which `TimeStack.optimizer_bytes` has twice: read and written."""
 
 
 STEPWISE_ADAMW = 7.0

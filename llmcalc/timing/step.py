@@ -84,7 +84,7 @@ class StepPlan:
     def from_layout(
         cls, layout: Layout, micro_batch: Number, micro_batches: int, seq: int, **run_fields: Any
     ) -> StepPlan:
-        """Returns the step plan of a layout. run_fields: fields outside of the layout: format, recomputation, …"""
+        """Returns the step plan of a layout. run_fields: fields outside of the layout, such as recomputation."""
         layout_fields = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{field_name: getattr(layout, field_name) for field_name in layout_fields},
@@ -123,7 +123,7 @@ class StepPlan:
 
     @property
     def tokens(self) -> Number:
-        """The tokens of a micro-batch on one rank."""
+        """The number of tokens of a micro-batch on one rank."""
         return rank_share(self.micro_batch * self.seq, self.cp)
 
     @property
@@ -175,7 +175,7 @@ class LayerCosts(NamedTuple):
     adapter_params: list[Number]
 
     def at_index(self, array_index: Any) -> LayerCosts:
-        """Returns the costs at the given indices of their arrays."""
+        """Returns the costs of the plans at these array indices."""
 
         def amount_at_index(amount: Number) -> Number:
             return amount[array_index] if getattr(amount, "ndim", 0) else amount
@@ -420,7 +420,7 @@ def _step_seconds(
 
 
 def _hop_seconds(spec: ModelSpec, device: Device, software_stack: TimeStack, step_plan: StepPlan) -> Number:
-    """Returns the seconds of a message to the next pipeline stage, of the tokens of a micro-batch."""
+    """Returns the seconds to send a micro-batch's activations to the next pipeline stage."""
     is_divided = step_plan.sequence_parallel or software_stack.scatters_hops
     return device.hop_seconds(
         2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1), step_plan.devices

@@ -85,7 +85,7 @@ KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
 
 @frozen
 class NumberFormats:
-    """Number formats of a run.
+    """The number formats of a run's matrix products, weights and KV cache.
 
     product_format: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
     weight_bits, cache_bits: bits of a stored element, with its share of a scale.
@@ -101,7 +101,7 @@ class NumberFormats:
     has_block_scales: bool = False
 
     def formats_on(self, device: Device) -> NumberFormats:
-        """Returns the formats of an inference run on a device, whose kernels decode weights that it cannot multiply.
+        """Returns the formats of an inference run on a device; weights that it cannot multiply are decoded to 16 bits.
 
         So weights in 8 or 4 bits are multiplied in 16 bits without units for them, like `quantized` ones.
         """
@@ -513,7 +513,7 @@ class TimeEstimator:
         return maximum(seconds / rate_share, tile_seconds)
 
     def _is_vector_product(self, kernel: Kernel) -> Number:
-        """Whether a product has so few tokens that llama.cpp runs its kernel of matrix by vector."""
+        """Whether a product has so few tokens that llama.cpp runs its matrix-vector kernel."""
         return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTORS
 
     def vector_rate(self, kernel: Kernel) -> Number:

@@ -93,7 +93,7 @@ MEASURED_EXPERT_RANKS = 8
 
 
 def untested_layout_text(software_stack: TimeStack, layout: Layout) -> str:
-    """Returns a text on the part of a server's layout that was never measured; empty if all of it was measured."""
+    """Returns a text on what was never measured of a server's layout; empty if the whole layout was measured."""
     exceeds_measured_ranks = software_stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if exceeds_measured_ranks else ""
 

@@ -1,4 +1,4 @@
-"""The records in `presets/timing`: constants with sources, evidence and the measured rows of their tests."""
+"""The records in `presets/timing`: constants with their sources, evidence and measured test rows."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
 
 
 def _merged_figures(base_figures: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures with those that the base alone has; nested tables (`TABLES`) are merged."""
+    """Returns the figures, completed by figures that only the base has; nested tables (`TABLES`) are merged."""
     merged_tables = {
         field_name: {**base_figures[field_name], **figures[field_name]}
         for field_name in TABLES
@@ -283,7 +283,7 @@ class TimeStack(Record):
 
 @cache
 def software_stacks() -> dict[str, TimeStack]:
-    """Returns the constants of every software stack by its name, as `--stack` takes it."""
+    """Returns name → time stack, for every software stack that `--stack` accepts."""
     tables_by_name = _read_tables("stacks.toml")
     return {stack_name: TimeStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
 

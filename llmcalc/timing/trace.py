@@ -51,7 +51,7 @@ class StepBudget:
 
 @frozen
 class TracedRequest:
-    """A request of a trace.
+    """A request of a traffic trace: arrival time, and tokens of prompt and answer.
 
     arrival_seconds: when it arrives. input_tokens, output_tokens: tokens of the prompt and of the answer.
     """
@@ -316,7 +316,7 @@ class ServedBatch:
         return self.seconds_scale * self.steps_ahead * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
 
     def _steps_after_first_token(self, traced_request: TracedRequest) -> int:
-        """Returns the decoding steps of a request after its first token."""
+        """Returns the number of decoding steps of a request after its first token."""
         return math.ceil((traced_request.output_tokens - 1) / self.step_seconds.tokens_per_step)
 
     def _take_prompts(self, waiting_prompts: deque[list[int]], decoding_count: int) -> tuple[list[int], int, float]:

@@ -177,7 +177,7 @@ class WorkRecorder(PlacementTracker):
                 yield from self._executed_scopes(scope_item)
 
     def _executed_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
-        """Yields every executed step in order, and records which values are identities of others."""
+        """Yields every executed step in order, and records the values that steps pass on unchanged."""
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in NEVER_RUN or scope_item.node_fields.get("optional", "") not in (
                 "",
@@ -282,7 +282,7 @@ class WorkRecorder(PlacementTracker):
         (lowering_method or self._add_operation)(operation)
 
     def _shares_earlier_kernel(self, operation: Step) -> bool:
-        """Whether one kernel computes a product and an earlier one of the same input, as `up_proj` and `gate_proj`.
+        """Whether one kernel computes this and an earlier product of the same input, as for `up_proj` and `gate_proj`.
 
         The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
         """

@@ -44,12 +44,12 @@ class Recompute:
     spares: bool = False
 
     def includes_layer(self, layer_index: int) -> bool:
-        """Whether the whole layer with an index runs again."""
+        """Whether a whole layer, given by its index, is recomputed in the backward pass."""
         return self.layers and (layer_index % self.every == 0) is not self.spares
 
     @property
     def share_of_layers(self) -> float:
-        """The share of the layers that run again as a whole."""
+        """The fraction of the layers that are recomputed as a whole."""
         return (1 - 1 / self.every if self.spares else 1 / self.every) if self.layers else 0.0
 
 
@@ -119,7 +119,7 @@ def recompute_of(option_text: str) -> Recompute:
 
 
 def check_node_names(node_names: Iterable[str], model_node_names: Iterable[str]) -> None:
-    """Raises `InputError` for the path of a module that no layer has. model_node_names: the existing paths."""
+    """Raises `InputError` for the path of a module that no layer has. model_node_names: the paths that exist."""
     existing_names = list(dict.fromkeys(model_node_names))
     for node_name in sorted(node_names):
         if node_name not in existing_names:

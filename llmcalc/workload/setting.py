@@ -216,7 +216,7 @@ def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values:
 
 
 def training_option(settings: Any) -> str:
-    """Returns the first option that only training supports; empty if there is none. settings: of a run or a layout."""
+    """Returns the first option that only training supports; empty if there is none. settings: settings or a layout."""
     typed_training_options = (
         declaration.option
         for setting_name, declaration in declarations_of(type(settings)).items()

@@ -39,7 +39,7 @@ States: TypeAlias = dict[str, Number]
 
 
 def _no_exact_state_bytes(is_flat: bool) -> tuple[int, int] | None:
-    """Returns None: every tensor has the same state bytes per element on average."""
+    """Returns None, for optimizers whose state bytes per element are the same on average for every tensor."""
     return None
 
 

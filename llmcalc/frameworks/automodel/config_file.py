@@ -182,7 +182,7 @@ def is_automodel(config: Table) -> bool:
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
-    """Returns a command `automodel` with the launcher that it starts, and with the words of the config alone."""
+    """Returns a command `automodel` with torchrun as its launcher, and without the launcher's own arguments."""
     words = list(command_line.words)
     while words and not words[0].startswith("-") and not words[0].endswith((".yaml", ".yml")):
         words.pop(0)  # `automodel finetune llm -c FILE`, as until 2025
@@ -256,7 +256,7 @@ def _recipe_name(config: Table) -> str:
 
 
 def _is_classifier(config: Table, model_table: Table) -> bool:
-    """Whether the model has a head of scores, of which recipes/llm/train_seq_cls.py computes the loss."""
+    """Whether the model has a classification head, whose loss recipes/llm/train_seq_cls.py computes."""
     return (
         _recipe_name(config) == CLASSIFIER_RECIPE
         or f"{CLASSIFIER}." in str(model_table.get(TARGET) or "")[:120]
@@ -265,7 +265,7 @@ def _is_classifier(config: Table, model_table: Table) -> bool:
 
 
 def _check_tables(reader: LaunchReader, config: Table) -> None:
-    """Records the tables that are ignored, and those that are unknown or turn on what is not modelled."""
+    """Records the recipe's ignored, unknown and unmodelled tables and keys."""
     recipe_name = _recipe_name(config)
     if config.get("recipe") is not None and recipe_name not in RECIPES:
         raise reader.argument_error(
@@ -285,7 +285,7 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
 
 
 def _model_name(reader: LaunchReader, model_table: Table) -> str:
-    """Returns the hub's name of the model. Records changes of its config as unknown."""
+    """Returns the model's name on the Hugging Face hub. Records changes of its config as unknown."""
     builder_path = str(model_table.get(TARGET) or "")[:120]
     if builder_path and not any(f"{builder}." in builder_path for builder in BUILDERS):
         raise reader.argument_error(
@@ -307,13 +307,13 @@ def _model_name(reader: LaunchReader, model_table: Table) -> str:
 
 
 def _group_size(reader: LaunchReader, distributed_table: Table, key: str) -> int:
-    """Returns the size of a group of ranks: 1 where it is absent or `none`."""
+    """Returns the size of a parallel group: 1 if the key is absent or `none`."""
     group_size = distributed_table.get(key)
     return 1 if str(group_size).lower() == "none" else integer_of(reader, f"distributed.{key}", group_size)
 
 
 def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
-    """Returns the layout over the devices. Layers of a mixture stay gathered without `moe.reshard_after_forward`."""
+    """Returns the parallel layout. With expert parallelism, layers stay gathered by default."""
     reader.ignored_arguments += [f"distributed.{key}" for key in distributed_table if key in DISTRIBUTED_IGNORED]
     unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
     strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
@@ -369,7 +369,7 @@ PIPELINE_KEYS = field_names("""
 def _with_stages(
     reader: LaunchReader, distributed_table: Table, layout: Layout, local_batch: int
 ) -> tuple[Layout, int]:
-    """Returns the layout with chunks of a pipeline, and the sequences of a micro-batch. Records the layers of a stage.
+    """Returns the layout with the pipeline's chunks per rank, and the number of sequences per micro-batch.
 
     Source: components/distributed/pipelining/{config,functional}.py (`calculate_virtual_stages`), where a step of
     `local_batch_size` sequences is one run of the schedule, and ranks have two stages if no layers are stated.
@@ -402,7 +402,7 @@ def _with_stages(
 
 
 def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> int:
-    """Returns the number of devices: that of the launcher, of the nodes of a benchmark, or the fewest of the layout."""
+    """Returns the number of devices, from the launcher or the benchmark's nodes, else the fewest for the layout."""
     num_nodes = reader.table(config, "benchmark").get("num_nodes")
     if reader.source.world_size is not None:
         return reader.source.world_size
@@ -419,7 +419,7 @@ def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> i
 
 
 def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Float8Settings | None:
-    """Returns torchao's linear layers in 8 bits (components/quantization/fp8.py); None for none."""
+    """Returns the settings of torchao's float8 linear layers (components/quantization/fp8.py); None without float8."""
     fp8_table = reader.table(config, "fp8")
     if not reader.flag(fp8_table, "enabled"):
         return None
@@ -468,7 +468,7 @@ def _sharding_settings(
 
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the tokens of a sequence: of a pack, or the longest of the data set."""
+    """Returns the tokens per sequence: the size of a pack, or the length limit of the data set."""
     packed_sequence = reader.table(config, "packed_sequence")
     for key in ("packed_sequence_size", "pack_size"):
         if packed_sequence.get(key) not in (None, 0):
@@ -488,7 +488,7 @@ def _dtype_name(written_dtype: Any) -> str:
 
 
 def _format_settings(reader: LaunchReader, model_table: Table, layout: Layout) -> dict[str, Any]:
-    """Returns the formats of weights, which the optimizer updates as they are stored."""
+    """Returns the number formats of weights and master weights; FSDP gathers fp32 weights in bf16."""
     written_format = _dtype_name(reader.value(model_table, "torch_dtype", "auto"))
     dtype = FORMATS.get(written_format)
     if dtype is None:
@@ -501,7 +501,7 @@ def _format_settings(reader: LaunchReader, model_table: Table, layout: Layout) -
 
 
 def _kernel_settings(reader: LaunchReader, model_table: Table) -> dict[str, Any]:
-    """Returns the kernels of attention and of norms, which are one kernel each by Liger-Kernel, TE or a compiler."""
+    """Returns the attention kernel, and fused norms by Liger-Kernel, Transformer Engine or torch.compile."""
     backend = reader.table(model_table, "backend")
     if backend.get("te_fp8") is not None:
         reader.refuse("model.backend.te_fp8", "products in 8 bits are not modelled")
@@ -515,7 +515,7 @@ def _kernel_settings(reader: LaunchReader, model_table: Table) -> dict[str, Any]
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of the optimizer; torch's runs by foreach where nothing else is said."""
+    """Returns the settings of the optimizer; torch's AdamW uses its foreach implementation by default."""
     optimizer = reader.table(config, "optimizer")
     optimizer_name = str(reader.value(optimizer, TARGET, "torch.optim.AdamW"))[:120]
     if optimizer_name.startswith("transformer_engine") and optimizer_name.endswith(FUSED_ADAM):
@@ -621,7 +621,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _note_excluded(reader: LaunchReader, module_names: Sequence[Any]) -> None:
-    """Notes excluded layers of the language model, whose adapters are counted."""
+    """Adds a note that excluded layers of the language model are counted with adapters."""
     counted_modules = [
         str(module_name)[:60]
         for module_name in module_names

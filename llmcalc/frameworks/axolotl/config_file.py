@@ -200,7 +200,7 @@ ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_
 
 
 def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
-    """Whether axolotl's kernels run the adapters of networks, by the file or by axolotl's default.
+    """Whether axolotl's fused LoRA kernels run the adapters of MLPs, by the file or by axolotl's default.
 
     Source: axolotl, utils/schemas/validation.py, `check_auto_enable_lora_kernels`.
     """
@@ -264,7 +264,7 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
 
 
 def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
-    """Records as unknown arguments the patterns that train only parts of the model (utils/freeze.py)."""
+    """Records patterns that select the trained parameters as unknown arguments (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
         raise reader.value_error("unfrozen_parameters", module_patterns, "a list of patterns")

@@ -1,8 +1,9 @@
-"""Reads a DeepSpeed JSON config, whose "auto" values Hugging Face's Trainer sets.
+"""Reads a DeepSpeed JSON config; Hugging Face's Trainer sets values that are "auto".
 
 Sources: deepspeed/runtime/config.py, runtime/zero/config.py and runtime/constants.py for keys;
 transformers/integrations/deepspeed.py (5.23), `trainer_config_process`, for "auto". Values that depend on the model's
-width stay "auto" until `DeepSpeedSettings.resolved`.
+width stay "auto" until
+`DeepSpeedSettings.with_resolved_values`.
 """
 
 from __future__ import annotations
@@ -357,7 +358,7 @@ STAGE_0_ALONE = (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the optimizer's settings."""
+    """Returns the optimizer's name and implementation, and records unmodelled optimizers as unknown."""
     optimizer_table = reader.table(config, "optimizer")
     optimizer_type = optimizer_table.get("type")
     if optimizer_type is None:

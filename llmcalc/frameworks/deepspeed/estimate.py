@@ -17,7 +17,7 @@ from .settings import DeepSpeedSettings
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
-    """Returns the estimate of the memory of every rank of a model."""
+    """Returns an estimate of every rank's memory."""
     training_config = memory_estimate.training()
     transient_function = partial(
         transient_bytes,

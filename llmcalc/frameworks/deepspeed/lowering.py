@@ -16,7 +16,7 @@ from .param_coordinator import ParameterCoordinator
 
 
 class UnpackHook:
-    """A hook that unpacks a saved tensor in the backward pass, although no gradient depends on the tensor."""
+    """A hook that unpacks a saved tensor in the backward pass, even if no gradient needs the tensor."""
 
     def __init__(self, saved_tensor: SavedTensor) -> None:
         self.saved_tensor = saved_tensor

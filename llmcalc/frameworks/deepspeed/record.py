@@ -1,4 +1,4 @@
-"""The registry record of the framework DeepSpeed: ZeRO stages 1 to 3."""
+"""Registers DeepSpeed as a training framework: ZeRO stages, memory, messages and config files."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Flag(NamedTuple):
         return value_text.lower() if self.value_kind == "word" else value_text
 
     def _is_turned_off(self, flag_value: Any) -> bool:
-        """Whether a value leaves a feature unused: a switch that is off, no offloaded part, one rank."""
+        """Whether a value turns the flag's feature off: a switch set to false, an amount of 0, or a group of 1 rank."""
         value_text = str(flag_value).strip().lower()[:10]
         if self.value_kind == "switch":
             return value_text == "false"
@@ -130,7 +130,7 @@ class Flag(NamedTuple):
         return (is_amount and value_text in ("0", "0.0")) or (is_rank_count and value_text == "1")
 
     def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a table with the values of `key_kinds` read. Raises `InputError`, which names flag and key."""
+        """Returns a table with parsed values for `key_kinds`. Raises `InputError`, which names flag and key."""
         unset_keys = {key for key, _ in self.key_kinds if flag_table.get(key) is None}
         read_values = {
             key: Flag((f"{self.names[0]}: {key}",), key_kind, minimum=0).read_value(flag_table[key])
@@ -188,7 +188,7 @@ def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
 
 
 def refused_flags(feature_name: str, spellings_with_value: str = "", switch_names: str = "") -> list[Flag]:
-    """Returns flags that llmcalc refuses, because they are not modelled.
+    """Returns flags that llmcalc refuses, because their effect on memory is not modelled.
 
     feature_name: the subject of the error message. spellings_with_value, switch_names: the flags with and without a
         value, with spaces between; spellings of one flag have `|` between them.
@@ -236,7 +236,7 @@ def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
 
 
 def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
-    """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or of `LEVEL_FLAG` the number `level`."""
+    """Parses a table to key → value: a mapping, JSON, or `name=1,other=2`; for `LEVEL_FLAG` also a single number."""
     if isinstance(flag_value, Mapping):
         require_shallow_nesting(dict(flag_value), flag_name)
         return {str(table_key): _read_scalar(value_text_of_key) for table_key, value_text_of_key in flag_value.items()}
@@ -357,7 +357,7 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
 
 
 def _check_refused_flags(flags_by_name: Mapping[str, Flag], arguments: Sequence[str]) -> None:
-    """Raises the refusal of a flag that is not modelled, which may be why others are unknown (`--omni` of vLLM)."""
+    """Raises `InputError` for an argument that is a refused flag, which may explain other unknown flags (`--omni`)."""
     for argument in arguments:
         flag = flags_by_name.get(argument.partition("=")[0]) if argument.startswith("--") else None
         if flag is not None and flag.refusal_reason:

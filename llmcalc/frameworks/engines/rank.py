@@ -133,7 +133,7 @@ class EngineRank:
     includes_mtp: bool = False
 
     def shared(self) -> Self:
-        """Returns the rank with these fields that servers with other flags share, with all that it computed.
+        """Returns the cached rank with these field values, which servers that differ in other flags share.
 
         A rank keeps its preset, so that no other preset gets its id.
         """
@@ -186,7 +186,7 @@ class EngineRank:
 
     @cached_property
     def is_format_assumed(self) -> bool:
-        """Whether the checkpoint's format is assumed by its name, because its config could not be read."""
+        """Whether the weights' format is assumed from the checkpoint's name, because its config could not be read."""
         checkpoint_name = self.preset.named_checkpoint
         if not checkpoint_name or self.scheme is not None or self.converted_dtype is not None:
             return False
@@ -196,12 +196,12 @@ class EngineRank:
 
     @property
     def weights_status(self) -> Literal["source", "estimate"]:
-        """The status of the weights' bytes: an estimate if their format is assumed by the checkpoint's name."""
+        """The verification status of the weights' bytes: an estimate if the checkpoint's name implies the format."""
         return "estimate" if self.is_format_assumed else "source"
 
     @property
     def weights_origin(self) -> str:
-        """The weights' format in words: its scheme, the dtype that they are converted to, or `as published`."""
+        """The weights' format as text: the scheme, the dtype to which weights are converted, or `as published`."""
         return (
             self.scheme or self.converted_dtype or ("format by its name" if self.is_format_assumed else "as published")
         )
@@ -235,20 +235,20 @@ class EngineRank:
 
     @property
     def _dividing_options_text(self) -> str:
-        """The options of the layout that divide matrices, as the beginning of error messages."""
+        """The parallel-size flags that shard weight matrices, such as `--tp 8`, for the start of an error message."""
         layout = self.layout
         return f"--tp {layout.tp}" + (f" --data-parallel-size {layout.dp}" if layout.expert_tp > layout.tp else "")
 
     @property
     def _smaller_options_text(self) -> str:
-        """The options of the layout of which smaller sizes divide fewer matrices, as the end of error messages."""
+        """The advice to type a smaller `--tp` or `--data-parallel-size`, for the end of an error message."""
         if self.layout.expert_tp <= self.layout.tp:
             return "a smaller --tp"
         return "a smaller --tp or --data-parallel-size" if self.layout.tp > 1 else "a smaller --data-parallel-size"
 
     @property
     def _size_remark(self) -> str:
-        """A remark for error messages if the preset's sizes may differ from the checkpoint's; otherwise empty."""
+        """A note for error messages if the preset's sizes may differ from the checkpoint's; otherwise empty."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
@@ -338,7 +338,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The growing KV caches of the rank's layers; a drafting module has one more of the layers with its window."""
+        """The growing KV caches of the rank's layers; draft layers join the cache with the same sliding window."""
         layer_caches = [
             TokenCache(
                 cache_group.kind,
@@ -471,7 +471,7 @@ class EngineRank:
 
     @cached_property
     def up_projection_size(self) -> int:
-        """The elements of MLA's up-projections, of which engines store copies for absorbed matrix products."""
+        """The number of elements of MLA's up-projections, which engines copy for absorbed matrix products."""
         projection_elements = 0
         for attention, layer_count in mixers(self.preset.model):
             if isinstance(attention, MLA):
@@ -506,7 +506,7 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
 
 
 def _convolution_state_tokens(layer_part: Any) -> int:
-    """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
+    """Returns the number of tokens in a convolution's state in transformers; 0 without a convolution."""
     for kernel_field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
         if (kernel_size := getattr(layer_part, kernel_field, None)) is not None:
             return int(kernel_size)
@@ -514,12 +514,12 @@ def _convolution_state_tokens(layer_part: Any) -> int:
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the class names in `architectures` of the model's config, or of its export; none if unknown."""
+    """Returns the model's class names (`architectures`) by its config, else by llmcalc's export; none if unknown."""
     return architectures_of(preset.config, preset.model)
 
 
 def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in `architectures` of a config, or without one of the model's export; none if unknown."""
+    """Returns the class names (`architectures`) of a config, else of llmcalc's export; none if unknown."""
     if config is not None:
         class_names = config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
@@ -624,7 +624,7 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
 
 
 def _table_rows(rope_scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:
-    """Returns the rows of a table of cosines and sines (`get_rope` of vLLM and of SGLang).
+    """Returns the number of rows of a RoPE table of cosines and sines (`get_rope` of vLLM and of SGLang).
 
     rope_scaling: the config's `rope_parameters`. Its positions are linear or dynamic multiples of the model, or YaRN's
     multiples of the original ones; LongRoPE has a table for either.

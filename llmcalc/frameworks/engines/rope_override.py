@@ -1,4 +1,4 @@
-"""Overrides of a model's config by an engine's flags: rotary positions, and the class of a model that gives scores.
+"""Applies engine flags that override a model's config: RoPE scaling, and classification or reward classes.
 
 Those of rotary positions change context lengths and RoPE's tables alone.
 """
@@ -35,12 +35,12 @@ CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "met
 
 
 def has_score_class(flags: Mapping[str, Any]) -> bool:
-    """Whether overridden `architectures` are of a class that gives scores, such as Qwen3ForSequenceClassification."""
+    """Whether a flag sets `architectures` to a classification or reward class, as Qwen3ForSequenceClassification."""
     return _are_score_classes((flags.get("hf_overrides") or {}).get("architectures"))
 
 
 def _are_score_classes(class_names: Any) -> bool:
-    """Whether a config's `architectures` are classes that give scores."""
+    """Whether the class names are of classification or reward models, whose output is scores instead of logits."""
     return (
         isinstance(class_names, list)
         and bool(class_names)
@@ -49,7 +49,7 @@ def _are_score_classes(class_names: Any) -> bool:
 
 
 def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
-    """Returns the model with the scaling of rotary positions that the flags state; unchanged without such flags.
+    """Returns the model with the RoPE scaling that the flags state; unchanged without such flags.
 
     Raises `InputError` for an override of other fields of the config.
     """
@@ -72,7 +72,7 @@ def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
 
 
 def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) -> Mapping[str, Any] | None:
-    """Returns the table of RoPE's scaling in a table of a config's fields; None without one."""
+    """Returns the RoPE scaling in a table of config overrides; None without one."""
     inner_fields = overridden_fields.get(INNER_CONFIG, {})
     if not isinstance(inner_fields, Mapping):
         raise InputError(f"{flag_name}: {INNER_CONFIG} {short_repr(inner_fields)}; expected a JSON object")

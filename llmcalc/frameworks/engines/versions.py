@@ -59,7 +59,7 @@ class MeasuredOverhead(Record):
 
     @property
     def source(self) -> str:
-        """The source of the overhead in words: the number of logs, and the accelerators."""
+        """The source of the overhead as text: the number of logs, and the accelerators."""
         if not self.logs:
             return "an assumption"
         accelerator_text = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
@@ -149,7 +149,7 @@ class MinimumCapability(VersionRange):
 
     @property
     def kernel_purpose(self) -> str:
-        """The weights, cache or attention that the kernels compute with, in words."""
+        """The weights, cache or attention that need the kernels, as text for messages."""
         purpose_texts = {
             "fp8 cache": "a cache in fp8",
             "fp8 latents": "a cache of latents in fp8",

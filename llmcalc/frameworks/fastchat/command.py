@@ -1,5 +1,6 @@
-"""Reads commands of FastChat's train.py, train_mem.py and train_lora.py, of Qwen's derived finetune.py, and of the
-train.py of Stanford Alpaca, from which both are derived.
+"""Reads commands of the training scripts of FastChat, of Qwen (finetune.py) and of Stanford Alpaca (train.py).
+
+FastChat's are train.py, train_mem.py and train_lora.py; they and Qwen's are derived from Stanford Alpaca's.
 
 Sources: fastchat/train/*.py of FastChat 0.2.36; finetune.py of QwenLM/Qwen; train.py of tatsu-lab/stanford_alpaca, with
 FastChat's defaults. They are arguments of the Trainer with a length, `--model_max_length`, and adapters of their own

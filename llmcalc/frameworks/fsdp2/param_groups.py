@@ -56,7 +56,7 @@ class FsdpSharding:
     tensor_parallel_size: ranks of a tensor group, 1 by default.
     divides_loss: whether a tensor group computes the loss on divided logits, true by default.
     frozen_dtype: number format of the shards of frozen parameters; None (default) for `dtype`.
-    copies_gathered_tokens: whether a tensor group copies gathered tokens, as in `Divided`, false by default.
+    copies_gathered_tokens: whether a tensor group copies gathered tokens of one sequence, false by default.
     overlaps_products: whether compiled layers use asynchronous tensor parallelism, false by default.
     offloads_to_host: whether shards, their gradients and the optimizer's states are on the host (`CPUOffloadPolicy`),
         false by default.
@@ -410,7 +410,7 @@ class ParamGroup:
             )
 
     def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
-        """Passes a gradient on unchanged."""
+        """Returns the output gradient as the input gradient (backward of `RegisterPostBackwardFunction`)."""
         self.post_backward()
         return [gradient]
 
@@ -571,23 +571,23 @@ class ParamGroup:
 
 
 class UnwrappedGroup(ParamGroup):
-    """Parameters that FSDP leaves as they are: nothing is gathered, and their gradients stay where they are summed."""
+    """Parameters that FSDP does not wrap: nothing is gathered, and gradients are not reduced."""
 
     def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN) -> None:
-        """Gathers nothing."""
+        """Does nothing, because unwrapped parameters are never all-gathered."""
 
     def wait_for_unshard(self, is_forward: bool) -> None:
-        """Waits for nothing."""
+        """Does nothing, because unwrapped parameters are never all-gathered."""
 
     def reshard(self) -> None:
-        """Frees nothing."""
+        """Does nothing, because unwrapped parameters stay allocated."""
 
     def pre_forward(self, activation: Tensor | None) -> Tensor | None:
-        """Returns the input of the group's modules as it is."""
+        """Returns the input of the group's modules unchanged."""
         return activation
 
     def post_forward(self, module_outputs: Sequence[Tensor], is_last_group: bool = False) -> None:
-        """Runs no hook after the group's modules."""
+        """Does nothing after the group's modules have run."""
 
     def post_backward(self) -> None:
-        """Reduces nothing."""
+        """Does nothing, because gradients of unwrapped parameters are not reduced."""

@@ -117,7 +117,7 @@ class ShardedChunk(ModelChunk):
         set_resharding_and_prefetch(self.lowering.groups, self.stack_paths, self.fsdp_settings, self.reshard)
 
     def _initialize_stage(self) -> None:
-        """Allocates receive buffers, and runs torch's inference of the stage's shapes."""
+        """Allocates receive buffers, and runs the shape inference of torch's pipeline stages."""
         if self.schedule_settings.infers_shapes:
             self._infer_shapes()
         super()._initialize_stage()
@@ -280,7 +280,7 @@ class ShardedRank(RankRun):
             model_chunk.set_up()
 
     def run_passes(self) -> None:
-        """Runs the first two pipeline schedules of a step, the second of which represents all later ones."""
+        """Runs the first two pipeline schedules of a step; the second represents all later schedules."""
         for _ in range(min(self.schedule_count, 2)):
             self._run_schedule()
 
@@ -314,7 +314,7 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields for each action the chunks with gathered parameters: the action's chunk and those of the next actions."""
+    """Yields, for each action, the chunks with gathered parameters: the chunks of this and of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for schedule_action in reversed(actions):

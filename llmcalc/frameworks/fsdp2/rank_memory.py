@@ -100,7 +100,7 @@ def fsdp_memory(
     schedule_settings: ScheduleSettings = NEWEST,
     shared_results: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
-    """Returns the memory of one rank from a replay of its training. `training.dtype` is the compute format.
+    """Returns the memory of one rank from a replay of its training. `training_config.dtype` is the compute format.
 
     tensors_term: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
     schedule_settings: how a pipeline's schedule runs. shared_results: results of other ranks of the same run, to

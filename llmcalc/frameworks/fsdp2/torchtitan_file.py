@@ -328,7 +328,7 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
 def _stage_layers_from_split_points(
     job_config: _JobConfig, pp: int, is_interleaved: bool, layer_count: int
 ) -> tuple[int, ...] | None:
-    """Returns the layers of each stage of a job with split points; None without split points.
+    """Returns the number of layers of each stage of a job with split points; None without split points.
 
     The split points name the first layer of every stage but the first.
     """

@@ -222,7 +222,7 @@ def _layer_table(attention_table: Table, network_table: Table, norm_table: Table
 
 
 def _model_table(flavor: Any, stack_table: Table, norm_table: Table, is_tied: bool = False) -> Table:
-    """Returns the table of a model. stack_table: the fields of its layers. norm_table: its last norm."""
+    """Returns the model-spec table of a model. stack_table: fields of the layers. norm_table: the final norm."""
     return {
         "vocab_size": flavor.vocab_size,
         "hidden_size": flavor.dim,

@@ -34,7 +34,7 @@ from .with_tensor_parallel import FsdpTensorParallelProfile
 
 @frozen
 class FsdpSettings:
-    """The arguments of `fully_shard` (FSDP2).
+    """The settings with which a trainer calls `fully_shard` (FSDP2): formats, parameter groups and prefetching.
 
     dtype: number format of shards, of their gradients and of the optimizer's states.
     reduction_format: number format in which gradients are reduced over ranks.
@@ -309,7 +309,7 @@ class FsdpRun(TrainingRun):
 
     communication_state: the communication state of its groups, with their collectives.
     program: the program of a rank of tensor parallelism; by default that of the whole model.
-    ring: the ranks of a sequence (context parallelism), with the training on this rank's tokens; None by default.
+    context_parallel_ring: the ranks that share each sequence, of which this rank trains on its tokens; None by default.
     """
 
     profile: type[FsdpProfile] = FsdpProfile
@@ -453,7 +453,7 @@ def record_fsdp_run(
     program: RankFlow | None = None,
     context_ring: ContextParallelRing | None = None,
 ) -> RecordedEvents:
-    """Records the set-up and two training steps of a rank. layers, program, context_ring: as in `FsdpRun`."""
+    """Records the set-up and two training steps of a rank. layers, program: as in `FsdpRun`."""
 
     def new_run(memory_meter: EventRecorder) -> FsdpRun:
         return FsdpRun(

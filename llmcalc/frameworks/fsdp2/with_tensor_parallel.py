@@ -1,4 +1,4 @@
-"""FSDP2 combined with tensor parallelism.
+"""FSDP2 combined with tensor parallelism: linear layers sharded by both.
 
 A parameter is a distributed tensor with this rank's rows or columns. FSDP shards its rows again (`_StridedShard`).
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py of torch 2.13, `_init_sharding_spec`,

@@ -62,7 +62,7 @@ def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
 
 
 def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: Callable[[int], int]) -> int | None:
-    """Returns the largest value at which the decreasing function `free_bytes_of` is at least 0; None if none is.
+    """Returns the largest value at which the decreasing function `free_bytes_of` is at least 0; None without one.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """

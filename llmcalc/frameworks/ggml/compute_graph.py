@@ -268,7 +268,7 @@ def _allocate_tensors(
     unread_inputs: Sequence[Tensor],
     is_pipelined: bool,
 ) -> dict[str, int]:
-    """Allocates all tensors in order, and returns device → used bytes of the buffer."""
+    """Allocates all tensors in execution order, and returns device → used bytes of the compute buffer."""
     buffers_by_device = defaultdict[str, _DeviceBuffer](_DeviceBuffer)
     operations_with_sources: list[tuple[Tensor, Sequence[Tensor]]] = []
     input_tensors: dict[int, Tensor] = {}

@@ -43,7 +43,7 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
 
 
 def has_encoder(preset: Preset) -> bool:
-    """Whether the model's description has an encoder of images or sound."""
+    """Whether the model has an image or audio encoder."""
     return bool(_encoder_tensors(preset))
 
 

@@ -30,17 +30,17 @@ GraphKind: TypeAlias = Literal["siglip", "llava", "pixtral", "qwen"]
 """The graph of an encoder, by the files of tools/mtmd/models; qwen: qwen2vl.cpp, or qwen3vl.cpp with a patch bias."""
 
 TOKENS_PER_SIDE: Mapping[GraphKind, int] = {"qwen": 46, "pixtral": 16}
-"""Tokens per side of the image at start, if images have no fixed size (`set_warmup_n_tokens` in clip.cpp)."""
+"""Tokens per side of the warm-up image, if images have no fixed size (`set_warmup_n_tokens` in clip.cpp)."""
 
 
 class EncoderShape(NamedTuple):
-    """An image encoder, as its compute graph needs it.
+    """The properties of an image encoder that determine its compute graph.
 
-    graph_kind: which graph it has.
+    graph_kind: the kind of its compute graph.
     tower: the encoder.
-    projector: what makes tokens of its patches.
+    projector: the layers that compute tokens from its patches.
     deepstack: projectors that read earlier layers.
-    grid_side: patches per side of the image at start.
+    grid_side: patches per side of the warm-up image.
     """
 
     graph_kind: GraphKind
@@ -51,17 +51,17 @@ class EncoderShape(NamedTuple):
 
     @property
     def image_side(self) -> int:
-        """Pixels per side of the image at start."""
+        """Pixels per side of the warm-up image."""
         return self.grid_side * self.tower.patches.patch_size
 
     @property
     def is_largest_image(self) -> bool:
-        """Whether no image has more patches than the image at start."""
+        """Whether no image has more patches than the warm-up image."""
         return self.graph_kind not in TOKENS_PER_SIDE
 
 
 def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
-    """Returns the shape of a model's only encoder, if it has one of the known graphs; else None."""
+    """Returns the properties of a model's only encoder; None if its compute graph is not known."""
     tower, projector, *deepstack_projectors = [*towers.values(), None, None][: max(2, len(towers))]
     if not isinstance(tower, VisionTower) or not isinstance(projector, Projector):
         return None
@@ -88,7 +88,7 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
 
 
 def _graph_kind(tower: VisionTower, projector: Projector) -> GraphKind | None:
-    """Returns which graph an encoder has, by its parts."""
+    """Returns the kind of compute graph of an encoder, by its components; None if the graph is not known."""
     stack = tower.stack
     if (
         tower.image is None
@@ -151,7 +151,7 @@ def encoder_buffers(shape: EncoderShape, device: str, uses_flash_attention: bool
 
 
 class _EncoderGraph:
-    """The compute graph of an encoder for the image at start.
+    """The compute graph of an image encoder for the warm-up image.
 
     shape: the encoder. device: where its weights are. uses_flash_attention: whether attention is one operation.
     """
@@ -191,7 +191,7 @@ class _EncoderGraph:
         return self._inplace_result(product, product, self.weight) if has_bias else product
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:
-        """A norm: layer norm is no operation in place (`ggml_op_can_inplace`), its scale and its bias are."""
+        """Adds a norm. A LayerNorm allocates its output; scale and bias work in place (`ggml_op_can_inplace`)."""
         if norm.type == "rmsnorm":
             normed_x = self._inplace_result(x, x)
             return self._inplace_result(normed_x, normed_x, self.weight)
@@ -238,7 +238,7 @@ class _EncoderGraph:
         return self._inplace_result(vectors, vectors, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
-        """Patches in the order of the squares that become one token: two copies."""
+        """Reorders patches so that those merged into one token are adjacent, which takes two copies."""
         patch_pairs = self._new_tensor((self.hidden_size, self.patch_count), self._view(x, None))
         return self._new_tensor((self.hidden_size, self.patch_count), self._view(patch_pairs, None))
 
@@ -300,7 +300,7 @@ class _EncoderGraph:
         return self._linear(self.hidden_size, self.row_count, inner_vectors, network.down_bias)
 
     def _project(self, projector: Projector, x: Tensor) -> Tensor:
-        """The tokens that a projector makes of patches."""
+        """Returns the tokens that a projector computes from the patches."""
         token_count = self.patch_count // projector.merge**2
         if self.shape.graph_kind == "siglip":
             transposed_x = self._new_tensor((self.patch_count, self.hidden_size), self._view(x, None))
@@ -354,7 +354,7 @@ class _EncoderGraph:
         return self.graph
 
     def _deepstack_layers(self, layer_count: int) -> dict[int, Projector]:
-        """Returns layer → the projector that reads its output; evenly spread where the description names none."""
+        """Returns layer index → deepstack projector of the layer's output; evenly spread if no layers are stated."""
         projectors = self.shape.deepstack
         return {
             layer_count * (i + 1) // (len(projectors) + 1)

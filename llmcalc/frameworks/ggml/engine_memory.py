@@ -13,11 +13,11 @@ from .settings import GIB, MIB, VULKAN
 
 
 class NoteTexts(NamedTuple):
-    """Notes in the words of the engine that starts the server.
+    """The texts of notes that differ between llama.cpp, ik_llama.cpp and Ollama.
 
     unquantized_note: on a model whose checkpoint has no number format of ggml; empty for none.
     encoder_note: on a server with an encoder of images whose compute buffer is not counted.
-    encoder_start_note: on a server with an encoder whose images may be larger than the image at start, with its `side`.
+    encoder_start_note: on a server with an encoder whose images may be larger than the warm-up image, with its `side`.
     """
 
     unquantized_note: str
@@ -178,7 +178,7 @@ SMALL_GPU_CONTEXTS = 8
 
 
 def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
-    """Returns a note if a small GPU lacks only the memory of the context that large ones have; else empty."""
+    """Returns a note if a small GPU would suffice with a smaller CUDA context than is counted; otherwise empty."""
     needed_on_gpu = max(buffers.bytes_on(device) for device in server.devices)
     is_small_gpu = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.context_bytes
     if not is_small_gpu or needed_on_gpu > server.free_bytes + server.context_bytes:

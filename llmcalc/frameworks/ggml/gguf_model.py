@@ -143,7 +143,7 @@ class DeltaNetSizes(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """The channels of the convolution: queries, keys and values."""
+        """The number of channels of the convolution: queries, keys and values."""
         return 2 * self.key_width + self.heads * self.value_dim
 
 
@@ -159,7 +159,7 @@ class CompressedEntries(NamedTuple):
 
     @property
     def state_elements(self) -> int:
-        """The elements of the tokens that are not in an entry yet; entries that overlap keep twice as many tokens."""
+        """The number of elements of tokens that do not fill an entry yet; doubled if entries overlap."""
         return self.pending_width * self.tokens_per_entry * (2 if self.pending_width > 2 * self.width else 1)
 
 
@@ -217,7 +217,7 @@ class GgufModel:
     def from_quantize_flag(
         cls, preset: Preset, quantize: str | None, *, has_rest_in_16_bits: bool = False
     ) -> GgufModel:
-        """Returns a model in the scheme of `--quantize`. quantize: `none` and None for the file's or checkpoint's.
+        """Returns a model in the scheme of `--quantize`. quantize: None or `none` for the format of file or checkpoint.
 
         Servers that differ in other flags share it, with the tensors that it has listed. A model keeps its preset, so
         that no other preset gets its id.
@@ -265,7 +265,7 @@ class GgufModel:
 
     @property
     def substitute_mix(self) -> str | None:
-        """The mix that stands for one of Unsloth's dynamic files, whose types are not known; None for other formats."""
+        """The llama.cpp mix that replaces an Unsloth dynamic file with unknown tensor types; None for other formats."""
         return None if self.quantize is None else nearest_gguf_mix(self.quantize)
 
     @property
@@ -329,7 +329,7 @@ class GgufModel:
 
     @cached_property
     def mtp_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors of multi-token-prediction modules, in the formats of additional layers."""
+        """The tensors of multi-token-prediction modules, in the number formats of additional decoder layers."""
         layer_count = len(self.layers)
         if self.gguf_file is not None and self.quantize is None:
             return tuple(
@@ -462,7 +462,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
 
 
 def _reads_no_tokens(tree_node: NodePosition) -> bool:
-    """Whether attention is an indexer's, which only ranks tokens, or attends to entries for several tokens."""
+    """Whether attention reads no cached tokens: an indexer's attention, or attention to compressed entries."""
     return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, EntryAttentionCore)
 
 

@@ -52,7 +52,7 @@ def is_all_on_gpus(fitted_server: FittedServer) -> bool:
 
 @dataclass(frozen=True)
 class _GpuLayers:
-    """The layers of one GPU.
+    """The number of layers on one GPU, and which of their experts are on the host.
 
     layers: number of layers.
     layers_with_host_experts: number of last layers with experts on the host.

@@ -16,7 +16,7 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 
 
 def layers_with_graphs(layer_keys: Sequence[Hashable]) -> list[int]:
-    """Returns the layers whose graphs are built. layer_keys: one per layer, equal for layers with equal graphs."""
+    """Returns the indices of layers whose graphs are built. layer_keys: one per layer, equal for equal graphs."""
     layer_indices: list[int] = []
     pattern_start = 0
     while pattern_start < len(layer_keys):

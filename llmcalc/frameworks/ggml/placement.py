@@ -68,7 +68,7 @@ def read_overrides(override_text: str, device_names: Sequence[str]) -> tuple[Ten
 
 @dataclass(frozen=True)
 class LayerDevices:
-    """The devices of layers.
+    """The device of every layer: -ngl selects layers for GPUs, and -ts divides these layers over the GPUs.
 
     layer_count: the model's layers. devices: GPUs. gpu_layer_count: GPU layers plus the output layer.
     gpu_shares: the share of each GPU. is_output_first: whether the output is the first of the layers on GPUs.
@@ -96,7 +96,7 @@ class LayerDevices:
 
 
 def is_embedding(tensor: GgufTensor) -> bool:
-    """Whether a tensor is a table of embeddings, of which rows are read: it is on the host by default."""
+    """Whether a tensor is an embedding table, which is on the host by default."""
     return tensor.layer is None and (tensor.name == EMBEDDING or "embd" in tensor.name)
 
 

@@ -45,7 +45,7 @@ class BufferSizes(NamedTuple):
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_added_buffers(self, further_buffers: BufferSizes) -> BufferSizes:
-        """Returns the sums of these buffers and further ones, such as those of a draft model, by device."""
+        """Returns the sums of these and other buffers by device, for example with a draft model's buffers."""
 
         def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {
@@ -72,7 +72,7 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def overrides(self) -> tuple[TensorOverride, ...]:
-        """The parsed rules of --override-tensor."""
+        """The parsed rules of --override-tensor: name patterns with devices."""
         override_text = self.flags.get("override_tensor")
         return () if override_text is None else read_overrides(str(override_text), self.devices)
 
@@ -94,14 +94,14 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def encoder_shape(self) -> EncoderShape | None:
-        """The encoder of images whose compute graph is known; None without an encoder, or with another graph."""
+        """The properties of the image encoder if its compute graph is known; otherwise None."""
         if not self.encoder_bytes or not self.counts_encoder_graph or self.rules.encoder == "none":
             return None
         return encoder_shape(self.preset.model.towers)
 
     @cached_property
     def encoder_buffers(self) -> Mapping[str, int]:
-        """The compute buffer of the encoder of images by device, for the image at start."""
+        """The compute buffer of the image encoder in bytes by device, for the warm-up image."""
         if self.encoder_shape is None:
             return {}
         has_flash_attention = self.rules.encoder == "flash" and self.uses_flash_attention
@@ -315,7 +315,7 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def module_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors that modules of multi-token prediction add: those of a separate file, or of the model's file."""
+        """The tensors of multi-token-prediction modules, from a separate file or from the model's file."""
         if self.modules_file is None:
             return self.model.mtp_tensors
         shared_tensors = (tensor for tensor in self.modules_file.tensors if tensor.layer is None)

@@ -95,13 +95,13 @@ def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | N
 
 
 def draft_scheme(flags: Mapping[str, Any]) -> str | None:
-    """Returns the scheme in the name of a draft model's GGUF file that is not here; None for other draft models."""
+    """Returns the quantization scheme in the name of a draft GGUF file that is not local; None for other drafts."""
     named_checkpoint = _checkpoint_by_name(str(flags.get("model_draft") or ""))
     return None if named_checkpoint is None else named_checkpoint[1] or None
 
 
 def modules_scheme(flags: Mapping[str, Any], target_model: Preset) -> str | None:
-    """Returns the scheme in the name of a separate file of the model's modules of multi-token prediction.
+    """Returns the quantization scheme in the name of a separate file of multi-token-prediction modules.
 
     Such a file has the modules and a second copy of embeddings, last norm and output matrix (`--mtp` of
     convert_hf_to_gguf.py, which names it mtp-….gguf). None without such a file. Raises `InputError` for a file whose
@@ -127,7 +127,7 @@ def modules_scheme(flags: Mapping[str, Any], target_model: Preset) -> str | None
 
 
 def _checkpoint_by_name(draft_name: str) -> tuple[Preset, str] | None:
-    """Returns the preset and the scheme that the name of a GGUF file, or of a repository of them, states.
+    """Returns the preset and the quantization scheme in the name of a GGUF file or of its repository.
 
     None for a file that is here, and for a name that states none.
     """

@@ -111,7 +111,7 @@ PRECISION_KEYS = ("bf16", "fp16")
 
 
 def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_precision: bool = True) -> dict[str, Any]:
-    """Returns a program's Trainer arguments with those of the `accelerate launch` in front of the program.
+    """Returns a program's Trainer arguments, completed by the arguments of its `accelerate launch` command.
 
     The launcher hands its config over in the environment, where the Trainer reads what its own arguments leave open
     (transformers/training_args.py, `ACCELERATE_USE_DEEPSPEED`, `ACCELERATE_USE_FSDP`, `ACCELERATE_MIXED_PRECISION`).

@@ -81,7 +81,7 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
 
 
 def adapts_output_head(target_names: Iterable[str]) -> bool:
-    """Whether targets of adapters include the output head, by its name here or in a class."""
+    """Whether adapters target the output head, under llmcalc's name or a transformers class's name."""
     return any(
         "lm_head" in (component_name, OTHER_MODULES.get(component_name))
         for target_name in target_names

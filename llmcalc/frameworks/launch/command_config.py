@@ -70,7 +70,7 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
 
 
 def _typed_value(typed_text: Any, name_in_errors: str) -> Any:
-    """Returns the value of a command's word, which is a YAML list in brackets."""
+    """Returns the value of a command's word; a text in square brackets is parsed as a YAML list."""
     if isinstance(typed_text, str) and re.fullmatch(r"\[.*\]", typed_text, re.DOTALL) and not is_unresolved(typed_text):
         return parse_yaml(typed_text, name_in_errors)
     return plain_value(typed_text)

@@ -1,4 +1,4 @@
-"""The sequences of a micro-batch in training of sentence-transformers, whose examples are several texts.
+"""The number of sequences per micro-batch with sentence-transformers, where an example has several texts.
 
 Source: sentence-transformers 5.1 (04bd28754), trainer.py, `collect_features`, and losses/*.py: each text of an example
 is encoded by itself, and all encodings have their gradients together. Cached losses (GradCache, arXiv:2101.06983)
@@ -33,7 +33,7 @@ MINI_BATCH = 32
 
 
 def embedding_run(launch: Launch, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> Launch:
-    """Returns the run without a head, with the sequences whose activations are there together.
+    """Returns the run without a language-model head, with the number of sequences whose activations coexist.
 
     launch: the run, whose batch is the examples of a micro-batch. calls: name and arguments of each call in the file.
     """

@@ -49,7 +49,7 @@ def flat_config(config: Table, overrides: Table = NOTHING, environment: Table = 
 
 
 def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
-    """Returns a value with full names in place of relative ones (`${..name}`). table_names: the enclosing tables."""
+    """Returns a value whose relative references (`${..name}`) have full names. table_names: the enclosing tables."""
     if not isinstance(written_value, str):
         return written_value
     return RELATIVE.sub(

@@ -41,7 +41,7 @@ FILE_END = "END_OF_THIS_CELL"
 
 
 def read_launch_text(path: Path) -> str:
-    """Returns a launch file's text: of a notebook its code, of a script of Windows the same as shell.
+    """Returns a launch file's text: the code of a notebook, and a Windows script translated to shell.
 
     Raises `InputError` for a file that is not text.
     """

@@ -146,7 +146,7 @@ def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_
 
 
 def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
-    """Returns the value of an item; unknown for a variable with tables in tables, which could double at every line."""
+    """Returns the value of an item; unknown for a variable with nested tables, whose size could double per line."""
     item_value = value_of(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
     is_nested = isinstance(inner_values, list) and any(
@@ -156,7 +156,7 @@ def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting
 
 
 def keyword_arguments(call: ast.Call, known_values: Mapping[str, Any], nesting_depth: int = 0) -> dict[str, Any]:
-    """Returns the arguments of a call by keyword, with those of a table that is unpacked (`**arguments`)."""
+    """Returns keyword → value of a call's arguments, including those of an unpacked table (`**arguments`)."""
     arguments: dict[str, Any] = {}
     for keyword in call.keywords[:1000]:
         keyword_value = value_of_item(keyword.value, known_values, nesting_depth)
@@ -249,7 +249,7 @@ def assigned_values(target_node: ast.expr, value_node: ast.expr, known_values: M
 
 
 def statements_of_module(syntax_tree: ast.Module) -> list[ast.stmt]:
-    """Returns the statements of a module, then those of its functions, such as the cells of a marimo notebook."""
+    """Returns the statements of a module, followed by the statements of its functions (cells of marimo notebooks)."""
     functions = [statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)]
     return [*syntax_tree.body, *(statement for function in functions for statement in function.body)]
 

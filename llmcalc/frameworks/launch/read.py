@@ -559,7 +559,7 @@ def _read_config(
 
 
 def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, str]) -> LaunchSource:
-    """Returns a launch file whose readers of other files prefer the texts that the script itself writes.
+    """Returns a launch file whose references to other files are first looked up in files that the script writes.
 
     A name that the script leaves open stands in a text as the script writes it, and is an error in a table.
     """
@@ -676,7 +676,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
 
 
 def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """Returns visible devices · machines; None if neither variable nor option names devices."""
+    """Returns the number of processes (visible devices · machines); None if no variable or option names devices."""
     devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
     for option_name, option_value in pairwise([*launcher, ""]):
         if option_name.startswith("--include"):  # localhost:0,1,2,3

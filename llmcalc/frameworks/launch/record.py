@@ -132,7 +132,7 @@ class Launch:
         return InputError(f"{self.name_in_errors}: {argument_text}: {str(error)[option_match.end() :]}")
 
     def with_stage_sizes(self, layer_count: int) -> Launch:
-        """Returns the run with the layers of each stage of its pipeline. layer_count: those of the model."""
+        """Returns the run with the number of layers of each pipeline stage. layer_count: the model's layers."""
         if self.layers_per_stage is not None:
             error_prefix = f"{self.name_in_errors}: layers_per_stage {self.layers_per_stage}"
             stage_sizes = stage_sizes_of_most_layers(
@@ -166,7 +166,7 @@ class Launch:
         return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
 
     def with_chunked_loss(self, vocabulary: int) -> Launch:
-        """Returns the run with the tokens of a chunk of its loss. vocabulary: logits per token.
+        """Returns the run with the number of tokens per chunk of the loss. vocabulary: logits per token.
 
         Several chunks are a multiple of four (unsloth_zoo/fused_losses/cross_entropy_loss.py, `get_chunk_size`).
         """
@@ -483,7 +483,7 @@ class LaunchReader:
     def choice(
         self, config: Table, argument_name: str, choices: Sequence[str], default_choice: str, name_prefix: str = ""
     ) -> str:
-        """Returns the value of an argument that has one of several texts, or the program's default.
+        """Returns the value of an argument that must be one of `choices`, or the program's default.
 
         name_prefix: what precedes the argument in the file; empty by default.
         """
@@ -499,7 +499,7 @@ class LaunchReader:
         return None if written_number is None else integer_of(self, argument_name, written_number)
 
     def device_count_of_nodes(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
-        """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
+        """Returns the number of devices of all nodes of a config: by default 1 node with 8 devices.
 
         nodes_name, devices_name: the arguments with the number of nodes, and of devices per node.
         name_prefix: what precedes the arguments in the file; empty by default.
@@ -777,7 +777,7 @@ def unknown_keys(
     place_in_file: str,
     reason: str = "no key that is known",
 ) -> None:
-    """Records the keys with a value that are not in `known_names` as unknown arguments. reason: why they are."""
+    """Records set keys that are not in `known_names` as unknown arguments. reason: why they are refused."""
     known_keys = set(known_names)
     for config_key, config_value in config_table.items():
         if config_key not in known_keys and config_value is not None:

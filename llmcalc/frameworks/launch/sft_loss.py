@@ -29,7 +29,7 @@ EARLIER_VALUES = {**TRANSFORMERS_DEFAULTS, "loss_type": "nll"}
 
 
 def earlier_argument(config: Table) -> str:
-    """Returns an argument by which the file is one of TRL before 0.20; empty for none."""
+    """Returns the first argument that only TRL before 0.20 has; empty if the config has none."""
     return next((name for name in EARLIER_ARGUMENTS if config.get(name) is not None), "")
 
 

@@ -422,7 +422,7 @@ class StatementReader(WordReader):
                 raise self.error(f"too many exported variables; expected at most {MOST_EXPORTED:,}")
 
     def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
-        """Sets variables to the words of a here-string, as the command `read` does."""
+        """Sets variables to the words of a here-string, as the shell command `read` does."""
         input_text = self.here_string or ""
         split_words = (
             input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()

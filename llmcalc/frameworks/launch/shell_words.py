@@ -263,7 +263,7 @@ class WordReader:
         raise self.error('a quote " that does not end')
 
     def read_marked_name(self) -> tuple[str, bool]:
-        """Reads an unresolved name with marks, in a text that was already parsed once."""
+        """Reads an unresolved name between marks, in a text that was already parsed once."""
         name_end = self.text.find(UNRESOLVED, self.position + 1)
         name_end = len(self.text) if name_end < 0 else name_end + 1
         name_start, self.position = self.position, name_end
@@ -325,7 +325,7 @@ class WordReader:
         )
 
     def command_output(self, command_text: str) -> str:
-        """Returns the output of a command, or a mark if it is unknown.
+        """Returns the output of a shell command, or an unresolved mark if the output is unknown.
 
         Known are those of `expr` and of `echo` with known words, the number of devices that `nvidia-smi` lists on a
         machine of Slurm or in a container with a limit, and those that ask for Ascend's devices, which are not counted.
@@ -350,7 +350,7 @@ class WordReader:
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
 
     def script_argument(self, argument_number: int) -> str:
-        """Returns the script's positional argument `argument_number`, from 1, or a mark if it was not typed."""
+        """Returns the script's positional argument `argument_number`, from 1, or an unresolved mark if not typed."""
         arguments = self.script.arguments
         if argument_number > len(arguments):
             self.script.missing_argument = max(self.script.missing_argument, argument_number)
@@ -470,7 +470,7 @@ class WordReader:
         return document_text
 
     def evaluate_arithmetic(self, expression_text: str) -> str:
-        """Returns the value of an arithmetic expression of whole numbers, or a mark if it cannot be evaluated."""
+        """Returns the value of a whole-number arithmetic expression, or an unresolved mark if it is unknown."""
         from .shell_arithmetic import value_of
 
         result_value = value_of(expression_text, self.script.variables)

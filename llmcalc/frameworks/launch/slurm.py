@@ -47,7 +47,7 @@ def slurm_variables(script_text: str) -> dict[str, str]:
 
 
 def devices_of_machine(options: Sequence[str]) -> int | None:
-    """Returns the accelerators per machine that options of sbatch or srun ask for, such as `--gres=gpu:4`."""
+    """Returns the number of accelerators per machine that sbatch or srun options request, such as `--gres=gpu:4`."""
     for option, next_word in pairwise([*options, ""]):
         option_name, equals_sign, option_value = option.partition("=")
         if option_name in ("--gres", "--gpus-per-node"):

@@ -362,7 +362,7 @@ def _is_low_rank(optimizer_name: str) -> bool:
 def optimizer_with_targets(
     reader: LaunchReader, config: Table, argument_name: str, default_name: str, run_settings: Table
 ) -> dict[str, Any]:
-    """Returns the settings of the optimizer that an argument names, with the modules that a low-rank one projects."""
+    """Returns the settings of the optimizer that an argument names; for GaLore and APOLLO with the target modules."""
     optimizer_name = str(reader.value(config, argument_name, default_name))
     if _is_low_rank(optimizer_name):
         return _low_rank_optimizer(reader, config, (argument_name, optimizer_name), run_settings)

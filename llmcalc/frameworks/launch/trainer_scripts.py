@@ -208,7 +208,7 @@ ALPACA_LORA_SIGNS = frozenset({"base_model", "data_path"})
 
 
 def _arguments_of_alpaca_lora(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Weights in 8 bits, and the others in float32 (`prepare_model_for_int8_training`), under autocast to fp16."""
+    """Returns the equivalent Trainer arguments of alpaca-lora: 8-bit weights, fp16 autocast and LoRA adapters."""
     micro_batch_size = reader.integer(config, "micro_batch_size", 4)
     micro_batch_count = reader.integer(config, "batch_size", 128) // micro_batch_size // (reader.source.world_size or 1)
     return {

@@ -187,7 +187,7 @@ _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
 def _device_memory_sizes(log_values: LogValues) -> list[int]:
-    """Returns the memory of each device, from the last list of devices in the log; empty if the log has none."""
+    """Returns the memory of each device in bytes, from the log's last list of devices; empty if there is none."""
     device_bytes = log_values.byte_sizes("vram")
     return device_bytes[-min(len(device_bytes), max(1, int(log_values.last_text("devices") or 1))) :]
 
@@ -233,7 +233,7 @@ def _ollama_flags(log_values: LogValues) -> dict[str, str]:
 
 
 def _with_encoder(memory_term: LogTerm, log_values: LogValues) -> LogTerm:
-    """Returns a device's model buffer with the encoder of images, which comes with Ollama's tag and is logged apart."""
+    """Returns a device's model buffer plus the image encoder of an Ollama tag, which the log lists separately."""
     if (memory_term.name, memory_term.device) != ("model_buffer", log_values.last_text("encoder_device")):
         return memory_term
     return memory_term._replace(value=memory_term.value + (log_values.last_size("encoder") or 0))

@@ -1,4 +1,4 @@
-"""Reads a config of LLaMA-Factory, in which its arguments and the Trainer's of transformers are mixed.
+"""Reads a config of LLaMA-Factory, which mixes LLaMA-Factory's arguments with transformers' Trainer arguments.
 
 Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): hparams/*.py for arguments and defaults, model/adapter.py
 (`init_adapter`) for number formats, model/model_utils/{checkpointing,quantization,attention}.py.

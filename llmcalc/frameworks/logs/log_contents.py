@@ -176,12 +176,12 @@ _RANK = re.compile(r"(?<![A-Za-z0-9])(DP|PP|TP|EP)([0-9]{1,4})(?![A-Za-z0-9])")
 
 
 def ranks_by_group(process_name: str) -> dict[str, int]:
-    """Returns the group of ranks → the rank, from the name of a process: `Worker_PP0_TP1` is {"PP": 0, "TP": 1}."""
+    """Returns parallel group → rank, from a process's name: `Worker_PP0_TP1` is {"PP": 0, "TP": 1}."""
     return {rank_match[1]: int(rank_match[2]) for rank_match in _RANK.finditer(process_name.replace("_", " "))}
 
 
 def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
-    """Returns the group of ranks → its size, the largest rank in the names of processes and 1, and a remark on them.
+    """Returns parallel group → size (the largest rank in the processes' names, plus 1), and a note on the sizes.
 
     A group of which no name has another rank than 0 is not there, since some programs name the rank of one device too.
     """
@@ -253,7 +253,7 @@ def _bracketed_text(arguments_text: str, container_start: int) -> str:
 
 
 def _literal_value(bracketed_text: str) -> Any:
-    """Returns the list or table that Python printed as this text; the text where it has other objects."""
+    """Returns the list or table that Python printed as this text; the text itself if it contains other objects."""
     try:
         literal_value = ast.literal_eval(bracketed_text)
         repr(literal_value)  # a ValueError for a number of thousands of digits, which no message could print

@@ -282,7 +282,7 @@ def _parameter_groups(parameters: Sequence[Parameter], largest_bucket_elements: 
 
 
 def _row_size(parameter: Parameter) -> int:
-    """Returns the number of elements of a row of a parameter: 1 for a vector."""
+    """Returns the number of elements per row of a parameter: 1 for a vector."""
     return math.prod(parameter.tensor.shape[1:])
 
 

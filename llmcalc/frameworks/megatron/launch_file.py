@@ -2,7 +2,7 @@
 
 A YAML file has `MODEL_ARGS` and `ENV_VARS`, and passes an argument without a value where it says `true`. An argument is
 read by the type of its field in `MegatronSettings`; one that has no field is ignored if it is known to change no memory
-(`megatron_ignored`), else it is an error.
+(`ignored_flags.py`), else it is an error.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
 
 
 def _with_vocabulary_of_tokenizer(settings: MegatronSettings, reader: LaunchReader) -> MegatronSettings:
-    """Returns the settings with the vocabulary of a known model, whose name Hugging Face's tokenizer has, with a note.
+    """Returns the settings with the vocabulary size of the known model that `--tokenizer-model` names, with a note.
 
     The tokenizer's files may have fewer tokens than the model's embedding has rows: 151,669 of 151,936 in Qwen3.
     """

@@ -98,7 +98,7 @@ def pack_buffer(
 
 
 def _orthogonalization_cost(parameter: Parameter) -> int:
-    """Returns the cost of orthogonalizing a matrix."""
+    """Returns the relative cost of orthogonalizing a matrix: long side · short side²."""
     long_side, short_side = max(parameter.tensor.shape), min(parameter.tensor.shape)
     muon_cost: int = long_side * short_side * short_side
     return muon_cost

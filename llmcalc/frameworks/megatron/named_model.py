@@ -262,7 +262,7 @@ def _module_names(written_modules: Any) -> tuple[str, ...]:
 
 
 def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tuple[str, ...] | None:
-    """Returns the modules of selective recomputation, and records those that are not modelled; None without it."""
+    """Returns the modules of selective recomputation, and records unmodelled modules; None without selective mode."""
     if parallel_run.recompute_granularity != "selective":
         return None
     module_names = _module_names(parallel_run.recompute_modules)

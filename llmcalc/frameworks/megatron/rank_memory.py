@@ -176,7 +176,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
-    """Returns the cache key of a rank's two training steps, whose passes are cached apart.
+    """Returns the cache key of a rank's two training steps, which are cached separately from passes.
 
     Ranks with equal keys have equal allocations outside of the passes: between them, and in the optimizer's step.
     """

@@ -34,7 +34,7 @@ from .record_passes import record_passes, recorded_step_microbatches
 from .settings import MegatronSettings
 
 Names: TypeAlias = frozenset[str | Shape]
-"""Keys of `PersistentTensors.shared`."""
+"""Keys of `PersistentTensors.shared_blocks`."""
 
 
 @frozen
@@ -66,7 +66,7 @@ class RecordedChunk:
 
     @cached_property
     def names_allocated_in_forward(self) -> Names:
-        """The names of such tensors that a forward pass allocates."""
+        """The names of remaining tensors that the forward pass allocated."""
         forward_storages = _storages_allocated_in_forward(self.recorded_passes)
         return frozenset(
             name for name, storage_ids in self.storage_ids_by_name.items() if storage_ids[0] in forward_storages
@@ -247,7 +247,7 @@ def _shortened_chunk(
     layer_stack: LayerStack,
     record_chunk: Callable[[LayerStack | None], RecordedChunk],
 ) -> tuple[RecordedChunk, LayerStack]:
-    """Returns a chunk with `RECORDED_REPEATS` repeats of its stack, from a cache, and the stack that was recorded."""
+    """Returns a chunk with `RECORDED_REPEATS` repeats of its stack, from a cache, and the recorded stack."""
     if cache_key not in _shortened_chunks:
         if len(_shortened_chunks) >= MAX_CHUNKS:
             _shortened_chunks.clear()
@@ -310,7 +310,7 @@ def _record_chunk(
 
 
 def _chunk_with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_stack: LayerStack) -> RecordedChunk:
-    """Returns a chunk with all repeats of its stack, from the chunk with `RECORDED_REPEATS` of them.
+    """Returns a chunk with all repeats of its stack, derived from the chunk with `RECORDED_REPEATS` repeats.
 
     program: that of all layers.
     Raises `NotRepeatingError` if the repeats differ.
@@ -384,7 +384,7 @@ def _parameter_of_later_layer(parameter: Parameter, layer_stack: LayerStack, add
 
 
 def _parameter_description(parameter: Parameter) -> tuple[object, ...]:
-    """Returns everything that is known of a parameter, with its tensor's shape and format."""
+    """Returns all fields of a parameter, with the shape and number format of its tensor, for comparisons."""
     tensor = parameter.tensor
     return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.is_leaf
 

@@ -202,7 +202,7 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
 
 
 def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) -> ParallelAdapters | None:
-    """Returns the adapters of a run; None if it trains the weights. weight_format: the number format of weights.
+    """Returns the adapters of a run; None if the run trains all weights. weight_format: the number format of weights.
 
     Raises `InputError`, which names the option, for adapters that Megatron-Core has not, or that are not modelled.
     """

@@ -159,7 +159,7 @@ CHUNKED_LOSS = {"cross_entropy": "flash-in-place", "logits_dtype": "fp32"}
 
 
 def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch) -> Launch:
-    """Returns the run with the loss of divided sequences in chunks of `CELOSS_PARALLEL_SIZE` tokens, if it is set.
+    """Returns the run with sequence parallelism's loss in chunks of `CELOSS_PARALLEL_SIZE` tokens, if the size is set.
 
     Of a chunk there are the logarithms of its probabilities and its gradient in fp32 (swift/trainers/utils.py,
     `per_token_loss_func_sp`; swift/sequence_parallel/utils.py, `ChunkedCrossEntropyLoss`).

@@ -30,14 +30,14 @@ def is_ms_swift(config: Table) -> bool:
 
 
 def read_ms_swift(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a file. Its arguments say which command takes it. Raises `InputError`."""
+    """Returns the training run of a file, for the command that its arguments belong to. Raises `InputError`."""
     program = "megatron" if any(argument_name in config for argument_name in MEGATRON_ARGUMENTS) else "swift"
     command = CommandLine((), f"{program} {'rlhf' if 'rlhf_type' in config else 'sft'}", ())
     return _read_command_with_file(config, command, source_file)
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a command, whose first word may be a file. Raises `InputError`."""
+    """Returns the training run of a command, whose first word may be a config file. Raises `InputError`."""
     words = command_line.words
     if not words or not words[0].endswith(CONFIG_ENDINGS):
         return read_arguments(command_line, source_file)
@@ -46,7 +46,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_command_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Returns the run of a command with the arguments and the environment of a file before its words."""
+    """Returns the run of a command, after a file's arguments are placed before the command's own arguments."""
     env_table = config.get("ENV")
     env: dict[str, Any] = {**(env_table if isinstance(env_table, Mapping) else {}), **source_file.env}
     env_texts = {str(variable_name): str(variable_value) for variable_name, variable_value in env.items()}

@@ -89,7 +89,7 @@ def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) ->
 
 
 def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: int) -> int:
-    """Returns a micro-batch's sequences of `max_length` tokens, of which a packed row holds both answers of its pairs.
+    """Returns a micro-batch's number of sequences of `max_length` tokens; with packing, half as many as answers.
 
     sequence_count: two for each pair. Source: swift/dataset/packing.py, `create_packed_idx`, sums the lengths of both.
     """
@@ -102,7 +102,7 @@ def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: i
 def preference_sequence_count(
     reader: LaunchReader, rlhf_type: str, config: Table, batch: int, has_adapters: bool
 ) -> int:
-    """Returns a micro-batch's sequences in preference training, and adds the reference model to the run.
+    """Returns a micro-batch's number of sequences in preference training, and adds the reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.
     """

@@ -1,4 +1,4 @@
-"""Reads `--task_type` of ms-swift: scores of sequences, and comparisons of texts.
+"""Reads `--task_type` of ms-swift: sequence classification, embeddings and rerankers.
 
 Source: as of `command.py`; swift/model/register.py, and mcore-bridge, model/gpt_model.py, for the heads.
 """
@@ -12,7 +12,7 @@ TEXT_TASKS = ("embedding", "reranker", "generative_reranker")
 
 
 def task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the arguments of tasks other than language modelling, and replaces the language model's head by scores.
+    """Returns the arguments of tasks other than language modelling, and replaces the head by a classification head.
 
     An embedding has no head; one score per token is counted. A generative reranker keeps the language model's head.
     """

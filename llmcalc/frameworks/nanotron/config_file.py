@@ -116,7 +116,7 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _check_stages(reader: LaunchReader, config: Table, tokens_table: Table) -> None:
-    """Records stages of the data as unknown whose sequences have another length than `tokens.sequence_length`."""
+    """Records data stages as unknown if their sequence length differs from `tokens.sequence_length`."""
     data_stages = config.get("data_stages")
     sequence_lengths = [stage.get("sequence_length") for stage in data_stages or () if isinstance(stage, Mapping)]
     if any(sequence_length not in (None, tokens_table.get("sequence_length")) for sequence_length in sequence_lengths):
@@ -124,7 +124,7 @@ def _check_stages(reader: LaunchReader, config: Table, tokens_table: Table) -> N
 
 
 def _rope_theta(reader: LaunchReader, config: Table) -> float:
-    """Returns the base of rotary positions, which YAML reads as a text in the form `1e6`."""
+    """Returns the base θ of RoPE, which YAML reads as a text in the form `1e6`."""
     written_theta = config.get("rope_theta") or 10000.0
     try:
         theta = float(str(written_theta)[:40])

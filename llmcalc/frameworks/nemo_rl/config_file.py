@@ -199,7 +199,7 @@ def _merge_configs(base_config: Table, config: Table) -> dict[str, Any]:
 
 
 def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns dotted key → value of these tables and the training's."""
+    """Returns dotted key → value of the tables `policy`, `cluster`, `loss_fn` and of the algorithm."""
     return flat_config({name: reader.table(config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)})
 
 

@@ -316,7 +316,7 @@ class OllamaServer:
 
 
 def default_context(preset: Preset, hardware: Hardware, devices: int) -> int:
-    """Returns the tokens of a sequence for which the newest version has a cache on so many GPUs, without `num_ctx`.
+    """Returns the default context length in tokens of the newest Ollama version on this number of GPUs.
 
     Raises `InputError` for a model that Ollama does not run.
     """
@@ -391,7 +391,7 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (options, Ollama's memory) for 1, 2, 4, 8 and `most_devices` GPUs, of which 8 are the most.
+    """Yields (options, Ollama's memory) for 1, 2, 4 and 8 GPUs, at most `most_devices`.
 
     A memory `starts` if the whole model fits on them.
     """

@@ -148,7 +148,7 @@ def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
 
 
 def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
+    """Returns the settings of the optimizer, recomputation, loss and compilation."""
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
     optimizer_name = str(reader.value(reader.table(config, "optimizer"), "name", "lionw"))
     if optimizer_name != "adamw":

@@ -303,7 +303,7 @@ def _replica_count(
 def _micro_batch_count(
     reader: LaunchReader, call_nodes: list[ast.Call], variables: Mapping[str, Any], tokens_of_ranks: int
 ) -> int:
-    """Returns the micro-batches per step: the tokens of a step, divided by the tokens of all ranks' micro-batches."""
+    """Returns the number of micro-batches per step: tokens of a step over tokens of all ranks' micro-batches."""
     argument_name = "global_batch_size"
     argument_values = (_argument_values(call_node, variables).get(argument_name) for call_node in call_nodes)
     tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
@@ -321,7 +321,7 @@ def _micro_batch_count(
 def _step_settings(
     reader: LaunchReader, call_nodes: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
+    """Returns the settings of the optimizer, recomputation, loss and compilation."""
     optimizer_class = str(module_arguments.get("optim")).rpartition(".")[2]
     if optimizer_class not in OPTIMIZERS:
         reader.refuse("optim", f"{short_repr(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are")
@@ -348,7 +348,7 @@ def _step_settings(
 def _recompute_settings(
     reader: LaunchReader, call_nodes: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the setting of recomputation.
+    """Returns the recomputation settings of the script's activation checkpointing config; none without it.
 
     Under a budget torch's partitioner keeps at most this part of what it would keep beyond the inputs of layers
     (torch/_functorch/partitioners.py, `choose_saved_values_set`).

@@ -292,7 +292,7 @@ def _engine_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _longest_sequence_tokens(reader: LaunchReader, config: Table) -> int:
-    """Returns the tokens of the longest sequence."""
+    """Returns the number of tokens of the longest sequence."""
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
         return _sequence_length(reader, config)
     return reader.integer(config, "data.max_len", 2048)

@@ -218,7 +218,7 @@ def _adapter_arguments(reader: LaunchReader, values_by_key: Table, adapter_table
 
 
 def _fsdp_arguments(reader: LaunchReader, values_by_key: Table, arguments: Table) -> dict[str, Any]:
-    """Returns the Trainer's arguments of the table `fsdp`, under which accelerate makes the checkpoints of layers.
+    """Returns the Trainer's arguments of the table `fsdp`, with which accelerate applies activation checkpointing.
 
     values_by_key: `TABLE.KEY` → value.
     """
@@ -246,7 +246,7 @@ def _fsdp_arguments(reader: LaunchReader, values_by_key: Table, arguments: Table
 
 
 def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[str, Any]:
-    """Returns the Trainer's argument of the table `deepspeed`, as its `to_deepspeed` makes it."""
+    """Returns the Trainer's argument `deepspeed`: the config that Oumi's `to_deepspeed` creates from the table."""
     known_keys = field_names(
         "enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param precision"
     )

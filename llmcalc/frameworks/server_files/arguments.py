@@ -148,7 +148,7 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
 
 
 def engine_of_flags(command_words: Sequence[str]) -> str:
-    """Returns the first engine that has all flags of a command, at least one of which changes memory."""
+    """Returns the first engine that has all flags of a command, provided that one of them changes memory."""
     typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not LEAST_FLAGS <= len(typed_names) <= MOST_FLAGS:
         return ""

@@ -91,7 +91,7 @@ class _Evaluator:
         self.combined_count = 0
 
     def _count_combined_items(self, evaluated_value: Any) -> None:
-        """Counts the letters and values of a value that becomes a part of another one.
+        """Counts the characters and items that are combined into another value, to limit the work.
 
         Raises `InputError` for more than `MOST_COMBINED` in a file.
         """

@@ -147,7 +147,7 @@ class ServerFinder:
 
 
 def _is_command(command_words: Sequence[str], command_name: str) -> bool:
-    """Whether a command has the two words of a command's name, the first one with or without its folder."""
+    """Whether a command contains the two words of `command_name`; the program's name may follow a folder."""
     first_word, _, second_word = command_name.partition(" ")
     return bool(command_name) and any(
         word.rpartition("/")[2] == first_word and next_word == second_word

@@ -322,7 +322,7 @@ class SGLangServer(EngineServer):
 
     @property
     def chunked_prefill_size(self) -> int:
-        """The tokens of a prefill chunk, by the flag or the device's default."""
+        """The number of tokens of a prefill chunk, by the flag or the device's default."""
         chunk_tokens = self.flags.get(
             "chunked_prefill_size",
             self.engine_record.defaults(self.version_numbers, self.nvidia_smi_gib).chunked_prefill_size,
@@ -587,7 +587,7 @@ class SGLangServer(EngineServer):
         )
 
     def compressed_tokens_in_bytes(self, engine_rank: EngineRank, available_bytes: int) -> int:
-        """Returns the tokens of a rank's cache with compressed attention."""
+        """Returns the number of tokens of a rank's cache with compressed attention in `available_bytes`."""
         if self.is_amd:
             raise InputError("--engine sglang: compressed attention on AMD's accelerators is not modelled")
         if str(self.flags.get("kv_cache_dtype", "auto")) not in ("auto", "fp8_e4m3"):
@@ -603,7 +603,7 @@ class SGLangServer(EngineServer):
         )
 
     def cache_tokens_in_bytes(self, engine_rank: EngineRank, available_bytes: int) -> int:
-        """Returns the tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if there is no cache."""
+        """Returns the number of tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if none fit."""
         if compressed_layers(engine_rank):
             return self.compressed_tokens_in_bytes(engine_rank, available_bytes)
         token_caches = replace(engine_rank, includes_mtp=False).token_caches

@@ -180,7 +180,7 @@ FLAGS = (
 
 
 def graph_config_flags(graph_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of `--cuda-graph-config` by the fields of their flags, which it overrides.
+    """Returns field name → value of the settings in `--cuda-graph-config`, which override separate flags.
 
     Raises `InputError` for other phases and keys.
     """

@@ -88,7 +88,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _flags_and_ranks_note(log_text: LogText) -> tuple[dict[str, Any], str]:
-    """Returns the layout in the names of processes, such as `[2025-10-07 23:17:19 DP1 TP3]`, and a remark on it.
+    """Returns the parallel sizes in process names, such as `[2025-10-07 23:17:19 DP1 TP3]`, and a note on the sizes.
 
     With replicas of attention each rank of tensor parallelism is in one replica; replicas of the model have all ranks.
     """
@@ -129,7 +129,7 @@ class ModelLoad(NamedTuple):
 
 
 def _model_loads(log_values: LogValues) -> list[ModelLoad]:
-    """Returns the loads of a log's first rank, one of every start; none if the log does not print all of their sizes.
+    """Returns the model loads of a log's first rank, one per start; none if the log omits some of the sizes.
 
     A draft, or each of several, is loaded into what was left before. Up to 0.5.13 that is after the cache is allocated,
     which leaves less.
@@ -150,7 +150,7 @@ def _model_loads(log_values: LogValues) -> list[ModelLoad]:
 def _memory_terms(
     log_values: LogValues, logged_flags: dict[str, Any], model_loads: Sequence[ModelLoad], free_bytes: int | None
 ) -> Iterator[LogTerm]:
-    """Yields the memory that a log states.
+    """Yields the named memory sizes of a log.
 
     free_bytes: the bytes that were free before the last start loaded its model; None if the log does not say.
     """

@@ -30,7 +30,7 @@ DEFAULT_SLOTS = 512
 
 
 class RankLoad(NamedTuple):
-    """The requests of a rank.
+    """The limits of a rank's concurrent requests: request count, attention replicas, and drafted tokens.
 
     request_limit: the most that run at once; None without a limit. replica_count: replicas of attention.
     draft_tokens: drafted tokens that a request verifies at once.

@@ -144,7 +144,7 @@ def _block_size(draft_model: Preset) -> int | None:
 
 
 def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectures: tuple[str, ...]) -> int:
-    """Returns the tokens that a request verifies at once (`auto_choose_speculative_params`)."""
+    """Returns the number of tokens that a request verifies at once (`auto_choose_speculative_params`)."""
     if "speculative_num_draft_tokens" in flags:
         return int(flags["speculative_num_draft_tokens"])
     if draft_algorithm in BLOCK_ALGORITHMS:

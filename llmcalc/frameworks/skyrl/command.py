@@ -1,4 +1,4 @@
-"""Reads commands of SkyRL with overrides of its configuration: the training of the policy, and the rollouts beside it.
+"""Reads commands of SkyRL with config overrides: the policy's training, and the rollouts on the same devices.
 
 Source: NovaSky-AI/SkyRL at a9564572 (2026-08-21): skyrl/train/config/config.py for keys and defaults, and below
 skyrl/backends/skyrl_train: distributed/fsdp_strategy.py for formats, workers/model_wrapper.py for the loss,
@@ -131,7 +131,7 @@ SFT_TABLES = (
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts a program of SkyRL, or another one with the overrides of its trainers."""
+    """Whether a command starts a program of SkyRL, or any program with overrides of SkyRL's trainer configs."""
     return (
         command_line.program in (RL_TRAINER, SFT_TRAINER)
         or (command_line.program.startswith("skyrl.") and not trains(command_line))
@@ -206,7 +206,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _fine_tuning_tokens(reader: LaunchReader, config: Table) -> int:
-    """Returns the tokens of the longest sequence of fine-tuning, which SkyRL does not limit by default."""
+    """Returns the tokens of the longest fine-tuning sequence, which SkyRL does not limit by default."""
     if config.get(SFT_TOKENS) is None:
         raise reader.argument_error(
             "max_length", "missing, so that SkyRL shortens no sequence; expected the longest one, as in max_length=8192"
@@ -215,7 +215,7 @@ def _fine_tuning_tokens(reader: LaunchReader, config: Table) -> int:
 
 
 def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
-    """Returns the tokens of the longest sequence of reinforcement learning, with a note where it is stated as one.
+    """Returns the tokens of the longest RL sequence, with a note if the file states only its total length.
 
     That is the longest input of a turn and the answer to it, or the length of a whole sequence where neither is stated.
     """
@@ -252,7 +252,7 @@ def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, 
 
 
 def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
-    """Returns the policy's run under FSDP2: shards and sums in fp32, products in bf16, and a loss within the logits.
+    """Returns the policy's FSDP2 run: fp32 shards and reductions, bf16 products, and a loss in place of the logits.
 
     The gradients of flash-attn's log-probabilities are written over the logits (workers/model_wrapper.py).
     """
@@ -301,7 +301,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: b
 
 
 def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
-    """Returns the policy's run under Megatron-Core by Megatron-Bridge, which runs every layer again by default."""
+    """Returns the policy's run under Megatron-Core by Megatron-Bridge, which recomputes every layer by default."""
     tp, pp, cp, ep = (
         reader.integer(config, f"{MEGATRON}.{name}_parallel_size", 1)
         for name in ("tensor_model", "pipeline_model", "context", "expert_model")

@@ -1,4 +1,4 @@
-"""Reads commands of slime: Megatron-LM's arguments for its actor, of a model of the hub, and those of its rollouts.
+"""Reads commands of slime: the actor's training by Megatron-LM, with a named model, and SGLang's rollouts.
 
 Source: THUDM/slime at its main branch of 2026-08-21: slime/utils/arguments.py for arguments and defaults,
 slime/backends/megatron_utils/{arguments,loss,model,actor}.py for what it sets of Megatron-LM's, for the loss and for
@@ -123,12 +123,12 @@ def _is_server_argument(argument_name: str) -> bool:
 
 
 def _is_model_variable(word: str) -> bool:
-    """Whether a word stands for the arguments of the model, of a file that the script sources."""
+    """Whether a word is an unresolved variable with the model's arguments, which another script sets."""
     return is_unresolved(word) and "MODEL" in word and "ARGS" in word
 
 
 def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
-    """Returns arguments without the batches of SGLang's graphs if a command such as `seq` prints them, with a note."""
+    """Returns arguments without SGLang's CUDA-graph batch sizes if a command such as `seq` prints them, with a note."""
     batch_sizes = arguments.get(GRAPH_BATCHES, [])
     if not any(
         is_unresolved(str(batch_size))
@@ -144,7 +144,7 @@ def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
 
 
 def _micro_batch_tokens(reader: LaunchReader, config: Table) -> int:
-    """Returns the tokens of a rank's micro-batch at their most (slime/utils/data.py, `get_data_iterator`)."""
+    """Returns the largest number of tokens of a rank's micro-batch (slime/utils/data.py, `get_data_iterator`)."""
     if reader.flag(config, "use_dynamic_batch_size"):
         if config.get("max_tokens_per_gpu") is None:
             raise reader.argument_error(
@@ -216,7 +216,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
 
 
 def _samples_per_step(reader: LaunchReader, config: Table) -> int:
-    """Returns the samples of a step of the optimizer."""
+    """Returns the number of samples per optimizer step."""
     if config.get("global_batch_size") is not None:
         return reader.integer(config, "global_batch_size", 1)
     sample_count = reader.integer(config, "rollout_batch_size", 1) * reader.integer(config, "n_samples_per_prompt", 1)
@@ -253,7 +253,7 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
 
 
 def _slime_arguments_by_flag() -> dict[str, str]:
-    """Returns flag of SGLang's server → slime's argument; ranks of tensor parallelism are those of an engine."""
+    """Returns SGLang server flag → slime argument; the tensor-parallel size is slime's number of GPUs per engine."""
     known_flags = engine_and_version("sglang")[0].known_flags()
     written_flags = {flag_name: f"--sglang-{flag_name[2:]}" for flag in known_flags for flag_name in flag.names}
     tp_names = next(flag.names for flag in known_flags if flag.field_name == "tp_size")
@@ -261,7 +261,7 @@ def _slime_arguments_by_flag() -> dict[str, str]:
 
 
 def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the flags of SGLang's server with which slime starts an engine, and records unknown ones.
+    """Returns the flags with which slime starts an SGLang server, and records unknown flags.
 
     Source: slime/backends/sglang_utils/arguments.py, `validate_args`. Raises `InputError` for wrong values.
     """

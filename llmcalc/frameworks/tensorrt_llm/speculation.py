@@ -1,4 +1,4 @@
-"""Speculative decoding in TensorRT-LLM (_torch/speculative/utils.py): modules or a draft model, and their cache.
+"""Speculative decoding in TensorRT-LLM (_torch/speculative/utils.py): MTP modules or a draft model, and the cache.
 
 Modules of multi-token prediction cache one layer each; a single module is replayed for every drafted token
 (`get_num_spec_layers`). A draft of Eagle 3 adds its weights and its own layers of cache (_torch/pyexecutor/_util.py,
@@ -38,7 +38,7 @@ class Speculation(NamedTuple):
 
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
-    """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled ways of drafting."""
+    """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled drafting methods."""
     config = flags.get("speculative_config", {})
     if not config:
         return Speculation()

@@ -1,4 +1,4 @@
-"""Out-of-memory messages of torch (c10/cuda/CUDACachingAllocator.cpp), and what trainers print of torch's allocator.
+"""Reads torch's out-of-memory messages (c10/cuda/CUDACachingAllocator.cpp), and trainers' allocator statistics.
 
 The trainers are transformers' Trainer, torchtune (training/memory.py, `log_memory_stats`, and each step's metrics),
 axolotl (core/trainers/base.py, `log`; before 2025 utils/bench.py, `log_gpu_memory_usage`), verl (in GiB,

@@ -416,7 +416,7 @@ class RankRun:
 def shorten_layers(
     model_chunks: Iterable[ModelChunk], layer_period: int, shortens_stacks: bool = True
 ) -> tuple[list[LayerStack], list[int]]:
-    """Makes each chunk run `RECORDED_REPEATS` repeats of its long stacks; returns all stacks and the shortened ones.
+    """Makes each chunk run only `RECORDED_REPEATS` repeats of long stacks; returns all stacks and the shortened ones.
 
     layer_period: layers between two recomputed ones. shortens_stacks: false to run all layers; default true.
     """

@@ -146,7 +146,7 @@ def _replay_rank(
 
 
 def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
-    """Counts two steps from those of a run with four repeats of each chunk's layers.
+    """Counts two training steps of all layers, from a run with four repeats of each chunk's layers.
 
     None if no chunk has more, if layers differ by their number, and if the repeats differ.
     """
@@ -271,7 +271,7 @@ def _record_steps(
 
 
 def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
-    """Runs the forward and the backward pass of each micro-batch in turn, for a single stage."""
+    """Runs each micro-batch's forward pass and then its backward pass, for a single stage."""
     (single_chunk,) = rank_run.chunks
     for _ in range(microbatch_count):
         in_flight: MicroBatchInFlight | None = single_chunk.forward_micro_batch()

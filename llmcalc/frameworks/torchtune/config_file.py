@@ -159,7 +159,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _outer_groups(reader: LaunchReader, config: Table) -> OuterGroups:
-    """Returns the groups of the modules that `custom_sharded_layers` names beside the layers (`shard_model`)."""
+    """Returns which of embedding and head are separate FSDP groups, by `custom_sharded_layers` (`shard_model`)."""
     module_names = config.get("custom_sharded_layers") or []
     if not isinstance(module_names, list):
         raise reader.value_error("custom_sharded_layers", module_names, "a list of modules")

@@ -225,7 +225,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a TRL before 0.16, if `SFTTrainer` has arguments of it, that the file does not state."""
+    """Returns defaults of TRL before 0.16 for missing arguments, if `SFTTrainer` is called as in such a version."""
     sft_arguments = next((call.arguments for call in named_calls if call.name == "SFTTrainer"), {})
     if not any(argument_name in sft_arguments for argument_name in EARLIER_TRAINER_ARGUMENTS):
         return {}
@@ -249,7 +249,7 @@ def _sample_length_arguments(reader: LaunchReader, named_calls: list[NamedCall])
 
 
 def _text_length_arguments(syntax_tree: ast.Module) -> dict[str, Any]:
-    """Returns the length at which a model of sentence-transformers cuts texts, which the file assigns; else nothing."""
+    """Returns the text length limit (`max_seq_length`) that a sentence-transformers script assigns; else nothing."""
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             max_length = value_of(node.value, {})
@@ -328,7 +328,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
 
 
 def _loading_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
-    """Returns the arguments with which a trainer loads a model that it is named: `model_init_kwargs`."""
+    """Returns the arguments in `model_init_kwargs`, with which a trainer loads a model given by name."""
     tables = (call.arguments.get("model_init_kwargs") for call in named_calls if call.name in CONFIGS)
     loading_table = next((table for table in tables if isinstance(table, dict)), {})
     return {
@@ -360,7 +360,7 @@ def _arguments_of_call(named_calls: list[NamedCall], call_name: str) -> Mapping[
 
 
 def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> Iterator[NamedCall]:
-    """Yields every call of the file with its evaluated arguments, in line order, but for branches that are not run.
+    """Yields every call of the file in line order with its evaluated arguments, except in branches that do not run.
 
     file_variables: dotted name → value of the arguments that the file takes.
     """
@@ -409,7 +409,7 @@ def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[Condi
 
 
 def _is_in_skipped_branch(test: ast.expr, is_true_branch: bool, variables: Mapping[str, Any]) -> bool:
-    """Whether a condition that is a name, or its negation, is known not to have the value of a branch."""
+    """Whether a branch is certainly skipped, by the known value of its condition: a name or a negated name."""
     name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
     if not isinstance(name_node, ast.Name | ast.Attribute):
         return False

@@ -100,7 +100,7 @@ LOGITS_PER_CHUNK = 2**30
 
 
 def fused_loss(reader: LaunchReader) -> dict[str, Any]:
-    """Returns the settings of Unsloth's loss of labels, which is computed in chunks.
+    """Returns the settings of Unsloth's cross-entropy loss, which is computed in chunks of logits.
 
     Its compiled kernel writes the gradient over a chunk's logits: torch.compile gives both one memory (torch 2.13).
     Source: unsloth_zoo ce232d6c, fused_losses/cross_entropy_loss.py; unsloth 015bdef0d, models/llama.py

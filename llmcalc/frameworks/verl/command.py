@@ -120,7 +120,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
-    """Returns the value of a flag of Hydra, `--flag value` or `--flag=value`; empty if it is not among the words."""
+    """Returns the value of one of Hydra's flags, `--flag value` or `--flag=value`; empty if the flag is missing."""
     for word, next_word in zip(words, [*words[1:], ""], strict=True):
         if word.startswith(f"{flag_name}="):
             return word.removeprefix(f"{flag_name}=")
@@ -130,7 +130,7 @@ def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
 
 
 def _config_beside(reader: LaunchReader, config_folder: str, config_name: str) -> Table:
-    """Returns the tables of a config that a command names; empty, with a note, where it is not beside the file.
+    """Returns the tables of a config that a command names; empty, with a note, if the config file is missing.
 
     config_folder: the folder that the command names; empty for the file's, and `config` in it. There is no note on
     verl's own configs, whose defaults are known. Raises `InputError` for a config that cannot be parsed.
@@ -179,7 +179,7 @@ def launch_of_overrides(reader: LaunchReader, overrides_by_key: Table, base_name
 
 
 def _sets_the_actor(command_line: CommandLine) -> bool:
-    """Whether a command has overrides of verl's actor, as those of recipes and programs that build on verl have."""
+    """Whether a command has overrides of verl's actor, as recipes and programs based on verl do."""
     return any(word.lstrip("+").startswith(f"{ACTOR}.") for word in command_line.words)
 
 

@@ -89,7 +89,7 @@ OPTIMIZERS: Mapping[tuple[str, str], dict[str, str]] = {
 
 
 def optimizer_settings(reader: LaunchReader, config: Table, section_name: str) -> dict[str, str]:
-    """Returns the settings of FSDP's optimizer, torch's AdamW by default, of which torch runs the foreach step.
+    """Returns the optimizer settings of FSDP: by default torch's AdamW with the foreach implementation.
 
     section_name: the key of the optimizer's table.
     """

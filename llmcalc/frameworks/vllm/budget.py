@@ -166,7 +166,7 @@ class VLLMServer(VLLMSettings):
         return encoder_run(self.preset.model, encoder_request, self.flags.get("mm_processor_kwargs", {}))
 
     def cuda_graph_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the memory that vLLM estimates for the CUDA graphs of a rank.
+        """Returns the bytes that vLLM estimates for the CUDA graphs of a rank.
 
         V0 captures whole passes from the largest on, which share one pool (0.13 GiB of Qwen3 0.6B, in one log).
         """
@@ -186,7 +186,7 @@ class VLLMServer(VLLMSettings):
         )
 
     def stored_weights_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the bytes of vLLM's stored weights: tables, padded experts, copies for MLA, rests of segments."""
+        """Returns the bytes of vLLM's weights, with RoPE tables, expert padding, MLA copies and unsplit segments."""
         divides_blocks = self.version_numbers >= DIVIDED_BLOCKS_FROM
         engine_rank.check_block_division(unchecked_projections=MERGED_PROJECTIONS if divides_blocks else frozenset())
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes

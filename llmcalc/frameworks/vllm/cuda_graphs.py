@@ -57,7 +57,7 @@ class CUDAGraphs(NamedTuple):
     def estimated_bytes(
         self, graph_estimate: GraphEstimate, engine_rank: EngineRank, split_bytes: int, graphs_ratio: float = 1
     ) -> int:
-        """Returns the memory that vLLM estimates for the graphs of a rank.
+        """Returns the bytes that vLLM estimates for the graphs of a rank.
 
         split_bytes: from `split_buffer_bytes`. graphs_ratio: bytes of a graph by those of the first runner's estimate.
         """

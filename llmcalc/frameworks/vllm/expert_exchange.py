@@ -1,4 +1,4 @@
-"""What expert parallelism takes beside the experts in vLLM: buffers of `--all2all-backend`, and `--enable-eplb`.
+"""Additional memory of expert parallelism in vLLM: buffers of `--all2all-backend`, and copies by `--enable-eplb`.
 
 The library that sends tokens to experts has buffers beside torch's memory.
 
@@ -75,7 +75,7 @@ BLOCK = 128
 
 
 def all2all_backend(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> tuple[str, str]:
-    """Returns the backend that sends tokens to experts, by default NCCL's collectives, and the name of its flag."""
+    """Returns the backend that sends tokens to experts (by default NCCL's collectives), and the backend's flag."""
     read_fields = BACKEND_FIELDS[:1] if version_numbers >= WITHOUT_BACKEND_VARIABLE_FROM else BACKEND_FIELDS
     field_name = next((field for field in read_fields if field in flags), BACKEND_FIELDS[0])
     backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
@@ -146,23 +146,23 @@ DEFAULT_WINDOW = 1000
 
 
 def redundant_experts(flags: Mapping[str, Any]) -> int:
-    """Returns the copies of experts in a layer, over all ranks; 0 without `--enable-eplb`."""
+    """Returns the number of redundant experts per layer over all ranks; 0 without `--enable-eplb`."""
     return _stated_expert_copies(flags) if flags.get("enable_eplb") else 0
 
 
 def _stated_expert_copies(flags: Mapping[str, Any]) -> int:
-    """Returns the copies of experts that the flags state, whether they are balanced or not."""
+    """Returns the number of redundant experts that the flags state, even without `--enable-eplb`."""
     return int(flags.get("num_redundant_experts", flags.get("eplb_config", {}).get("num_redundant_experts", 0)))
 
 
 def _expert_copies_option(flags: Mapping[str, Any]) -> str:
-    """Returns the option that states the copies of experts, as the user typed it."""
+    """Returns the option that states the number of redundant experts, as the user typed it."""
     is_typed_flag = "num_redundant_experts" in flags
     return "--num-redundant-experts" if is_typed_flag else "--eplb-config num_redundant_experts"
 
 
 def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) -> None:
-    """Raises `InputError` for expert parallelism and balancing with which vLLM does not start.
+    """Raises `InputError` for settings of expert parallelism and load balancing with which vLLM does not start.
 
     vllm/config/parallel.py, `_validate_parallel_config`, and vllm/config/model.py, `_verify_with_expert_parallelism`.
     rank_count: ranks that divide the experts.
@@ -188,7 +188,7 @@ def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) 
 
 
 def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_count: int) -> int:
-    """Returns the bytes that balancing the experts' loads adds to a rank's weights (`--enable-eplb`).
+    """Returns the bytes that expert load balancing (`--enable-eplb`) adds to a rank's weights.
 
     They are copies of experts, a buffer as large as a layer's experts, and the loads of the last steps in 32 bits
     (vllm/distributed/eplb/eplb_state.py, `add_model`). rank_count: ranks that divide the experts.
@@ -223,5 +223,5 @@ def low_latency_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
 
 
 def most_low_latency_tokens(hidden_size: int, expert_count: int) -> int:
-    """Returns the most tokens of a rank that DeepEP's low-latency buffers hold at once."""
+    """Returns the largest number of a rank's tokens that DeepEP's low-latency buffers hold at once."""
     return LARGEST_HEAP // low_latency_bytes(1, hidden_size, expert_count)

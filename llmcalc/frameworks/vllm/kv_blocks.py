@@ -88,7 +88,7 @@ class BlockPool:
     def printed_tokens(
         self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: VLLMRules
     ) -> int:
-        """Returns the tokens of the KV cache in this vLLM version's log format.
+        """Returns the number of tokens of the KV cache as this vLLM version logs it.
 
         A block of a request's current state counts as `request_length` tokens, those of the longest request.
         """
@@ -104,7 +104,7 @@ class BlockPool:
         return block_count // sum(layer_group.group_count for layer_group in self.groups) * smallest_block_tokens
 
     def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
-        """Returns the tokens of the longest request that fits the blocks: `max_tokens`, or a multiple of a block."""
+        """Returns the longest request in tokens that fits the blocks: `max_tokens`, or a multiple of a block."""
         smallest_block_tokens = min(layer_group.block_tokens or self.block_size for layer_group in self.groups)
         if self.blocks_of_request(max_tokens, tokens_in_flight) <= block_count:
             return max_tokens
@@ -168,7 +168,7 @@ def block_pool(
 
 
 def _pooled_key_bytes(engine_rank: EngineRank) -> Fraction:
-    """Returns the bytes per token of an indexer's keys over token pools, beside latents; 0 without such an indexer.
+    """Returns the bytes per token of an indexer's keys for pools of tokens; 0 without such an indexer.
 
     They are in 8 bits and stand in the blocks of the latents; the tokens of an incomplete pool have one block of a
     request (vllm/models/glm5next, `KpoolTailSpec` in v1/kv_cache_interface.py).

@@ -184,7 +184,7 @@ RANK_FLAGS = {"TP": "tensor_parallel_size", "PP": "pipeline_parallel_size", "DP"
 
 
 def _flags_of_workers(log_text: LogText) -> tuple[dict[str, Any], str]:
-    """Returns the layout in the names of workers, such as `(Worker_PP0_TP1 pid=9)`, and a remark on it."""
+    """Returns the parallel sizes in the names of workers, such as `(Worker_PP0_TP1 pid=9)`, and a note on the sizes."""
     named_lines = log_text.lines_with("(Worker_", "(EngineCore_DP", "(VllmWorker rank=")
     worker_matches = [worker_match for log_line in named_lines if (worker_match := _WORKER.search(log_line[:200]))]
     worker_names = {worker_match["ranks"] or f"_TP{worker_match['rank']}" for worker_match in worker_matches}

@@ -37,7 +37,7 @@ CHECKPOINT_ALIGNMENT = 64
 
 
 class StateBlocks(NamedTuple):
-    """The number of recurrent states in vLLM's cache, and the blocks in which they are stored.
+    """The number of recurrent states in vLLM's cache, and the cache blocks that store them.
 
     storage_mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
     draft_tokens: drafted tokens of a step, each with a state of its own. checkpoint_count: further states of a request.
@@ -86,7 +86,7 @@ def state_blocks(
 def _format_ratios(
     engine_rank: EngineRank, version_rules: StateRules, flags: Mapping[str, Any], element_bytes: int
 ) -> Mapping[str, Fraction]:
-    """Returns the ratios of vLLM's bytes per state element to those of the classes in transformers.
+    """Returns ratios of vLLM's bytes per state element to the bytes of transformers' classes.
 
     By default the last inputs of a convolution and the states of Mamba and of Gated DeltaNets have the model's number
     format, unless the config states another for the states; those of Kimi Delta Attention are float32

@@ -85,7 +85,7 @@ COMPILATION_KEYS = (
 
 
 class VLLMSettings(EngineServer):
-    """A vLLM server with the values of its settings: model, accelerator, version and flags."""
+    """The settings of a vLLM server: model, accelerator, version and flags."""
 
     name = "vllm"
     length_field = "max_model_len"
@@ -295,7 +295,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def longest_length(self) -> int | None:
-        """The tokens of the longest request that vLLM accepts; None if it is not known."""
+        """The longest request in tokens that vLLM accepts; None if not known."""
         return None if has_unknown_length(self.preset) else scaled_length(self.preset)
 
     @property
@@ -435,7 +435,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def tokens_in_flight(self) -> int:
-        """The tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
+        """The number of tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
         uses_ngrams = (
@@ -458,7 +458,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def decoded_tokens(self) -> int:
-        """The tokens of a decoding step of all sequences, including drafted tokens."""
+        """The number of tokens of a decoding step of all sequences, including drafted tokens."""
         return self.max_num_seqs * (1 + self.speculation.drafted_tokens)
 
     @property
@@ -467,7 +467,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block: by default what the kernels of an indexer read at once, where the model has one.
+        """Tokens of a block, by default the block size of the indexer's kernels if the model has an indexer.
 
         A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
         (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).

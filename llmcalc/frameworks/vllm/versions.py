@@ -107,7 +107,7 @@ class VideosAsImages(VersionRange):
 
     @property
     def tokens(self) -> int:
-        """The tokens of the longest video."""
+        """The number of tokens of the longest video."""
         return self.frames * (self.frame_tokens + self.marks)
 
 
@@ -174,7 +174,7 @@ class GraphEstimate(Record):
 
     @property
     def source(self) -> str:
-        """The source of the estimate in words: the number of logs."""
+        """The source of the estimate as text: the number of logs."""
         return f"{self.logs} logs of h100-sxm"
 
 

@@ -70,7 +70,7 @@ class ProductOperations(ElementwiseOperations):
     def _empty_gradients(
         self, gradient: Tensor, gradient_layouts: Iterable[Layout], needs_input_grad: Iterable[bool]
     ) -> list[Gradient]:
-        """Allocates gradients in another number format, in order; None for gradients that are not needed."""
+        """Allocates the needed gradients in the incoming gradient's number format, in order; None for the others."""
         return [
             self.graph.new_tensor(shape, gradient.dtype, strides) if needs_gradient else None
             for (shape, strides), needs_gradient in zip(gradient_layouts, needs_input_grad, strict=True)

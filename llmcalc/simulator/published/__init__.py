@@ -1,4 +1,4 @@
-"""Published kernels of libraries, with the tensors that they save and their temporary tensors.
+"""Published library kernels, with the tensors that they save and the temporary tensors that they allocate.
 
 A file for each library. `KERNELS` says where each kernel comes from and how its memory is known.
 

@@ -1,4 +1,4 @@
-"""Records an autograd.Function of a published kernel as one node, and has the device properties for workspaces."""
+"""Records a published kernel's autograd.Function as one node, and has device properties for workspace sizes."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def record_function(
 
 
 def next_power_of_two(lower_bound: Number) -> int:
-    """Returns the smallest power of two that is at least n (triton.next_power_of_2)."""
+    """Returns the smallest power of two that is at least `lower_bound` (triton.next_power_of_2)."""
     return 1 << max(int(lower_bound) - 1, 0).bit_length()

@@ -502,7 +502,7 @@ def _gla_fwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tenso
 
 
 def _gla_scores(aten: Aten, k: Tensor) -> Tensor:
-    """Computes the scores of each chunk; those of heads above 256 by parts of 128 channels, which are added."""
+    """Computes each chunk's scores; heads above 256 are computed in parts of 128 channels, which are added."""
     a = aten.new_tensor((*k.shape[:3], CHUNK), FLOAT32)
     if k.shape[-1] > 256:
         _partial_scores = aten.new_tensor((ceil_div(k.shape[-1], 128), *k.shape[:3], 16), FLOAT32)

@@ -98,7 +98,7 @@ class UncountedMeter(NoMeter):
 
 
 GATHER_BUFFER = "gather buffer"
-"""Key of the buffer that gathered tensors share, in `PersistentTensors.shared`."""
+"""Key of the buffer that gathered tensors share, in `PersistentTensors.shared_blocks`."""
 
 
 def detached_argument(
@@ -350,7 +350,7 @@ class RankKernels(Lowering):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, program_value: Value) -> Number:
-        """Returns a value's rows (tokens) per micro-batch, before tensor parallelism divides them."""
+        """Returns a value's number of rows (tokens) per micro-batch, before tensor parallelism divides them."""
         return self.run_config.rows(program_value.rows)
 
     def local_rows(self, row_count: Number) -> Number:

@@ -17,7 +17,7 @@ from .attention import AttentionKernels
 
 @kernels_compared(BY_TORCH)
 class AttentionVariantKernels(AttentionKernels):
-    """Kernels of attention to two kinds of keys, of indexers, and of masks that are computed from values."""
+    """Kernels of attention to two kinds of keys, of indexers, and of masks that depend on values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class AttentionVariantKernels(AttentionKernels):
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
     def do_select_blocks(self, operation: Step) -> None:
-        """Selects the key blocks with the highest scores. scores: [batch, index heads, queries, keys]."""
+        """Selects the key blocks with the highest scores [batch, index heads, queries, keys]."""
         aten, block_size, scores = self.aten, operation.options["block"], self.tensor_of(operation.input_values[0])
         self.free_value(operation.input_values[0].storage)
         scores = aten.to(scores, FLOAT32)

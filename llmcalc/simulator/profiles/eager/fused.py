@@ -65,7 +65,7 @@ LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
 
 
 def _chunk_sizes(axis_size: int, part_size: int) -> list[int]:
-    """Returns the sizes of the parts of an axis, of which the last may be smaller."""
+    """Returns the sizes of the parts of an axis; the last part may be smaller."""
     return [min(part_size, axis_size - part_start) for part_start in range(0, axis_size, part_size)]
 
 
@@ -427,7 +427,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return aten.scale(loss_sum, "div")
 
     def _loss_of_float_logits(self, labels: Tensor, head_tensors: Sequence[Tensor]) -> Tensor:
-        """Computes the loss of a chunk's tokens with a product of float32, and their entropy.
+        """Computes the loss and the entropy of a chunk's tokens from float32 logits.
 
         head_tensors: the input of the output head, [tokens, hidden], its weight and its bias, if it has one.
         """

@@ -18,7 +18,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     """Kernels of DeltaNet, gated DeltaNet and Kimi delta attention."""
 
     def keeps_float32_weights(self, module_steps: ModuleSteps) -> bool:
-        """Whether weights stay in float32 under autocast: those of a gated DeltaNet that runs as in transformers.
+        """Whether weights stay in float32 under autocast, as in a gated DeltaNet that runs like transformers' class.
 
         Autocast casts the projections. The kernel of the convolution takes filters in another format than its input
         (csrc/causal_conv1d.cpp, `weight_type`), and the gates and the norm are torch's.
