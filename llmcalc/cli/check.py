@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Target
+from .options import TargetArgument
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
@@ -18,7 +18,7 @@ def command(
             show_default=False,
         ),
     ],
-    target: Target,
+    target: TargetArgument,
     *,
     target_options: TargetOptions,
     output_options: OutputOptions,

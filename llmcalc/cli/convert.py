@@ -6,14 +6,14 @@ import typer
 
 from ..errors import InputError
 from ..questions.listings import ModelFileFormat
-from .options import Output, Target, open_output
+from .options import OutputOption, TargetArgument, open_output
 from .output import store_remark
 from .target_options import TargetOptions, add_target_options
 
 
 @add_target_options
 def command(
-    target: Target,
+    target: TargetArgument,
     to: Annotated[
         ModelFileFormat | None,
         typer.Option(
@@ -23,7 +23,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
     *,
     target_options: TargetOptions,
 ) -> None:

@@ -11,11 +11,11 @@ from ..symbolic.formulas import RecomputeChoice
 from .layout_options import add_rank_options
 from .options import (
     AttentionImplementationOption,
-    CacheDtype,
+    CacheDtypeOption,
     PairsOption,
-    Seq,
-    Target,
-    WithMtp,
+    SeqOption,
+    TargetArgument,
+    WithMtpOption,
     length_option,
     value_option,
 )
@@ -35,7 +35,7 @@ NodeArgument: TypeAlias = Annotated[
 @add_rank_options
 @add_target_options
 def command(
-    target: Target,
+    target: TargetArgument,
     node: NodeArgument = None,
     quantity: Annotated[
         Quantity,
@@ -46,7 +46,7 @@ def command(
             "its backward pass. time: seconds of each kernel on --hardware.",
         ),
     ] = "all",
-    seq: Seq = None,
+    seq: SeqOption = None,
     batch: Annotated[
         int | None,
         length_option("--batch", "-b", help="Sequences at once (activations and time only); 1 if not given."),
@@ -67,11 +67,11 @@ def command(
         ),
     ] = None,
     pairs: PairsOption = "full",
-    kv_dtype: CacheDtype = "bf16",
+    kv_dtype: CacheDtypeOption = "bf16",
     rank_request: RankRequest = NO_RANK_OPTIONS,
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX: an align* environment per node.")] = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="With --latex: add BibTeX entries of the sources.")] = False,
-    with_mtp: WithMtp = False,
+    with_mtp: WithMtpOption = False,
     *,
     target_options: TargetOptions,
     output_options: OutputOptions,

@@ -12,8 +12,16 @@ from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import accelerator_option
 from .layout_options import add_layout_options
-from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, length_option, value_option
-from .run_options import CublasWorkspace, add_settings_options
+from .options import (
+    OptionalTargetArgument,
+    TableOption,
+    WithMtpOption,
+    WithTowersOption,
+    is_option_typed,
+    length_option,
+    value_option,
+)
+from .run_options import CublasWorkspaceOption, add_settings_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
@@ -30,7 +38,7 @@ def command(
     context: typer.Context,
     settings: Settings,
     layout_request: LayoutRequest,
-    target: TargetOrNone = None,
+    target: OptionalTargetArgument = None,
     launch: Annotated[
         Path | None,
         value_option(
@@ -51,11 +59,11 @@ def command(
             help="With --devices: sequences per step of all devices; default one micro-batch per device.",
         ),
     ] = None,
-    with_mtp: WithMtp = False,
-    with_towers: WithTowers = False,
+    with_mtp: WithMtpOption = False,
+    with_towers: WithTowersOption = False,
     engine: EngineOption = None,
     receipt: ReceiptOption = None,
-    cublas_workspace: CublasWorkspace = None,
+    cublas_workspace: CublasWorkspaceOption = None,
     table: TableOption = None,
     *,
     target_options: TargetOptions,
@@ -92,7 +100,7 @@ def command(
         settings=with_implied_phase(
             settings,
             layout_request,
-            lambda name: is_given(context, name),
+            lambda name: is_option_typed(context, name),
             "" if global_batch is None else "--global-batch",
         ),
         layout=layout_request,

@@ -9,16 +9,16 @@ from ..optional import included_part_names
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
 from .layout_options import add_rank_options
-from .options import DraftOption, TableOption, Targets, WithMtp, WithTowers
+from .options import DraftOption, TableOption, TargetsArgument, WithMtpOption, WithTowersOption
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
 @add_rank_options
 @add_target_options
 def command(
-    targets: Targets,
-    with_mtp: WithMtp = False,
-    with_towers: WithTowers = False,
+    targets: TargetsArgument,
+    with_mtp: WithMtpOption = False,
+    with_towers: WithTowersOption = False,
     draft: DraftOption = None,
     rank_request: RankRequest = NO_RANK_OPTIONS,
     measure: Annotated[

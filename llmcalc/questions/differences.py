@@ -21,8 +21,8 @@ from ..sources.preset import Preset, name_in_errors
 from ..sources.target import load_text
 from ..studies.diff import diff
 
-COMMIT = re.compile("[0-9a-f]{40}")
-SHORT = 10
+COMMIT_HASH = re.compile("[0-9a-f]{40}")
+SHORT_COMMIT_DIGITS = 10
 """Number of digits of a commit in a title."""
 
 
@@ -161,6 +161,6 @@ def _versions_of_file(
     return ModelPair(
         earlier_model,
         current_model,
-        f"{path} since {commit[:SHORT] if COMMIT.fullmatch(commit) else commit}",
+        f"{path} since {commit[:SHORT_COMMIT_DIGITS] if COMMIT_HASH.fullmatch(commit) else commit}",
         unread_reason,
     )

@@ -27,7 +27,7 @@ from ..sources.presets import checkpoint_of_tag, known_checkpoint, scheme_in_nam
 from .engine_times import decoded_token_time
 from .receipts import ReceiptFile
 
-ONE_ACCELERATOR = (
+ONE_ACCELERATOR_ERROR = (
     "--hardware: with --engine the answer is for one accelerator; expected it once. Cards of two sizes under "
     "llama.cpp: the larger one with --devices 2 -ts 24,12, whose line 'all, CUDA1' is what the smaller one needs"
 )

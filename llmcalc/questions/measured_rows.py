@@ -45,7 +45,7 @@ MOST_ROWS = 300
 TRAINING = "training"
 """The phase whose runs have a stack of their own."""
 
-OWN_COLUMNS = ("seconds", "model", "hardware")
+MEASUREMENT_COLUMNS = ("seconds", "model", "hardware")
 
 TIME_COLUMNS = ("global_batch", "engine", "context", "stack", "overlap", "nic")
 """Options of `time` beside settings and layout."""
@@ -79,7 +79,7 @@ def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         csv_reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
         csv_reader.fieldnames = [column_name.strip().replace("-", "_") for column_name in csv_reader.fieldnames or ()]
-        columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declarations_of(Settings), USERS.name, *LAYOUT_COLUMNS]
+        columns = [*MEASUREMENT_COLUMNS, *TIME_COLUMNS, *declarations_of(Settings), USERS.name, *LAYOUT_COLUMNS]
         for column_name in csv_reader.fieldnames:
             if csv_reader.fieldnames.count(column_name) > 1:
                 raise InputError(f"{path}: column {short_repr(column_name)} is there twice; expected one")

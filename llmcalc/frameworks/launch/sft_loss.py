@@ -24,7 +24,7 @@ EARLIER_TRAINER_ARGUMENTS = ("tokenizer", "dataset_text_field", "max_seq_length"
 TRANSFORMERS_DEFAULTS = {"gradient_checkpointing": False, "bf16": False}
 """Defaults of transformers' `TrainingArguments`, and of these versions of TRL (its own are of 0.22 and 0.19)."""
 
-EARLIER_VALUES = {**TRANSFORMERS_DEFAULTS, "loss_type": "nll"}
+EARLIER_DEFAULTS = {**TRANSFORMERS_DEFAULTS, "loss_type": "nll"}
 """The same, with their loss."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import InputError, MissingExtra, one_line, short_repr
 from ...sources.files import DEEPEST, parse_json
 
-LARGEST = 400_000
+LARGEST_FILE_BYTES = 400_000
 """The largest launch file in bytes; real ones are under 20 000."""
 
 MOST_VALUES = 50_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...sources.huggingface.family import field_names
 
-IGNORED = field_names("""
+IGNORED_ARGUMENTS = field_names("""
     activation-offload-fraction adam-beta1 adam-beta2 adam-eps adlr-autoresume adlr-autoresume-interval
     allow-ambiguous-pad-tokens app-tag-run-name app-tag-run-version apply-layernorm-1p apply-wd-to-qk-layernorm
     async-ckpt-cpu-priority async-ckpt-io-priority async-ckpt-use-cpu-shm async-save async-strategy
@@ -112,7 +112,7 @@ IGNORED = field_names("""
     """)
 """Names without their hyphens."""
 
-IGNORED_ONCE = field_names("""
+OLD_IGNORED_ARGUMENTS = field_names("""
     data-impl delay-grad-reduce enable-one-logger legacy-tokenizer log-batch-size-to-tensorboard
     log-learning-rate-to-tensorboard log-loss-scale-to-tensorboard no-async-tensor-model-parallel-allreduce
     no-contiguous-buffers-in-local-ddp no-delay-grad-reduce no-log-learnig-rate-to-tensorboard
