@@ -27,10 +27,10 @@ def command(
     Exit code 1 if they differ.
     """
     from ..questions.witnesses import ask_check, read_checkpoint_header
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     preset = target_options.load(target)
     stored_checkpoint = read_checkpoint_header(checkpoint)
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         check_answer = ask_check(preset, checkpoint, stored_checkpoint)
     output_options.show_answer(check_answer)

@@ -38,7 +38,7 @@ def command(
     from ..questions.costs import ask_cost
     from ..questions.runs import RunQuestion
     from ..sources.hardware import find_hardware
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     run_question = RunQuestion(
         preset=target_options.load(target),
@@ -46,6 +46,6 @@ def command(
         layout=layout_request,
         accelerators=(find_hardware(hardware),),
     )
-    with name_in_errors(run_question.preset):
+    with target_in_errors(run_question.preset):
         cost_answer = ask_cost(run_question, options, lambda name: is_option_typed(context, name))
     writing_file.show_answer(cost_answer, table, run_question.preset)

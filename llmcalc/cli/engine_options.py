@@ -169,7 +169,7 @@ def show_servers(
     hardware: the accelerator; None for that of the launch file.
     """
     from ..questions.engines import ask_servers, engine_questions
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     launch_file, table_name, target, engines = (
         context.params[parameter_name] for parameter_name in ("launch", "table", "target", "engine")
@@ -187,7 +187,7 @@ def show_servers(
         receipt=context.params["receipt"],
         allow_unknown=target_options.allow_unknown,
     )
-    with nullcontext() if launch_file is not None else name_in_errors(server_questions[0].preset):
+    with nullcontext() if launch_file is not None else target_in_errors(server_questions[0].preset):
         servers_answer = ask_servers(server_questions, ask_question)
     output_options.show_answer(
         servers_answer, table_name, None if launch_file is not None else server_questions[0].preset

@@ -79,7 +79,7 @@ def command(
     """Formulas in symbols and with values, each with its source.
     For the whole model, or for a part of it."""
     from ..questions.counts import ExplainQuestion
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     included_parts = included_part_names(with_mtp)
     explain_question = ExplainQuestion(
@@ -100,6 +100,6 @@ def command(
         stack,
     )
     preset = target_options.load(target, included_parts)
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         explain_answer = explain_question.answer(preset, has_raw_values=output_options.fmt in ("csv", "markdown"))
     output_options.show_answer(explain_answer, listing=True)

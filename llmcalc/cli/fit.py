@@ -77,7 +77,7 @@ def command(
     from ..questions.fits import ask_fit
     from ..questions.runs import RunQuestion, with_implied_phase
     from ..sources.hardware import find_hardware
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     require_engine(receipt, engine, launch)
     if launch is None and not target:
@@ -108,6 +108,6 @@ def command(
         accelerators=() if hardware is None else (find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with name_in_errors(run_question.preset):
+    with target_in_errors(run_question.preset):
         fit_answer = ask_fit(run_question, global_batch)
     output_options.show_answer(fit_answer, table, run_question.preset)

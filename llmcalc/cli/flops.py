@@ -93,7 +93,7 @@ def command(
     Matrix multiplications only; the total under full and under causal pairs.
     """
     from ..questions.counts import FlopsQuestion
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
     from ..studies.utilization import MeasuredRun
 
     included_parts = included_part_names(with_mtp)
@@ -116,6 +116,6 @@ def command(
     )
     reports = []
     for preset in [target_options.load(target, included_parts) for target in targets]:
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             reports.append(flops_question.answer(preset).report())
     output_options.show(join_reports(reports), table)

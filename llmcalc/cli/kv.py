@@ -64,7 +64,7 @@ def command(
     Then with other kinds of attention, and as the context grows.
     """
     from ..questions.counts import SCHEME_WITHOUT_ENGINE_ERROR, CacheQuestion
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     if engine:
         if inputs.option:
@@ -73,7 +73,7 @@ def command(
         from ..reports.answer import ReportedAnswer
 
         def ask_named(engine_question: EngineQuestion) -> ReportedAnswer:
-            with name_in_errors(engine_question.preset):
+            with target_in_errors(engine_question.preset):
                 return ask_engine_cache(engine_question)
 
         flags = engine_flags(context)
@@ -92,6 +92,6 @@ def command(
         sequence_count, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs
     )
     for preset in [target_options.load(target) for target in targets]:
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             reports.append(cache_question.answer(preset).report())
     output_options.show(join_reports(reports), table)

@@ -74,7 +74,7 @@ def command(
     """
     from ..questions.runs import RunOptions, ask_memory, memory_question
     from ..sources.hardware import find_accelerators
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     require_engine(receipt, engine, launch)
     starts_servers = False
@@ -108,7 +108,7 @@ def command(
         with_mtp=with_mtp,
         with_towers=with_towers,
     )
-    with name_in_errors(run_question.preset):
+    with target_in_errors(run_question.preset):
         memory_answer = ask_memory(run_question, target_options.load_draft(draft))
         report = memory_answer.report()
     output_options.show(report, table)

@@ -37,7 +37,7 @@ def command(
     For a checkpoint (.safetensors, .gguf): the tensors in its header.
     """
     from ..questions.counts import ParamsQuestion, params_of_file
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     included_parts = included_part_names(with_mtp, with_towers)
     params_question = ParamsQuestion(included_parts, rank_request, target_options.load_draft(draft))
@@ -52,6 +52,6 @@ def command(
             reports.append(file_params.report())
             continue
         preset = target_options.load(target, included_parts)
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             reports.append(params_question.answer(preset).report())
     output_options.show(join_reports(reports), table)

@@ -73,7 +73,7 @@ def command(
     from ..questions.runs import RunQuestion
     from ..questions.times import ask_timed_plan
     from ..sources.hardware import find_hardware
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     included_parts = included_part_names(with_mtp, with_towers)
     run_question = RunQuestion(
@@ -84,7 +84,7 @@ def command(
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with name_in_errors(run_question.preset), allow_forked_processes():
+    with target_in_errors(run_question.preset), allow_forked_processes():
         plan_answer = ask_timed_plan(
             run_question,
             time_options,

@@ -102,9 +102,9 @@ class OutputOptions(NamedTuple):
         preset: the model that errors of the report name; default none.
         display_options: `notes` and `listing`, as of `show`.
         """
-        from ..sources.preset import name_in_errors
+        from ..sources.preset import target_in_errors
 
-        with nullcontext() if preset is None else name_in_errors(preset):
+        with nullcontext() if preset is None else target_in_errors(preset):
             report = command_answer.report()
         self.show(report, table_name, **display_options)
         if not command_answer.ok:

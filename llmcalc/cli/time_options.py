@@ -117,9 +117,9 @@ class TimedRunOptions:
     def ask(self, run_question: RunQuestion, **time_fields: Any) -> ReportedAnswer:
         """Returns the answer about the run's time. time_fields: additional fields of `TimeOptions`."""
         from ..questions.times import ask_time
-        from ..sources.preset import name_in_errors
+        from ..sources.preset import target_in_errors
 
-        with name_in_errors(run_question.preset):
+        with target_in_errors(run_question.preset):
             return ask_time(run_question, replace(self.options, **time_fields), self.is_option_typed, self.load)
 
 

@@ -17,7 +17,7 @@ from ..reports.notes import plural
 from ..sources.files import read_text
 from ..sources.git import NotAModelText, text_at_commit
 from ..sources.huggingface.config_file import require_counted_type
-from ..sources.preset import Preset, name_in_errors
+from ..sources.preset import Preset, target_in_errors
 from ..sources.target import load_text
 from ..studies.diff import diff
 
@@ -94,7 +94,7 @@ def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str
     """
     differences, reports = [], []
     for earlier_preset, later_preset, pair_title, unread_reason in compared_changes.pairs:
-        with name_in_errors(later_preset or earlier_preset):
+        with target_in_errors(later_preset or earlier_preset):
             compared_presets = [preset for preset in (earlier_preset, later_preset) if preset is not None]
             tokens = min(usual_context(preset.model) for preset in compared_presets) if seq is None else seq
             differences.append(diff(earlier_preset, later_preset, tokens, kv_dtype))

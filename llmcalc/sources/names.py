@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ENDINGS = (".safetensors", ".safetensors.index.json", ".gguf")
+CHECKPOINT_ENDINGS = (".safetensors", ".safetensors.index.json", ".gguf")
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path has the name of a checkpoint file, whose header can be read."""
-    return path.name.endswith(ENDINGS)
+    return path.name.endswith(CHECKPOINT_ENDINGS)
 
 
 STDIN = "-"
@@ -42,7 +42,9 @@ HUB_ID = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
 
 def is_hub_id(name_or_path: str) -> bool:
     """Whether a TARGET has the form `org/name` or `org/name@revision`."""
-    return re.match(HUB_ID, name_or_path) is not None and not name_or_path.endswith((".toml", ".json", *ENDINGS))
+    return re.match(HUB_ID, name_or_path) is not None and not name_or_path.endswith(
+        (".toml", ".json", *CHECKPOINT_ENDINGS)
+    )
 
 
 def normalized_with_points(model_name: str) -> str:

@@ -65,7 +65,7 @@ class Training(Record):
     note: str | None = None
 
 
-NOT_IN_FILES = ("name", "asked", "changes", "config", "named_checkpoint", "notes", "run_notes")
+LOADED_FIELDS = ("name", "asked", "changes", "config", "named_checkpoint", "notes", "run_notes")
 """Fields of `Preset` that no file states."""
 
 
@@ -215,7 +215,7 @@ class Preset(Record):
 
 
 @contextmanager
-def name_in_errors(preset: Preset | None) -> Iterator[None]:
+def target_in_errors(preset: Preset | None) -> Iterator[None]:
     """Returns a context manager that adds the TARGET, as typed, to an `InputError`, except for a missing package."""
     try:
         yield

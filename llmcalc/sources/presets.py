@@ -456,7 +456,7 @@ _UNQUANTIZED = re.compile(r"-(?:bf16|hf)$", re.IGNORECASE)
 """End of the name of a repository with unquantized weights, which names of its quantized versions leave out."""
 
 
-_META = re.compile(r"^meta-", re.IGNORECASE)
+_META_PREFIX = re.compile(r"^meta-", re.IGNORECASE)
 """Beginning of the names of Llama 2, 3 and 3.1, which most people leave out."""
 
 _VERSION = re.compile(r"-(?:v[0-9]+(?:\.[0-9]+)?|[0-9]{4})$", re.IGNORECASE)
@@ -475,7 +475,7 @@ def _presets_by_repository() -> dict[str, str]:
     for preset_name in model_names():
         for preset_alias in read_preset(preset_name).get("aliases", ()):
             repository = preset_alias.rpartition("/")[2]
-            short_name = _META.sub("", _UNQUANTIZED.sub("", repository))
+            short_name = _META_PREFIX.sub("", _UNQUANTIZED.sub("", repository))
             presets_of_full_names[normalized(repository)] = preset_name
             for shorter_name in {short_name, _VERSION.sub("", short_name) if _has_size(short_name) else short_name}:
                 presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKV, Table, biases, layer_table, layernorm, mlp
+from ..parts import ACTIVATIONS, QKV_BIASES, Table, biases, layer_table, layernorm, mlp
 from .granite import QFORMER, qformer
 from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
 
@@ -16,7 +16,7 @@ from .section import patches_per_side, projector, self_attention, vision_section
 def _image_encoder(config: Config, has_qkv_bias: bool = True) -> Table:
     """Returns the encoder of images of all BLIP's classes: a vision transformer with a class vector."""
     norm = layernorm(config.number("layer_norm_eps"))
-    attention = self_attention(config, o_bias=True, **biases(has_qkv_bias, *QKV))
+    attention = self_attention(config, o_bias=True, **biases(has_qkv_bias, *QKV_BIASES))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     return vision_transformer(
         config,
@@ -46,7 +46,7 @@ def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> 
     }
 
 
-VISION: Table = {
+VISION_DEFAULTS: Table = {
     "hidden_size": 1408,
     "intermediate_size": 6144,
     "num_hidden_layers": 39,
@@ -74,7 +74,7 @@ WRAPPERS = {
     "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION}, ignored_fields=BLIP_FIELDS),
     "blip-2": vision_section(
         _read_blip_2,
-        {"blip_2_vision_model": VISION},
+        {"blip_2_vision_model": VISION_DEFAULTS},
         {"num_query_tokens": 32},
         ignored_fields=BLIP_FIELDS,
     ),

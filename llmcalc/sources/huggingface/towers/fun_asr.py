@@ -6,10 +6,10 @@ Gao 2020 (arXiv:2006.01713). transformers: models/fun_asr_nano.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
+from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, layernorm, mlp
 from .section import TowerSection, projector, self_attention
 
-WINDOW, HOP = 400, 960
+FRAME_SAMPLES, FRAME_GROUP_STEP = 400, 960
 """The samples of a frame in Fun-ASR's processor, and those from one group of six frames to the next."""
 
 
@@ -38,14 +38,14 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
         "feed_forward": mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(config.number("layer_norm_eps")),
         "normed_layers": [transcription_layer_count - 1, depth - 1],
-        "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
+        "audio": {"type": "recording", "window": FRAME_SAMPLES, "hop": FRAME_GROUP_STEP},
     }
     adaptor_config = root_config.section(
         "adaptor_config", {**ADAPTOR, "hidden_size": text_hidden_size, "intermediate_size": text_hidden_size // 4}
     )
     adaptor_config.require("hidden_size", text_hidden_size)
     block = layer_table(
-        self_attention(adaptor_config, **biases(True, *QKVO)),
+        self_attention(adaptor_config, **biases(True, *QKVO_BIASES)),
         mlp(adaptor_config.integer("intermediate_size"), adaptor_config.choice(ACTIVATIONS, "hidden_act")),
         layernorm(adaptor_config.number("layer_norm_eps")),
     )

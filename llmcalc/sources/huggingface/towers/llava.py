@@ -11,7 +11,18 @@ from __future__ import annotations
 from ....components.base import LARGEST
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp, qk_norm_fields, rmsnorm
+from ..parts import (
+    ACTIVATIONS,
+    QKV_BIASES,
+    QKVO_BIASES,
+    Table,
+    biases,
+    layer_table,
+    layernorm,
+    mlp,
+    qk_norm_fields,
+    rmsnorm,
+)
 from .pixtral import PIXTRAL, pixtral_encoder
 from .section import (
     layers_of_features,
@@ -36,7 +47,11 @@ INTERNVL_TILES = 12
 ARIA_QUERIES = {1225: 128, 4900: 256}
 """The patches of an image → the queries of Aria's projector that read them."""
 
-ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_encoder, "pixtral": pixtral_encoder}
+ENCODER_BUILDERS = {
+    "clip_vision_model": clip_encoder,
+    "siglip_vision_model": siglip_encoder,
+    "pixtral": pixtral_encoder,
+}
 
 
 def _read_llava(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -44,7 +59,7 @@ def _read_llava(root_config: Config, config: Config, text_hidden_size: int) -> T
     layer_count = layers_of_features(root_config)
     feature_width = layer_count * config.integer("hidden_size")
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | _image_rule(root_config, config),
+        "vision_tower": ENCODER_BUILDERS[config.model_type](config) | _image_rule(root_config, config),
         "multi_modal_projector": two_layer_projector(
             root_config, feature_width, text_hidden_size, encoder_layers=layer_count
         ),
@@ -125,7 +140,7 @@ def _read_vipllava(root_config: Config, config: Config, text_hidden_size: int) -
     norm = layernorm(root_config.number("projector_layernorm_eps"))
     image_resizing = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | image_resizing,
+        "vision_tower": ENCODER_BUILDERS[config.model_type](config) | image_resizing,
         "multi_modal_projector": projector(
             layer_count * config.integer("hidden_size"), *linear_layers, norm=norm, encoder_layers=layer_count
         ),
@@ -205,7 +220,7 @@ def _read_aria(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     resampler = {
         "queries": query_rows,
         "hidden_size": hidden_size,
-        "attention": self_attention(config, **biases(True, *QKVO)),
+        "attention": self_attention(config, **biases(True, *QKVO_BIASES)),
         "norm": norm,
         "projected": False,
         "double_projections": True,
@@ -276,7 +291,7 @@ def internvit_layer(config: Config, bias: bool, has_qk_norm: bool, dummy_heads: 
     bias: whether queries, keys and values have biases. dummy_heads: heads beside those of the config.
     """
     eps = config.number("layer_norm_eps")
-    attention = self_attention(config, o_bias=True, **biases(bias, *QKV))
+    attention = self_attention(config, o_bias=True, **biases(bias, *QKV_BIASES))
     attention["num_attention_heads"] += dummy_heads
     attention |= qk_norm_fields(rmsnorm(eps), "projection") if has_qk_norm else {}
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
@@ -376,17 +391,17 @@ BEIT_FIELDS = field_names("""
     shared_relative_position_bias use_relative_position_bias
     """)
 """Fields of InternVL's vision encoder that change no count; some are BEiT's, which its class does not read."""
-KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PIXTRAL}
+DEFAULTS_BY_TYPE = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PIXTRAL}
 
 WRAPPERS = {
-    "llava": vision_section(_read_llava, KINDS, LLAVA, VIT_L),
-    "llava_next": vision_section(_read_llava_next, KINDS, LLAVA_NEXT, VIT_L),
+    "llava": vision_section(_read_llava, DEFAULTS_BY_TYPE, LLAVA, VIT_L),
+    "llava_next": vision_section(_read_llava_next, DEFAULTS_BY_TYPE, LLAVA_NEXT, VIT_L),
     "minimax_vl_01": vision_section(_read_minimax_vl, {"clip_vision_model": CLIP}, MINIMAX_VL, VIT_L),
-    "llava_next_video": vision_section(_read_llava_next, KINDS, LLAVA_NEXT, VIT_L),
-    "video_llava": vision_section(_read_video_llava, KINDS, LLAVA, {**VIT_L, "image_size": 224}),
+    "llava_next_video": vision_section(_read_llava_next, DEFAULTS_BY_TYPE, LLAVA_NEXT, VIT_L),
+    "video_llava": vision_section(_read_video_llava, DEFAULTS_BY_TYPE, LLAVA, {**VIT_L, "image_size": 224}),
     "vipllava": vision_section(
         _read_vipllava,
-        KINDS,
+        DEFAULTS_BY_TYPE,
         {"projector_hidden_act": "gelu", "projector_layernorm_eps": 1e-5, "vision_feature_layer": (-2, -5, -8, -11, 6)},
         VIT_L,
     ),

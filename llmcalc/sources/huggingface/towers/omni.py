@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
+from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, layernorm, mlp
 from .audio import AUDIO_FIELDS, QWEN2_AUDIO, WHISPER_NAMES
-from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
+from .qwen import IGNORED_FIELDS, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
 from .section import TowerSection, projector, self_attention, two_linear_layers
 
 
@@ -83,7 +83,7 @@ def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks:
     audio_framing = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
     stem_table = {"type": "spectrum", "subsampling": subsampling_table}
     tower = _chunked_encoder(
-        config, stem_table, -(-chunk_frames // 8) * window_chunks, audio_framing, **biases(True, *QKVO)
+        config, stem_table, -(-chunk_frames // 8) * window_chunks, audio_framing, **biases(True, *QKVO_BIASES)
     )
     tower["stack"]["final_norm"] = layernorm()
     hidden_size, activation = config.integer("d_model"), config.choice(ACTIVATIONS, "activation_function")
@@ -130,14 +130,16 @@ QWEN3_AUDIO_SECTION = TowerSection(
 WRAPPERS = {
     "qwen2_5_omni_thinker": {
         "vision_config": TowerSection(
-            read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored_fields=IGNORED | {"embed_dim"}
+            read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored_fields=IGNORED_FIELDS | {"embed_dim"}
         ),
         "audio_config": TowerSection(
             _read_qwen2_5_audio, {"qwen2_5_omni_audio_encoder": QWEN2_5_AUDIO}, ignored_fields=AUDIO_FIELDS
         ),
     },
     "qwen3_omni_moe_thinker": {
-        "vision_config": TowerSection(read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored_fields=IGNORED),
+        "vision_config": TowerSection(
+            read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored_fields=IGNORED_FIELDS
+        ),
         "audio_config": QWEN3_AUDIO_SECTION,
     },
     "qwen3_asr": {

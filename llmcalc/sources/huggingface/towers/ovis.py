@@ -9,10 +9,10 @@ and vllm/transformers_utils/processors/ovis2_5.py of vllm-project/vllm at v0.19.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import QKVO, Table, biases, glu, layer_table, layernorm, rmsnorm
+from ..parts import QKVO_BIASES, Table, biases, glu, layer_table, layernorm, rmsnorm
 from .section import (
-    IGNORED,
-    ROTARY,
+    IGNORED_FIELDS,
+    ROTARY_POSITION,
     TowerSection,
     patches_per_side,
     projector,
@@ -55,7 +55,7 @@ OVIS_TILES = 9
 def _aimv2_encoder(config: Config) -> Table:
     """Returns AIMv2's encoder."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO))
+    attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO_BIASES))
     return vision_transformer(
         config,
         layer_table(attention, glu(config, config.flag("mlp_bias")), norm),
@@ -83,7 +83,7 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     else:
         raise config.error("backbone_config.model_type", backbone_model_type, "siglip_vision_model or aimv2")
     tower = _with_image_rule(tower, backbone_config, config)
-    backbone_config.finish(IGNORED | BACKBONE_FIELDS)
+    backbone_config.finish(IGNORED_FIELDS | BACKBONE_FIELDS)
     config.unknown_fields += backbone_config.unknown_fields
     return {
         "vision_tower": tower,
@@ -96,7 +96,7 @@ def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require_fields(temporal_patch_size=1, fullatt_block_indexes=None)
     patch_count = config.get("num_patches")
     position_rows = patch_count if type(patch_count) is int and patch_count > 0 else patches_per_side(config) ** 2
-    rope_fields: Table = ROTARY if config.flag("use_rope") else {}
+    rope_fields: Table = ROTARY_POSITION if config.flag("use_rope") else {}
     tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope_fields)
     pixel_limits = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
     image_resizing = {

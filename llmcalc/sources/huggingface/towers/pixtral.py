@@ -20,7 +20,7 @@ from ..parts import (
     rmsnorm,
 )
 from .section import (
-    ROTARY,
+    ROTARY_POSITION,
     biased_layer,
     merged_square_side,
     patches_per_side,
@@ -37,7 +37,7 @@ from .section import (
 def pixtral_encoder(config: Config) -> Table:
     """Returns Pixtral's encoder: an initial norm and gated layers without biases."""
     norm = rmsnorm(1e-5)
-    block = layer_table(self_attention(config, **ROTARY), glu(config), norm)
+    block = layer_table(self_attention(config, **ROTARY_POSITION), glu(config), norm)
     return vision_transformer(
         config, block, stack={"embedding_norm": norm}, patch_fields={"num_channels": config.integer("num_channels")}
     )
@@ -96,7 +96,7 @@ def _read_llama4(root_config: Config, config: Config, text_hidden_size: int) -> 
     norm = layernorm(config.number("norm_eps"))
     tower = vision_transformer(
         config,
-        biased_layer(config, norm, **ROTARY),
+        biased_layer(config, norm, **ROTARY_POSITION),
         stack={"embedding_norm": norm, "final_norm": norm},
         patch_fields={"num_channels": config.integer("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
@@ -116,7 +116,7 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
     norm, kv_heads = rmsnorm(config.number("norm_eps")), config.integer("num_key_value_heads")
     config.quotient("num_key_value_heads", config.integer("num_attention_heads"), kv_heads)
-    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY, **qk_norm_fields(norm))
+    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY_POSITION, **qk_norm_fields(norm))
     kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number")

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKVO, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
+from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
 from .llava import INTERNVL, INTERNVL_PROJECTOR, VIT_L, internvit_layer, read_internvl
 from .qwen import KIMI_SIDE, moonvit
 from .section import (
-    ROTARY,
+    ROTARY_POSITION,
     LinearLayer,
     TowerSection,
     biased_layer,
@@ -133,7 +133,7 @@ def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     norm = layernorm(config.number("layer_norm_eps"))
     hidden_size = config.integer("hidden_size")
     merge_size = config.integer("spatial_merge_size")
-    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY_POSITION)
     angle_count = block["attention"]["head_dim"] // 2
     config.notes.append(
         f"class_pos_emb: the learned angles of the class vector are not counted: {angle_count} parameters"
@@ -170,8 +170,8 @@ def _read_kimi_k3(root_config: Config, config: Config, text_hidden_size: int) ->
             config.require(field_name, field_value)
     config.require("text_hidden_size", text_hidden_size)
     norm, has_linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
-    biases_of_attention = biases(config.flag("attn_bias"), *QKVO)
-    attention = self_attention(config, width_field="qkv_hidden_size", **ROTARY, **biases_of_attention)
+    biases_of_attention = biases(config.flag("attn_bias"), *QKVO_BIASES)
+    attention = self_attention(config, width_field="qkv_hidden_size", **ROTARY_POSITION, **biases_of_attention)
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), has_linear_bias)
     tower = vision_transformer(
         config,
@@ -250,7 +250,7 @@ def _read_isaac(root_config: Config, config: Config, text_hidden_size: int) -> T
 def _read_deepseek_v41(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marker vectors."""
     norm = rmsnorm(1e-6)
-    block = biased_layer(config, norm, ffn=glu(config), **ROTARY)
+    block = biased_layer(config, norm, ffn=glu(config), **ROTARY_POSITION)
     tower = vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True})
     merge_size = config.integer("downsample_ratio")
     aligner_table = projector(
@@ -263,7 +263,7 @@ def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -
     """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
     config.require("hidden_size", text_hidden_size)
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
-    attention = self_attention(config, width_field="embed_dim", **ROTARY, **biases(has_bias, *QKVO))
+    attention = self_attention(config, width_field="embed_dim", **ROTARY_POSITION, **biases(has_bias, *QKVO_BIASES))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
     patch_fields = config.integer_fields("num_channels", "temporal_patch_size")
     hidden_size, merge_size = config.integer("embed_dim"), config.integer("spatial_merge_size")
@@ -312,7 +312,7 @@ def _keye_towers(config: Config, text_hidden_size: int, normed_vectors: str) -> 
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
     hidden_size, merge_size = config.integer("hidden_size"), 2
     config.require("spatial_merge_size", merge_size)
-    tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
+    tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY_POSITION)
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size)
     merger = projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merger}
@@ -356,7 +356,11 @@ def _query_projector(
     if text_hidden_size % HEAD_DIM:
         raise config.error("hidden_size", text_hidden_size, f"a text model whose width is a multiple of {HEAD_DIM}")
     norm = layernorm(1e-6)
-    attention = {"num_attention_heads": text_hidden_size // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKVO)}
+    attention = {
+        "num_attention_heads": text_hidden_size // HEAD_DIM,
+        "head_dim": HEAD_DIM,
+        **biases(True, *QKVO_BIASES),
+    }
     resampler = {"queries": query_count, "hidden_size": text_hidden_size, "attention": attention, "norm": norm}
     resampler |= {"projected": input_width != text_hidden_size, "positions": has_positions}
     return projector(input_width, (text_hidden_size, False, "identity"), norm=norm, resampler=resampler)
@@ -514,7 +518,7 @@ INTERNVIT_FIELDS = field_names("""
     use_moe use_residual use_rts use_weighted_residual
     """)
 """Fields of InternViT's configs that change no count: those of experts that no published encoder has."""
-CHAT: Table = {"downsample_ratio": 0.5, "select_layer": -1, "max_dynamic_patch": 6}
+CHAT_DEFAULTS: Table = {"downsample_ratio": 0.5, "select_layer": -1, "max_dynamic_patch": 6}
 MLP_PROJECTOR: Table = {
     "projector_type": "downsample_mlp_gelu",
     "input_dim": 1152,
@@ -622,15 +626,17 @@ DOTS_SECTION = vision_section(
     _read_dots_ocr, {"dots_vit": DOTS}, ignored_fields=frozenset({"is_causal", "init_merger_std", "initializer_range"})
 )
 MINICPM = vision_section(_read_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)
-INTERNVIT_CHAT = vision_section(_read_internvit_chat, INTERNVIT_SECTION, CHAT, None, ignored_fields=INTERNVIT_FIELDS)
+INTERNVIT_CHAT = vision_section(
+    _read_internvit_chat, INTERNVIT_SECTION, CHAT_DEFAULTS, None, ignored_fields=INTERNVIT_FIELDS
+)
 
 WRAPPERS = {
     "internvl_chat": vision_section(
-        _read_internvl_chat, INTERNVIT_SECTION, CHAT, None, ignored_fields=INTERNVIT_FIELDS
+        _read_internvl_chat, INTERNVIT_SECTION, CHAT_DEFAULTS, None, ignored_fields=INTERNVIT_FIELDS
     ),
     "h2ovl_chat": INTERNVIT_CHAT,
     "skywork_chat": INTERNVIT_CHAT,
-    "NVLM_D": vision_section(_read_nvlm, INTERNVIT_SECTION, CHAT, None, ignored_fields=INTERNVIT_FIELDS),
+    "NVLM_D": vision_section(_read_nvlm, INTERNVIT_SECTION, CHAT_DEFAULTS, None, ignored_fields=INTERNVIT_FIELDS),
     "interns1": vision_section(read_internvl, {"interns1_vision": INTERNVL}, INTERNVL_PROJECTOR, None),
     "eagle_2_5_vl": vision_section(_read_eagle, {"siglip_vision_model": SIGLIP}, {"downsample_ratio": 0.5}, None),
     "kimi_k3": vision_section(

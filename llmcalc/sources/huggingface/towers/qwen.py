@@ -13,9 +13,9 @@ from typing import Any
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, mlp, rmsnorm
-from .section import ROTARY, biased_layer, projector, two_linear_layers, vision_section, vision_transformer
+from .section import ROTARY_POSITION, biased_layer, projector, two_linear_layers, vision_section, vision_transformer
 
-PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
+PIXELS_BY_PATCH_SIZE = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 """Patch size → the least and the most pixels of an image in the published `preprocessor_config.json`.
 
 14: Qwen2-VL and Qwen2.5-VL (`min_pixels`, `max_pixels`). 16: Qwen3-VL and Qwen3.5 (`size`).
@@ -24,7 +24,7 @@ PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 
 def _resizing_rule(config: Config) -> Table:
     """Returns Qwen's rule for resizing an image: both sides become multiples of a merged patch's side."""
-    least_pixels, most_pixels = PIXELS.get(config.integer("patch_size"), PIXELS[14])
+    least_pixels, most_pixels = PIXELS_BY_PATCH_SIZE.get(config.integer("patch_size"), PIXELS_BY_PATCH_SIZE[14])
     return {
         "type": "smart_resize",
         "merge": config.integer("spatial_merge_size"),
@@ -74,7 +74,7 @@ def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> T
     norm, embed_dim = layernorm(1e-6), config.integer("embed_dim")
     encoder_config = config.with_fields(hidden_size=embed_dim)
     ffn = mlp(embed_dim * config.integer("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
-    block = biased_layer(encoder_config, norm, heads_field="num_heads", ffn=ffn, **ROTARY)
+    block = biased_layer(encoder_config, norm, heads_field="num_heads", ffn=ffn, **ROTARY_POSITION)
     return _merging_encoder(
         encoder_config, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config)
     )
@@ -83,7 +83,7 @@ def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> T
 def read_qwen2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
     norm = rmsnorm(1e-6)
-    block = biased_layer(config, norm, heads_field="num_heads", ffn=glu(config, bias=True), **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", ffn=glu(config, bias=True), **ROTARY_POSITION)
     output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, stack=_window_stack(config), patch_fields=_patch_fields(config)
@@ -128,7 +128,7 @@ def _read_hyperclovax(root_config: Config, config: Config, text_hidden_size: int
 def _read_qwen3_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
     norm, position_table = layernorm(1e-6), {"rows": config.integer("num_position_embeddings")}
-    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY_POSITION)
     output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, patch_fields=_patch_fields(config, bias=True), positions=position_table
@@ -196,7 +196,7 @@ def moonvit(config: Config, position_rows: int, text_hidden_size: int, **layer_f
     ):
         raise config.error("merge_kernel_size", merge_kernel_size, "two equal positive numbers")
     norm, merge_size, hidden_size = layernorm(1e-5), merge_kernel_size[0], config.integer("hidden_size")
-    block = biased_layer(config, norm, **ROTARY, **layer_fields)
+    block = biased_layer(config, norm, **ROTARY_POSITION, **layer_fields)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}
     )
@@ -227,7 +227,7 @@ def _read_ernie(root_config: Config, config: Config, text_hidden_size: int) -> T
     norm, merge_size = layernorm(config.number("rms_norm_eps")), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config,
-        biased_layer(config, layernorm(1e-6), heads_field="num_heads", **ROTARY),
+        biased_layer(config, layernorm(1e-6), heads_field="num_heads", **ROTARY_POSITION),
         depth_field="depth",
         stack={"final_norm": layernorm(1e-6)},
         patch_fields={"num_channels": config.integer("in_channels")},
@@ -265,7 +265,7 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
         "max_pixels": MINIMAX_PIXELS,
         "marks": 2,
     }
-    layer = biased_layer(config, norm, **ROTARY)
+    layer = biased_layer(config, norm, **ROTARY_POSITION)
     tower = vision_transformer(
         config, layer, stack={"embedding_norm": norm}, patch_fields=patch_fields, image=image_resizing
     )
@@ -325,7 +325,9 @@ QWEN3_5: Table = {
 
 QWEN3: Table = {**QWEN3_5, "deepstack_visual_indexes": (8, 16, 24)}
 
-IGNORED = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", "tokens_per_second", "window_size"})
+IGNORED_FIELDS = frozenset(
+    {"fullatt_block_indexes", "in_chans", "spatial_patch_size", "tokens_per_second", "window_size"}
+)
 
 INTERN_S2 = ("intern_s2_preview_vision", "intern_s2_preview", "qwen3_5_moe_vision", "qwen3_5_moe")
 
@@ -381,10 +383,12 @@ QWEN3_TYPES = {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3}
 EXAONE: Table = {**QWEN2_5, "num_key_value_heads": 8}
 
 WRAPPERS = {
-    "qwen2_vl": vision_section(_read_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored_fields=IGNORED),
-    "qwen2_5_vl": vision_section(read_qwen2_5, QWEN2_5_TYPES, ignored_fields=IGNORED),
-    "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE}, ignored_fields=IGNORED),
-    "hyperclovax_vision_v2": vision_section(_read_hyperclovax, QWEN2_5_TYPES, ignored_fields=IGNORED),
+    "qwen2_vl": vision_section(
+        _read_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored_fields=IGNORED_FIELDS
+    ),
+    "qwen2_5_vl": vision_section(read_qwen2_5, QWEN2_5_TYPES, ignored_fields=IGNORED_FIELDS),
+    "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE}, ignored_fields=IGNORED_FIELDS),
+    "hyperclovax_vision_v2": vision_section(_read_hyperclovax, QWEN2_5_TYPES, ignored_fields=IGNORED_FIELDS),
     "cosmos3_omni": vision_section(read_qwen3, QWEN3_TYPES),
     "qwen3_vl": vision_section(read_qwen3, QWEN3_TYPES),
     "qwen3_vl_moe": vision_section(read_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3}),

@@ -67,7 +67,7 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
         **_sam_encoder(sam_config, [2 * channels, 4 * channels], inner_width),
         "second_neck": True,
     }
-    sam_config.finish(FIELDS, config)
+    sam_config.finish(IGNORED_FIELDS, config)
     half_width_layer = (text_hidden_size // 2, True, "gelu")
     return {
         "vision_model": siglip_encoder(config),
@@ -96,7 +96,7 @@ GOT: Table = {
     "mlp_dim": 3072,
 }
 SAM: Table = {**GOT, "model_type": "sam_vision_model", "mlp_ratio": 4.0, "mlp_dim": None}
-FIELDS = frozenset({"attention_dropout", "initializer_range", "num_pos_feats"})
+IGNORED_FIELDS = frozenset({"attention_dropout", "initializer_range", "num_pos_feats"})
 
 WRAPPERS = {
     "got_ocr2": vision_section(_read_got, {"got_ocr2_vision": GOT}),

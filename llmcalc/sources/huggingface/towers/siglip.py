@@ -13,7 +13,7 @@ from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
 from .section import (
-    ROTARY,
+    ROTARY_POSITION,
     TowerSection,
     biased_layer,
     patches_per_side,
@@ -61,7 +61,7 @@ def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False
 def _read_video_llama(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
     image_resizing = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY), "image": image_resizing}
+    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY_POSITION), "image": image_resizing}
     return {
         "vision_model": tower,
         "projector": projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size)),
@@ -73,7 +73,7 @@ def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) 
     hidden_size, merge_size = config.integer("hidden_size"), config.integer("spatial_merge_size")
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size**2)
     return {
-        "visual": siglip_of_rows(config, patches_per_side(config) ** 2, **ROTARY),
+        "visual": siglip_of_rows(config, patches_per_side(config) ** 2, **ROTARY_POSITION),
         "projector": projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm()),
     }
 
@@ -310,15 +310,15 @@ VIT_B: Table = {
     "num_channels": 3,
 }
 """Sizes of the base vision transformer, which are CLIP's and SigLIP's defaults."""
-COMMON: Table = {
+COMMON_DEFAULTS: Table = {
     **VIT_B,
     "patch_size": 16,
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
     "vision_use_head": True,
 }
-SIGLIP: Table = {**COMMON, "image_size": 224}
-SIGLIP2: Table = {**COMMON, "num_patches": 256}
+SIGLIP: Table = {**COMMON_DEFAULTS, "image_size": 224}
+SIGLIP2: Table = {**COMMON_DEFAULTS, "num_patches": 256}
 CLIP: Table = {**VIT_B, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
 
 ONLY_SIGLIP = {"siglip_vision_model": SIGLIP}
@@ -331,7 +331,9 @@ SO400M: Table = {
 }
 """The encoder that several classes build if their config describes none."""
 
-VIDEO_LLAMA: Table = {field_name: size for field_name, size in COMMON.items() if field_name != "vision_use_head"}
+VIDEO_LLAMA: Table = {
+    field_name: size for field_name, size in COMMON_DEFAULTS.items() if field_name != "vision_use_head"
+}
 PADDLEOCR: Table = {
     **VIDEO_LLAMA,
     "hidden_size": 1152,
