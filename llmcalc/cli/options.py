@@ -15,7 +15,7 @@ from ..components.head_kind import HeadKind
 from ..errors import InputError
 from ..optional import MTP, TOWERS, OptionalPart
 from ..reports.formats import Format
-from ..sources.names import STDIN
+from ..sources.target_names import STDIN
 from ..studies.model_selection import ATTENTION_EXAMPLES, KINDS
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs

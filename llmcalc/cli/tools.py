@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from ..errors import InputError, short_repr, suggest
 from ..sources.files import LARGEST_CONFIG, require_shallow_nesting
-from ..sources.names import STDIN
+from ..sources.target_names import STDIN
 from .main import build_command
 
 TOOL_COMMANDS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "cost", "compare")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..parallel.layout import Layout
     from ..parallel.layout_request import LayoutRequest
     from .framework import Framework
-    from .launch.record import Plugin
+    from .launch.launch_types import Plugin
 
 FRAMEWORK_NAMES = (
     "torch",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
-from ..sources.names import is_checkpoint, is_hub_id
 from ..sources.preset import Preset
+from ..sources.target_names import is_checkpoint, is_hub_id
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inputs import NO_INPUTS, Inputs

@@ -169,7 +169,7 @@ def engine_questions(
     """
     if launch_file is None:
         return [EngineQuestion(read_model(target), tuple(engine_names), flag_values, hardware, quantize, receipt)]
-    from ..frameworks.launch.record import OptionOverride
+    from ..frameworks.launch.launch_types import OptionOverride
     from ..frameworks.server_files.read import servers_of_file
 
     engine_name = engine_names[0].partition("==")[0].strip().lower() if engine_names else ""

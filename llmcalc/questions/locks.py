@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import InputError, short_repr
 from ..reports.answer import ReportedAnswer
-from ..sources.names import STDIN
 from ..sources.preset import Preset, target_in_errors
+from ..sources.target_names import STDIN
 
 LOCK_FILE = "llmcalc.lock.json"
 """The lock file that is checked where no other is named."""

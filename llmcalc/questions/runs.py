@@ -27,7 +27,7 @@ from ..workload.setting import option, training_option
 if TYPE_CHECKING:
     from ..device_memory.device_memory import UnreplayedBytes
     from ..frameworks.framework import Framework
-    from ..frameworks.launch.record import Launch
+    from ..frameworks.launch.launch_types import Launch
     from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.draft import DraftCosts
 

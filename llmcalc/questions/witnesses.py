@@ -43,7 +43,7 @@ def read_checkpoint_header(checkpoint: str) -> Checkpoint:
     """Reads the header of a checkpoint, from a file or from a hub id."""
     from ..sources.checkpoints.read import read_checkpoint
     from ..sources.hub import fetch_headers
-    from ..sources.names import is_hub_id
+    from ..sources.target_names import is_hub_id
 
     # Path.exists raises an error for a name that is too long
     if not os.path.exists(checkpoint) and is_hub_id(checkpoint):

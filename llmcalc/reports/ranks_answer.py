@@ -18,7 +18,7 @@ from .memory_answer import ASSUMED, MemoryAnswer
 
 if TYPE_CHECKING:
     from ..frameworks.framework import Framework
-    from ..frameworks.launch.record import Launch
+    from ..frameworks.launch.launch_types import Launch
     from ..studies.rollout_phases import RolloutPhase
     from .document import Report
 

@@ -22,8 +22,8 @@ from typing import Any
 from ..accelerator import Hardware, ListedHardware, MemoryConfiguration
 from ..errors import InputError, suggest
 from .files import parse_toml, read_text, validate
-from .names import normalized
 from .presets import presets_dir
+from .target_names import normalized
 
 COMMON_HARDWARE = (
     "t4",

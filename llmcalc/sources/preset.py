@@ -15,7 +15,7 @@ from ..model import ModelSpec
 from ..record import TEXT_SECTIONS, FigureSource, Record
 from ..units import DTYPE_BITS
 from ..units import dtype as dtype_of
-from .names import STDIN, normalized
+from .target_names import STDIN, normalized
 
 if TYPE_CHECKING:
     from ..flow.module_names import Checkpoint

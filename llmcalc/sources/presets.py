@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .files import parse_toml, read_text, validate
-from .names import normalized, normalized_with_points
 from .preset import Preset
+from .target_names import normalized, normalized_with_points
 
 
 @cache

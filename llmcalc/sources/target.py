@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_json_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
 from .hardware import preset_with_spelling
-from .names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 from .preset import LOADED_FIELDS, Preset
 from .presets import (
     LONGEST_NAME,
@@ -29,6 +28,7 @@ from .presets import (
     preset_within_name,
     read_preset,
 )
+from .target_names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 
 if TYPE_CHECKING:
     from ..components.head_kind import HeadKind

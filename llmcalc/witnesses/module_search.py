@@ -18,7 +18,7 @@ from typing import TypeAlias
 from ..flow.module_names import USUAL_NAMES
 from ..flow.tree import Node
 from ..sources.huggingface.family import ModuleNames
-from ..sources.huggingface.towers.names import TOWER_MODULES
+from ..sources.huggingface.towers.tower_modules import TOWER_MODULES
 
 
 @dataclass(frozen=True, slots=True)

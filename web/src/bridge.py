@@ -19,10 +19,10 @@ from llmcalc.errors import InputError
 from llmcalc.reports.document import Report, Table, cell_text
 from llmcalc.reports.formats.plain import json_text
 from llmcalc.reports.summary import headline, norm_placement_of
-from llmcalc.sources.names import hub_id_of, is_hub_id
 from llmcalc.sources.preset import Preset, target_in_errors
 from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
+from llmcalc.sources.target_names import hub_id_of, is_hub_id
 from llmcalc.studies.distinct_layers import distinct_blocks
 
 DEFAULTS = {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"}

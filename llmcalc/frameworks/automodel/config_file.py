@@ -17,7 +17,7 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import Float8Settings, TitanSettings
 from ..fsdp2.torchtitan_file import RECIPES as FLOAT8_RECIPES
-from ..launch.record import (
+from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,

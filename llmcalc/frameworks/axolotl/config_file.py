@@ -14,7 +14,15 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, assume_default_attention, read_integer, reader_of
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    assume_default_attention,
+    read_integer,
+    reader_of,
+)
 from ..launch.trainer import (
     QUANTIZATION_AWARE_REASON,
     add_noise_note,

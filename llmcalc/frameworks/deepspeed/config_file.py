@@ -16,7 +16,7 @@ from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...workload.execution import CHUNKED_LOSSES
 from ..argument_names import argument_names
-from ..launch.record import (
+from ..launch.launch_types import (
     LARGEST_SIZE,
     Launch,
     LaunchReader,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import LaunchReader, LaunchSettings, Table, read_integer, record_unknown_keys
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer, record_unknown_keys
 from .config_file import read_deepspeed_section, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"

@@ -14,7 +14,7 @@ from ..argument_names import argument_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.trainer import pair_settings
 from . import step3
 

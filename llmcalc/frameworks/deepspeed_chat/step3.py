@@ -14,7 +14,7 @@ from ...sources.huggingface.family import field_names
 from ...sources.target import load
 from ...units import DTYPE_BITS
 from ..argument_names import argument_names
-from ..launch.record import LaunchReader, Table, read_integer
+from ..launch.launch_types import LaunchReader, Table, read_integer
 from ..launch.rollout import AdditionalModel, ModelLocation, Rollout
 
 SOURCE = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BUCKETS, AUTO_FORMATS
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import known_argument_names, launch_as_trainer
 from ..launch.trainer_scripts import SCRIPT_SIGNS
 

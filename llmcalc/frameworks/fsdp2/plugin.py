@@ -12,7 +12,15 @@ from ...errors import InputError
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
 from ...workload.execution import LOSSES_WITH_HEAD
-from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, read_boolean, read_integer, record_unknown_keys
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    Table,
+    read_boolean,
+    read_integer,
+    record_unknown_keys,
+)
 from .settings import TitanSettings
 
 FSDP_READ = field_names("""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ...errors import InputError, short_repr
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import (
+from ..launch.launch_types import (
     Launch,
     LaunchReader,
     LaunchSettings,

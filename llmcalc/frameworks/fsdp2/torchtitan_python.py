@@ -15,8 +15,8 @@ from typing import Any
 from ...errors import suggest
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import plain_value
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from ..launch.python_source import CALLED_NAME_KEY, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from .torchtitan_file import read_job
 from .torchtitan_models import spec_of_flavor
 

@@ -15,7 +15,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_integer, reader_of
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})

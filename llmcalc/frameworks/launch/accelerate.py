@@ -10,7 +10,7 @@ from typing import Any
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ..registry import DEFAULT_FRAMEWORK, plugins
-from .record import (
+from .launch_types import (
     FP16_NOTE,
     Launch,
     LaunchReader,

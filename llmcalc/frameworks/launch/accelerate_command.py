@@ -13,7 +13,7 @@ from ...errors import InputError
 from ..argument_names import keyword_of
 from .command_line import parse_arguments, plain_value
 from .deepspeed_auto_values import AUTO_BATCH, AUTO_FORMATS
-from .record import LaunchSource, ReadText, Table
+from .launch_types import LaunchSource, ReadText, Table
 from .unresolved import is_unresolved, printable, unresolved_reason
 from .yaml_text import parse_yaml
 

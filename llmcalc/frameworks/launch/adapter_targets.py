@@ -18,7 +18,7 @@ from ...costs.adapters import linear_layer_names
 from ...flow.module_names import Checkpoint
 from ...model import ModelSpec
 from ...workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES
-from .record import Launch
+from .launch_types import Launch
 
 MODULE_NAMES_OUTSIDE_LAYERS = {
     **dict.fromkeys(("embed_in", "wte", "word_embeddings", "tok_embeddings"), "embed_tokens"),

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import InputError
 from ..argument_names import keyword_of
 from .command_line import CONFIG_ENDINGS, parse_arguments, plain_value
-from .record import CommandLine, Table
+from .launch_types import CommandLine, Table
 from .unresolved import is_unresolved, printable
 from .yaml_text import parse_yaml
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...errors import InputError, one_line
 from ...sources.huggingface.family import field_names
 from ..argument_names import keyword_of
-from .record import CommandLine, LaunchReader
+from .launch_types import CommandLine, LaunchReader
 from .shell_words import ShellCommand
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .record import Launch
+from .launch_types import Launch
 
 ARGUMENTS_CLASS = "SentenceTransformerTrainingArguments"
 """The class of the trainer's arguments."""

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from ..framework import LazyFunction
 from ..registry import FRAMEWORK_NAMES, framework
 from ..trl.commands import COMMANDS as TRL_COMMANDS
-from .record import LaunchFile, Table
+from .launch_types import LaunchFile, Table
 from .refused_programs import REFUSED_LAUNCH_FILES
 
 FRAMEWORKS_PACKAGE = __package__.rpartition(".")[0]

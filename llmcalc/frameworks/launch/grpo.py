@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .record import Launch, LaunchReader, Table, read_fraction, read_integer
+from .launch_types import Launch, LaunchReader, Table, read_fraction, read_integer
 from .rollout import AdditionalModel, ModelState, Rollout
 
 TRL_SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .command_line import plain_value
-from .record import Table
+from .launch_types import Table
 
 MOST_INTERPOLATIONS = 8
 """The most interpolations that lead from a key to its value."""

@@ -29,10 +29,10 @@ from .command_line import (
     typed_launch,
 )
 from .file_kinds import launch_file_kinds, launch_file_titles
+from .launch_types import CommandLine, Launch, LaunchFile, LaunchSource, ReadTables, ReadText
 from .notebook import read_launch_text
-from .options import NO_OPTIONS, read_with_options
+from .option_overrides import NO_OPTIONS, read_with_options
 from .python_source import is_python
-from .record import CommandLine, Launch, LaunchFile, LaunchSource, ReadTables, ReadText
 from .refused_programs import REFUSED_LAUNCH_FILES, refuse_config, refuse_text
 from .shell import read_script
 from .shell_words import ShellCommand, ShellScript

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...errors import InputError
 from ...frozen import frozen
-from .record import CommandLine, Launch, LaunchFile, LaunchSource, Table
+from .launch_types import CommandLine, Launch, LaunchFile, LaunchSource, Table
 
 SERVER_COMMAND = "the server that it starts, as in --launch 'vllm serve MODEL --max-model-len 8192'"
 """What is read in place of a config that names a model and the limits of its server."""

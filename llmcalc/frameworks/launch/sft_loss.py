@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .adapter_targets import adapts_output_head
-from .record import LaunchReader, Table
+from .launch_types import LaunchReader, Table
 
 SFT_LOSSES = ("chunked_nll", "nll", "dft")
 """Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""

@@ -8,7 +8,7 @@ from ...costs.params import params
 from ...errors import InputError, short_repr
 from ...sources.target import load
 from ..frozen_model import SecondLoss, Teacher
-from .record import Launch, LaunchReader
+from .launch_types import Launch, LaunchReader
 
 GENERATION_NOTE = (
     "completions that the trained model generates (lmbda) need less than the training step and are not counted"

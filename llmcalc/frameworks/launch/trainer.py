@@ -19,8 +19,7 @@ from ..frozen_model import FrozenModel
 from ..registry import DEFAULT_FRAMEWORK, framework, plugins
 from .accelerate_command import with_launcher_arguments
 from .command_line import plain_arguments
-from .model_changes import OTHER_HEAD_REASON
-from .record import (
+from .launch_types import (
     FP16_NOTE,
     NO_SHIPPED_FILES,
     Launch,
@@ -32,6 +31,7 @@ from .record import (
     read_integer,
     reader_of,
 )
+from .model_changes import OTHER_HEAD_REASON
 from .trainer_scripts import ALPACA_LORA_SIGNS, without_script_arguments
 
 SETTINGS_BY_OPTIM: dict[str, dict[str, Any]] = {

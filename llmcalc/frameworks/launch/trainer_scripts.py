@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import short_repr
 from ...sources.huggingface.family import field_names
-from .record import LaunchReader, Table
+from .launch_types import LaunchReader, Table
 
 ALL_LINEAR = "all-linear"
 

@@ -14,7 +14,7 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import (
     IGNORED_TRAINER_ARGUMENTS,
     LOSSES_WITHOUT_REFERENCE,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ...errors import short_repr
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, Table
+from ..launch.launch_types import Launch, LaunchReader, Table
 from ..megatron.named_model import (
     BRIDGE_FUSED_MODEL_TYPES,
     MegatronRun,

@@ -9,7 +9,7 @@ from ...device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, workspace_
 from ...errors import InputError
 from ...workload.execution import CrossEntropy
 from .kernels import RankKernelChoices
-from .kernels.choices import AttentionBackend, LossImplementation
+from .kernels.rank_choices import AttentionBackend, LossImplementation
 from .settings import MegatronSettings
 from .unsupported import gpu_generation, unmodelled_arguments
 

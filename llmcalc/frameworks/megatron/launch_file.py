@@ -21,7 +21,7 @@ from ...sources.huggingface.family import field_names
 from ...sources.presets import known_model
 from ..argument_names import keyword_of
 from ..launch import trainer
-from ..launch.record import (
+from ..launch.launch_types import (
     LARGEST_SIZE,
     Launch,
     LaunchReader,
@@ -40,7 +40,7 @@ from .ignored_flags import IGNORED_ARGUMENTS, OLD_IGNORED_ARGUMENTS
 from .kernel_choices import CROSS_ENTROPY_BY_IMPLEMENTATION, choose_loss_implementation
 from .model_from_flags import model_of_arguments
 from .settings import MegatronSettings
-from .stack import captures_layers
+from .time_stack import captures_layers
 from .unsupported import unmodelled_arguments
 
 REMOVED_ARGUMENTS = {

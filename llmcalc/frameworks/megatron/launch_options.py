@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...workload.setting import option
-from ..launch.record import Launch, Table
+from ..launch.launch_types import Launch, Table
 from .launch_file import MEASUREMENT_ARGUMENTS_KEY
 from .settings_from_options import FP8_ARGUMENTS, loss_arguments
 

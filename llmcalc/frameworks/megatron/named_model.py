@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ...workload.execution import CrossEntropy
-from ..launch.record import LaunchReader, LaunchSettings, Table, read_fraction
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_fraction
 from ..launch.trainer import lora_settings
 from .cuda_graphs import LAYER_GRAPH_IMPLEMENTATIONS, WHOLE_STEP_GRAPH, captures_whole_step, layer_graphs_note
 from .named_arguments import NamedModelArguments

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import InputError
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
-from ..launch.record import LaunchReader, LaunchSettings, Table, read_boolean, read_integer, record_unknown_keys
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_boolean, read_integer, record_unknown_keys
 
 READ_PLUGIN_KEYS = field_names("""
     tp_degree pp_degree num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer

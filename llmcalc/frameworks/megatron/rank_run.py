@@ -53,7 +53,7 @@ from .kernel_choices import (
     te_workspace_bytes,
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
-from .kernels.choices import RankKernelChoices
+from .kernels.rank_choices import RankKernelChoices
 from .layer_wise_optimizer import pack_buffer, updates_in_rank_order, updates_of_rank
 from .param_and_grad_buffer import GradientBuffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings

@@ -15,8 +15,8 @@ from typing import Any
 
 from ...errors import InputError, short_repr, suggest
 from ..launch.command_line import hydra_overrides_of, plain_value
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_boolean, read_integer, reader_of
 from ..launch.python_source import CALLED_NAME_KEY, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, read_boolean, read_integer, reader_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
     BRIDGE_FUSED_MODEL_TYPES,

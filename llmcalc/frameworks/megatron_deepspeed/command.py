@@ -18,7 +18,7 @@ from ...model import ModelSpec
 from ..argument_names import argument_names
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import parse_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from ..launch.unresolved import is_unresolved, is_unset_variable
 from ..megatron.launch_file import MEGATRON_SIGNS, read_megatron
 

@@ -15,7 +15,7 @@ from ..frozen_model import SecondLoss
 from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.grpo import grpo_length, with_log_probabilities
-from ..launch.record import (
+from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..launch.command_line import CONFIG_ENDINGS
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, read_integer
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, read_integer
 from ..launch.trainer import IGNORED_TRAINER_ARGUMENTS
 from .command import IGNORED, READ
 from .command import read_command as read_arguments

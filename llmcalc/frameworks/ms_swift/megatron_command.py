@@ -14,7 +14,7 @@ from ...workload.lora import ALL_LINEAR
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
-from ..launch.record import LaunchReader, LaunchSettings, Table, read_integer
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import (
     HOST_OPTIMIZER_ARGUMENTS,

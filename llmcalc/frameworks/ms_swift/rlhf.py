@@ -13,7 +13,7 @@ from ...sources.huggingface.family import field_names
 from ..argument_names import argument_names
 from ..frozen_model import SecondLoss
 from ..launch.grpo import READ_GRPO_ARGUMENTS, colocated_rollout
-from ..launch.record import Launch, LaunchReader, Table
+from ..launch.launch_types import Launch, LaunchReader, Table
 from ..launch.rollout import ModelState, Rollout
 from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_model
 from ..launch.trainer import kto_settings, pair_settings

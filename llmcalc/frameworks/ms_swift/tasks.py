@@ -5,7 +5,7 @@ Source: as of `command.py`; swift/model/register.py, and mcore-bridge, model/gpt
 
 from __future__ import annotations
 
-from ..launch.record import LaunchReader, Table, read_integer
+from ..launch.launch_types import LaunchReader, Table, read_integer
 
 TEXT_TASKS = ("embedding", "reranker", "generative_reranker")
 """Values of `--task_type` that compare the texts of a sample."""

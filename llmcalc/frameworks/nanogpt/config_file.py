@@ -15,8 +15,16 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
 from ...sources.huggingface.description import read_description
+from ..launch.launch_types import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    read_integer,
+    reader_of,
+)
 from ..launch.python_source import UnknownValue, module_constants, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, read_integer, reader_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
 DEFAULTS: dict[str, Any] = {

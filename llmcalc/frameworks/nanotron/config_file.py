@@ -14,7 +14,7 @@ from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
-from ..launch.record import (
+from ..launch.launch_types import (
     LARGEST_SIZE,
     Launch,
     LaunchReader,

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import short_repr
 from ...sources.presets import find_preset, load_preset
 from ..launch.command_line import hydra_overrides_of, plain_value
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..megatron.launch_file import read_megatron
 
 SIZES = {

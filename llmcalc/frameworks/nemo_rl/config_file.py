@@ -17,7 +17,7 @@ from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.interpolation import flat_config
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_fraction, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_fraction, reader_of
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..megatron.named_model import (

@@ -18,8 +18,8 @@ from ...model import ModelSpec
 from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from ..launch.python_source import UnknownValue, dotted_name_of, expression_value, parse_python
-from ..launch.record import Launch, LaunchReader, LaunchSource, read_integer, reader_of
 
 MODELS = {
     "olmo2_1B_v2": "olmo2-1b",

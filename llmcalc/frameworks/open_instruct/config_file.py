@@ -10,7 +10,7 @@ from typing import Any
 
 from ..argument_names import argument_names
 from ..launch.accelerate_command import FRAMEWORK_KEYS, with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.trainer import (
     IGNORED_TRAINER_ARGUMENTS,
     known_argument_names,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of, record_unknown_keys
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, reader_of, record_unknown_keys
 from ..launch.trainer import keeps_published_weights, read_trainer
 from ..trl.config_file import read_trl
 

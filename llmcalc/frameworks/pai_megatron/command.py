@@ -10,7 +10,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import parse_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 

@@ -15,7 +15,7 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import hydra_overrides_of, marked_model_name, plain_value
-from ..launch.record import (
+from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,

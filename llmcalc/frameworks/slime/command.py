@@ -15,7 +15,7 @@ from ..engines.flags import read_flag_values
 from ..engines.registry import engine_and_version
 from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.grpo import SFT_NOTE
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of
 from ..launch.rollout import Rollout, with_written_flags
 from ..launch.unresolved import is_unresolved
 from ..megatron.arguments import flag_of

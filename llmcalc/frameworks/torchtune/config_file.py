@@ -14,7 +14,7 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import OuterGroups, TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.teacher import with_teacher_model
 from ..launch.trainer import HEAD_ADAPTER_NOTE, lora_settings, pair_settings
 from .models import MODELS

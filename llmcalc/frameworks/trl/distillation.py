@@ -7,7 +7,7 @@ Source: TRL 1.10 (f2cd57710), trl/experimental/gkd/gkd_trainer.py and gkd_config
 from __future__ import annotations
 
 from ..frozen_model import SecondLoss
-from ..launch.record import Launch, LaunchReader, Table
+from ..launch.launch_types import Launch, LaunchReader, Table
 from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_model
 
 SOURCE = "trl/experimental/gkd/gkd_trainer.py"

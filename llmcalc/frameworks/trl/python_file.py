@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ...errors import InputError
 from ...sources.huggingface.family import field_names
 from ..launch.embedding_losses import ARGUMENTS_CLASS, with_embedding_loss
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     DEEPEST_EXPRESSION,
@@ -31,7 +32,6 @@ from ..launch.python_source import (
     statements_of_module,
     value_of_item,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.sft_loss import EARLIER_DEFAULTS, EARLIER_TRAINER_ARGUMENTS, TRANSFORMERS_DEFAULTS
 from ..launch.trainer import keeps_published_weights, read_trainer

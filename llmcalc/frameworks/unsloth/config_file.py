@@ -12,7 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of, record_unknown_keys
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    read_integer,
+    reader_of,
+    record_unknown_keys,
+)
 from ..launch.trainer import lora_settings, optimizer_settings, trainer_launch
 
 TRAINING_READ = field_names("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim")

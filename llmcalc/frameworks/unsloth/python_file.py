@@ -18,6 +18,7 @@ from ...algebra import ceil_div
 from ...sources.huggingface.family import field_names
 from ..launch.embedding_losses import ARGUMENTS_CLASS, with_embedding_loss
 from ..launch.grpo import colocated_rollout, grpo_length
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_fraction, read_integer, reader_of
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     calls_in_order,
@@ -29,7 +30,6 @@ from ..launch.python_source import (
     parse_python,
     statements_of_module,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, read_fraction, read_integer, reader_of
 from ..launch.trainer import (
     QUANTIZATION_AWARE_REASON,
     attention_settings,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import short_repr
 from ..argument_names import argument_names
-from ..launch.record import LaunchReader, Table
+from ..launch.launch_types import LaunchReader, Table
 from ..megatron.named_model import END_STAGE_ARGUMENTS, HOST_OPTIMIZER_ARGUMENTS, PIPELINE_SPLIT_ARGUMENTS
 from .rollout import ACTOR, MODEL
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..engines.registry import engine
-from ..launch.record import LaunchReader, LaunchSettings, Table, read_fraction, read_integer
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_fraction, read_integer
 from ..launch.rollout import AdditionalModel, ModelLocation, ModelState, Rollout
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from .writes import FieldWriters
+from .field_writers import FieldWriters
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import isqrt
 from typing import Any
 
+from .field_writers import WRITTEN_ACTIVATIONS
 from .parts import Table
-from .writes import WRITTEN_ACTIVATIONS
 
 TowerSpecs = Mapping[str, Any]
 """Name of an encoder in the wrapper's class → its spec."""

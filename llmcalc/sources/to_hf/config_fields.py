@@ -16,7 +16,7 @@ from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
 from ..huggingface.absent_value import AbsentValue, require_present
-from ..huggingface.writes import WRITTEN_ACTIVATIONS
+from ..huggingface.field_writers import WRITTEN_ACTIVATIONS
 from .config_values import ConfigValues
 
 

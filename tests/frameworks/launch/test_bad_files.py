@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch import yaml_text as text_module
+from llmcalc.frameworks.launch.launch_types import Launch
 from llmcalc.frameworks.launch.read import launch_from_text, read_launch
-from llmcalc.frameworks.launch.record import Launch
 from llmcalc.frameworks.launch.yaml_text import MOST_VALUES, parse_yaml
 from tests.samples import in_one_test
 

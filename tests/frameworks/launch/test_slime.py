@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.launch_types import Launch
 from llmcalc.frameworks.launch.read import launch_from_text, read_launch
-from llmcalc.frameworks.launch.record import Launch
 
 FILE = Path(__file__).parents[2] / "data" / "launch" / "slime_grpo.sh"
 

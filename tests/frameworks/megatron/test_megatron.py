@@ -20,7 +20,7 @@ from llmcalc.components.evidence import evidence_of_parts
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.record import LaunchSource
+from llmcalc.frameworks.launch.launch_types import LaunchSource
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon

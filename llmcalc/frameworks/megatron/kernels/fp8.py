@@ -20,9 +20,9 @@ from ....algebra import Number, ceil_div, exact_div, round_up
 from ....flow.program import Step
 from ....simulator.strides import Shape, count
 from ....simulator.tensor import FLOAT32, UINT8, Dtype, Needs, Tensor
-from .choices import RankKernelChoices
 from .gated_delta import DeltaKernels
 from .lowering import Gradients, SavedTensors, direct_steps
+from .rank_choices import RankKernelChoices
 
 TensorSpecs = list[tuple[Shape, Dtype]]
 

@@ -30,7 +30,7 @@ from ....simulator.tensor import (
     empty,
 )
 from ....workload.run_config import RunConfig
-from .choices import RankKernelChoices
+from .rank_choices import RankKernelChoices
 
 SavedTensors: TypeAlias = list[Tensor | None]
 

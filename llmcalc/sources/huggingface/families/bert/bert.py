@@ -17,6 +17,7 @@ from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY_CLASS, Deviation, Family, Quirks, field_names, is_untied, module_names
+from ...field_writers import FieldWriters
 from ...parts import (
     ACTIVATIONS,
     MULTIPLE_CHOICE,
@@ -35,7 +36,6 @@ from ...parts import (
     scores_sequences,
     token_types,
 )
-from ...writes import FieldWriters
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues

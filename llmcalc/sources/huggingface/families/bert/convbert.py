@@ -8,8 +8,8 @@ from __future__ import annotations
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY_CLASS, Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import MULTIPLE_CHOICE, Table, class_name_of_config, encoder, layer_table, layernorm, mlp
-from ...writes import FieldWriters
 from .bert import OLD_FIELDS, bert_activation, bert_head, bert_score_head, bert_stack, embedding_size, input_size
 
 

@@ -11,8 +11,8 @@ from ...absent_value import AbsentValue, require_present
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY_CLASS, Family, Quirks
+from ...field_writers import FieldWriter, FieldWriters
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
-from ...writes import FieldWriter, FieldWriters
 from .bert import OLD_FIELDS, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score_head
 
 if TYPE_CHECKING:

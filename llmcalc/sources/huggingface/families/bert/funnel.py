@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import MOST_LAYERS
 from ...config import Config
 from ...family import Family
+from ...field_writers import FieldWriters
 from ...parts import (
     ACTIVATIONS,
     MULTIPLE_CHOICE,
@@ -20,7 +21,6 @@ from ...parts import (
     mlp,
     scores_sequences,
 )
-from ...writes import FieldWriters
 from .bert import has_pretraining_head
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from .....ops.attention import AttentionCore, OverlappingChunkAttentionCore
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY_CLASS, Deviation, Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import Table, encoder, layer_pattern, pooler
-from ...writes import FieldWriters
 from .bert import (
     OLD_FIELDS,
     ROBERTA_WRITERS,

@@ -13,8 +13,8 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY_CLASS, Deviation, Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import QUESTION_ANSWERING, TOKEN_CLASSIFIER, Table, class_name_of_config, encoder, layernorm, pooler
-from ...writes import FieldWriters
 from .bert import OLD_FIELDS, ROBERTA_WRITERS, bert_block, bert_head, bert_stack, padded_positions
 
 if TYPE_CHECKING:

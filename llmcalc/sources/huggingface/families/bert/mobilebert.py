@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...config import Config
+from ...field_writers import FieldWriters
 from ...parts import QKVO_BIASES, Table, biases, encoder, layernorm, mlp, pooler, scores_sequences, token_types
-from ...writes import FieldWriters
 from .bert import BERT, bert_activation, bert_head, bert_positions, has_pretraining_head
 
 

@@ -15,6 +15,7 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family, ModuleNames, Quirks, field_names, module_names
+from ...field_writers import NO_PADDING_WRITER, FieldWriters
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -39,7 +40,6 @@ from ...parts import (
     scores_sequences,
     token_types,
 )
-from ...writes import NO_PADDING_WRITER, FieldWriters
 from .bert import OLD_FIELDS, SECOND_BIAS, bert_activation, bert_head, bert_score_head
 
 if TYPE_CHECKING:

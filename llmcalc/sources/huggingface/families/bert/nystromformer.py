@@ -16,8 +16,8 @@ from .....ops import SampledBlockAttentionCore
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY_CLASS, Deviation, Family, Quirks, module_names
+from ...field_writers import FieldWriters
 from ...parts import Table, encoder
-from ...writes import FieldWriters
 from .bert import BERT, OLD_FIELDS, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
+from ...field_writers import FieldWriters
 from ...parts import Table
-from ...writes import FieldWriters
 from .bert import OLD_FIELDS, SECOND_BIAS, has_pretraining_head, read_bert
 
 CHARACTER_FEATURES = ("shape", "pronunciation")

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from ...config import Config
 from ...family import EVERY_CLASS, Quirks
+from ...field_writers import FieldWriters
 from ...parts import Table, encoder, layer_table, layernorm, pooler
-from ...writes import FieldWriters
 from .bert import BERT, bert_activation, bert_head, bert_stack
 
 GROUP_FIELDS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ...config import Config
 from ...family import EVERY_CLASS, Quirks
+from ...field_writers import FieldWriters
 from ...parts import Table, encoder, layernorm, pooler
-from ...writes import FieldWriters
 from .bert import (
     BERT,
     ROBERTA_WRITERS,

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import PARTIAL_ROTARY_WRITER, FieldWriters
 from ...parts import (
     Table,
     decoder,
@@ -22,7 +23,6 @@ from ...parts import (
     mtp_modules,
     rmsnorm,
 )
-from ...writes import PARTIAL_ROTARY_WRITER, FieldWriters
 
 
 def latent_attention(config: Config, v_head_dim: int | None = None, **attention_fields: Any) -> Table:

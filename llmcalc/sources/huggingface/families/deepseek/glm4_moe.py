@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
     FULL_OR_SLIDING,
     QKV_BIASES,
@@ -26,7 +27,6 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ...writes import PARTIAL_ROTARY_WRITER
 from .deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, deepseek_decoder, routed_experts
 
 

@@ -15,6 +15,7 @@ from .....ops import KVCache
 from ...absent_value import require_present
 from ...config import Config
 from ...family import EVERY_CLASS, Deviation, Family, Quirks, field_names, module_names
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     Table,
     clamped_swiglu,
@@ -26,7 +27,6 @@ from ...parts import (
     rmsnorm,
     stack_of_kinds,
 )
-from ...writes import NO_PADDING_WRITER
 from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
 from .deepseek import LATENT_WRITERS, ROUTING_FIELDS, SIGMOID_ROUTING, routed_experts
 from .dsa import DSA_MODULES, indexer_kinds

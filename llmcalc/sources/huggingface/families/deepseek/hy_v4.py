@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, module_names
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     Table,
     clamped_swiglu,
@@ -20,7 +21,6 @@ from ...parts import (
     rmsnorm,
     stack_of_combined_kinds,
 )
-from ...writes import NO_PADDING_WRITER
 from .deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, latent_attention, routed_experts
 from .dsa import DSA_MODULES, check_first_indexer
 

@@ -12,8 +12,8 @@ from .....ops import State
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Deviation, Family
+from ...field_writers import FieldWriters
 from ...parts import DENSE_OR_MOE, Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
-from ...writes import FieldWriters
 from ..deepseek.deepseek import SIGMOID_ROUTING
 
 if TYPE_CHECKING:

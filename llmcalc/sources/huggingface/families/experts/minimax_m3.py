@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import FieldWriter
 from ...parts import (
     DENSE_OR_MOE,
     Table,
@@ -27,7 +28,6 @@ from ...parts import (
     qk_norm_fields,
     stack_of_combined_kinds,
 )
-from ...writes import FieldWriter
 from ..deepseek.deepseek import SIGMOID_ROUTING
 from ..glm.glm import FUSED_GATE_MODULES
 

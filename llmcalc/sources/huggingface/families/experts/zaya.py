@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import Table, biases, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, rope, stack_of_combined_kinds
-from ...writes import PARTIAL_ROTARY_WRITER
 
 
 def _read_zaya(config: Config) -> Table:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import (
     Table,
     attention,
@@ -26,7 +27,6 @@ from ...parts import (
     rope,
     sliding_stack,
 )
-from ...writes import FieldWriters
 from ...written_towers import gemma3_sections, paligemma_sections
 
 

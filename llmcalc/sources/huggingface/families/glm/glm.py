@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, ModuleNames
+from ...field_writers import NO_PADDING_WRITER, PARTIAL_ROTARY_WRITER
 from ...parts import QKV_BIASES, Table, attention, attention_biases, decoder, fused_glu, layer_table, rmsnorm, rope
-from ...writes import NO_PADDING_WRITER, PARTIAL_ROTARY_WRITER
 
 
 def _read_glm(config: Config, norm_placement: str = "pre") -> Table:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Family
+from ...field_writers import FieldWriters
 from ...parts import Table, decoder, layer_table, rmsnorm
-from ...writes import FieldWriters
 
 FEWEST_PROMPTS = 3
 """The class shows the third prompt."""

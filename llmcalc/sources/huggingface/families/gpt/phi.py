@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import NO_PADDING_WRITER, PARTIAL_ROTARY_WRITER
 from ...parts import (
     QKV_BIASES,
     QKVO_BIASES,
@@ -22,7 +23,6 @@ from ...parts import (
     qk_norm_fields,
     rope,
 )
-from ...writes import NO_PADDING_WRITER, PARTIAL_ROTARY_WRITER
 from ..llama.llama import llama_decoder
 from .gpt import full_width_heads, non_gated_ffn
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import WINDOW_WRITER
 from ...parts import (
     FULL_OR_SLIDING,
     Table,
@@ -23,7 +24,6 @@ from ...parts import (
     rmsnorm,
     sliding_stack,
 )
-from ...writes import WINDOW_WRITER
 
 PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 """Letters of `sliding_window_pattern` as a string of local and global layers, which repeats."""

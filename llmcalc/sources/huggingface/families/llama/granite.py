@@ -16,6 +16,7 @@ from .....components.base import LARGEST
 from .....components.position import Rope
 from ...config import Config, is_number
 from ...family import EVERY_CLASS, Family, ModuleNames, Quirks, module_names
+from ...field_writers import WINDOW_WRITER, FieldWriters
 from ...parts import (
     FULL_OR_SLIDING,
     Table,
@@ -30,7 +31,6 @@ from ...parts import (
     rope,
     stack_of_layers,
 )
-from ...writes import WINDOW_WRITER, FieldWriters
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues

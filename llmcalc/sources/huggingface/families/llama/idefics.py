@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Config
 from ...family import EVERY_CLASS, Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm_fields, rmsnorm
-from ...writes import FieldWriters
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import WINDOW_WRITER
 from ...parts import (
     FULL_OR_SLIDING,
     QKV_BIASES,
@@ -23,7 +24,6 @@ from ...parts import (
     rmsnorm,
     sliding_stack,
 )
-from ...writes import WINDOW_WRITER
 
 
 def llama_decoder(

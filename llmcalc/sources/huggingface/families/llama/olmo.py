@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     Table,
     attention,
@@ -24,7 +25,6 @@ from ...parts import (
     rmsnorm,
     sliding_stack,
 )
-from ...writes import NO_PADDING_WRITER
 
 
 def _read_olmo(config: Config) -> Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -26,7 +27,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
 )
-from ...writes import NO_PADDING_WRITER
 
 
 def _pre_norm_decoder(

@@ -16,6 +16,7 @@ from .....ops.sparse import EntryAttentionCore
 from ...absent_value import require_present
 from ...config import Config
 from ...family import EVERY_CLASS, Deviation, Family, Quirks
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
     QKVO_BIASES,
     Table,
@@ -30,7 +31,6 @@ from ...parts import (
     rope,
     stack_of_layers,
 )
-from ...writes import PARTIAL_ROTARY_WRITER
 from ..recurrent.delta import QWEN3_5_MODULES, gated_delta_net
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from .....components.base import LARGEST
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Family, ModuleNames, field_names
+from ...field_writers import NO_PADDING_WRITER, PARTIAL_ROTARY_WRITER, FieldWriters
 from ...parts import (
     QKVO_BIASES,
     Table,
@@ -35,7 +36,6 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import NO_PADDING_WRITER, PARTIAL_ROTARY_WRITER, FieldWriters
 from ..deepseek.deepseek import LATENT_WRITERS, SIGMOID_ROUTING, latent_attention
 from .mamba import layer_interval, layers_of_kind
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, ModuleNames, field_names
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
     ACTIVATIONS,
     Table,
@@ -22,7 +23,6 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import PARTIAL_ROTARY_WRITER
 from ..llama.granite import GRANITE_EARLIER_NAMES
 from .mamba import (
     IGNORED_FIELDS,

@@ -12,6 +12,7 @@ from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
 from ...family import Family, field_names, module_names
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     Table,
     attention,
@@ -25,7 +26,6 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import NO_PADDING_WRITER
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ...absent_value import AbsentValue
 from ...config import Config
 from ...family import Family, ModuleNames, field_names
+from ...field_writers import FieldWriter, FieldWriters
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, rmsnorm
-from ...writes import FieldWriter, FieldWriters
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues

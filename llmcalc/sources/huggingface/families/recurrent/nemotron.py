@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
     ACTIVATIONS,
     Table,
@@ -29,7 +30,6 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import PARTIAL_ROTARY_WRITER
 from .hybrid import hybrid_attention
 from .mamba import IGNORED_FIELDS, MAMBA_MODULES, NO_COMPONENT, state_space_field
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Family
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
     ACTIVATIONS,
     QKV_BIASES,
@@ -21,7 +22,6 @@ from ...parts import (
     rope,
     stack_of_variants,
 )
-from ...writes import PARTIAL_ROTARY_WRITER
 
 
 def _read_recurrent_gemma(config: Config) -> Table:

@@ -10,8 +10,8 @@ from math import floor
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import FieldWriter
 from ...parts import Table, biases, decoder, layer_table, rmsnorm
-from ...writes import FieldWriter
 
 
 def _read_xlstm(config: Config) -> Table:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Config
 from ...family import Family, ModuleNames, field_names
+from ...field_writers import FieldWriters
 from ...parts import (
     ACTIVATIONS,
     Table,
@@ -23,7 +24,6 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import FieldWriters
 from .hybrid import HYBRID_MODULES
 from .mamba import IGNORED_FIELDS, MAMBA_WRITERS, NO_COMPONENT, state_space_field, step_rank
 

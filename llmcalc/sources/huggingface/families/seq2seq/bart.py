@@ -18,6 +18,7 @@ from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import EVERY_CLASS, LAST_TOKEN_QUIRKS, Family, Quirks, field_names, module_names
+from ...field_writers import NO_PADDING_WRITER, FieldWriters
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION_NOTE,
@@ -31,7 +32,6 @@ from ...parts import (
     layernorm,
     mlp,
 )
-from ...writes import NO_PADDING_WRITER, FieldWriters
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues

@@ -9,8 +9,8 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
+from ...field_writers import FieldWriters
 from ...parts import Table, layer_pattern
-from ...writes import FieldWriters
 from .bart import ALIASES, IGNORED_FIELDS, STACK_WRITERS, bart_model
 
 

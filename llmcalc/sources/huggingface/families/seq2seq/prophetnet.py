@@ -11,6 +11,7 @@ from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import EVERY_CLASS, Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION_NOTE,
@@ -23,7 +24,6 @@ from ...parts import (
     layernorm,
     mlp,
 )
-from ...writes import FieldWriters
 from .bart import STACK_WRITERS
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
 from ...family import EVERY_CLASS, LAST_TOKEN_QUIRKS, Deviation, Family, ModuleNames, Quirks, is_untied
+from ...field_writers import FieldWriters
 from ...parts import ACTIVATIONS, Table, class_count, class_name_of_config, head_table, layer_table, rmsnorm
-from ...writes import FieldWriters
 
 
 def _read_t5(config: Config) -> Table:

@@ -60,7 +60,7 @@ def _read_udop(config: Config) -> Table:
 def _bias_buckets(config: Config) -> list[int]:
     """Returns the bucket numbers of the tables in `relative_bias_args`, the text-distance table first.
 
-    By default there are three, of BUCKETS buckets each.
+    By default there are three, of DEFAULT_BUCKETS buckets each.
     """
     field_name, bias_tables = "relative_bias_args", config.get("relative_bias_args")
     if bias_tables is None:

@@ -9,8 +9,8 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, field_names
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import Table
-from ...writes import NO_PADDING_WRITER
 from .bart import ALIASES, IGNORED_FIELDS, STACK_WRITERS, bart_model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..launch.record import Launch
+from ..launch.launch_types import Launch
 from .named_arguments import NamedModelArguments
 from .settings import MegatronSettings
 

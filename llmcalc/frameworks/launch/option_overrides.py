@@ -10,7 +10,7 @@ from ...errors import InputError
 from ...parallel.layout import Layout
 from ...parallel.layout_request import LayoutRequest
 from ..registry import DEFAULT_FRAMEWORK, framework, framework_of, layout_of
-from .record import Launch, LaunchFile, LaunchSource, OptionOverride
+from .launch_types import Launch, LaunchFile, LaunchSource, OptionOverride
 
 NO_OPTIONS: Mapping[str, Any] = {}
 """No options beside a file."""
