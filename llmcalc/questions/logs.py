@@ -33,7 +33,7 @@ ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory
 """A device for what is the same on each: weights, tokens of a cache of known size, and layers of known places."""
 
 MISSING_MEMORY_TEXT = "the device's memory: the log does not state it; expected --hardware NAME too"
-"""What is missing where no accelerator is known."""
+"""The missing value in a message about a log that states no memory of the device."""
 
 DERIVED_TERMS = ("budget", "kv_cache")
 """Terms that follow from others: they are named as off only where no other term is."""

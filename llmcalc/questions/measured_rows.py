@@ -42,7 +42,7 @@ MOST_BYTES = 2**20
 MOST_ROWS = 300
 """Largest number of rows."""
 
-TRAINING = "training"
+TRAINING_PHASE = "training"
 """The phase whose runs have a stack of their own."""
 
 MEASUREMENT_COLUMNS = ("seconds", "model", "hardware")
@@ -122,9 +122,9 @@ def _measured_run(
         )
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
-    is_training = run_question.settings.phase == TRAINING
-    if (estimated_run.phase == TRAINING) != is_training:
-        expected_text = TRAINING if is_training else "prefill or decode"
+    is_training = run_question.settings.phase == TRAINING_PHASE
+    if (estimated_run.phase == TRAINING_PHASE) != is_training:
+        expected_text = TRAINING_PHASE if is_training else "prefill or decode"
         raise InputError(
             f"{row_name}: phase: {estimated_run.phase}; expected {expected_text}: each of training and inference has "
             "a stack of its own to fit"

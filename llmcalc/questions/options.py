@@ -109,7 +109,7 @@ EngineName: TypeAlias = Annotated[
         metavar="NAME[==VERSION]",
     ),
 ]
-Price: TypeAlias = Annotated[
+PriceSetting: TypeAlias = Annotated[
     float | None,
     common_setting(
         "Price of a device and hour, in any currency.",
@@ -117,7 +117,7 @@ Price: TypeAlias = Annotated[
         metavar="MONEY",
     ),
 ]
-Stack: TypeAlias = Annotated[
+StackSetting: TypeAlias = Annotated[
     str | None,
     common_setting(
         "Software whose overheads are priced: maxtext, gpt-fast, … These are its fusion, overlap and host times; a "
@@ -127,7 +127,7 @@ Stack: TypeAlias = Annotated[
         metavar="NAME",
     ),
 ]
-Overlap: TypeAlias = Annotated[
+OverlapSetting: TypeAlias = Annotated[
     str | None,
     Setting(
         "Messages that run beside products: of gradients (dp), tensor (tp) or expert parallelism (ep); default as the "
@@ -146,7 +146,7 @@ NicRate: TypeAlias = Annotated[
         metavar="GB/s",
     ),
 ]
-Calibrate: TypeAlias = Annotated[
+CalibrateSetting: TypeAlias = Annotated[
     Path | None,
     common_setting(
         "Your own measured runs, on which the stack is fitted. A row has columns named as options of time (phase, "
@@ -180,10 +180,10 @@ class TimeOptions:
         int | None, common_setting("In prefill, tokens that are cached before the prompt.", minimum=0)
     ] = None
     server: Annotated[bool, common_setting("In prefill, add a server's time before the first token.")] = False
-    stack: Stack = None
-    overlap: Overlap = None
+    stack: StackSetting = None
+    overlap: OverlapSetting = None
     nic: NicRate = None
-    calibrate: Calibrate = None
+    calibrate: CalibrateSetting = None
     by_node: Annotated[
         int | None,
         common_setting("List the time by nodes of the model, to this depth.", maximum=MAX_DEPTH, metavar="DEPTH"),
@@ -227,7 +227,7 @@ class ServeOptions:
             "Formats of the cache to try (auto,fp8); default the engine's.", example="auto", metavar="FORMATS"
         ),
     ] = None
-    price: Price = None
+    price: PriceSetting = None
     concurrency: Annotated[
         int | None, load_setting("Requests in the server at any time; default as many as fit.", spellings=("--users",))
     ] = None
@@ -300,9 +300,9 @@ class ServeOptions:
         int | None, layout_size_setting("Replicas; with --ep above --tp, ranks with attention of their own.")
     ] = None
     ep: Annotated[int | None, layout_size_setting("Ranks that divide the experts.")] = None
-    stack: Stack = None
+    stack: StackSetting = None
     nic: NicRate = None
-    calibrate: Calibrate = None
+    calibrate: CalibrateSetting = None
 
 
 @frozen
@@ -321,7 +321,7 @@ class CostOptions:
     concurrency: Annotated[
         int | None, common_setting("Requests in the server at any time. Default as many as fit.")
     ] = None
-    price: Price = None
+    price: PriceSetting = None
     power: Annotated[
         float | None,
         common_setting(
@@ -341,6 +341,6 @@ class CostOptions:
         ),
     ] = None
     engine: EngineName = None
-    stack: Stack = None
-    overlap: Overlap = None
+    stack: StackSetting = None
+    overlap: OverlapSetting = None
     nic: NicRate = None

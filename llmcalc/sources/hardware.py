@@ -245,8 +245,8 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
 
 
 @cache
-def machines() -> dict[str, tuple[str, int]]:
-    """Returns the contents of `machines.toml`: machine type → its accelerator and the number of them."""
+def machine_types() -> dict[str, tuple[str, int]]:
+    """Returns the contents of `machine_types.toml`: machine type → its accelerator and the number of them."""
     machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
     return {
         machine_type: (hardware_name, device_count)
@@ -257,12 +257,14 @@ def machines() -> dict[str, tuple[str, int]]:
 
 @cache
 def _machines_by_normalized_type() -> dict[str, tuple[str, int]]:
-    return {normalized(machine_type): machine for machine_type, machine in machines().items()}
+    return {normalized(machine_type): machine for machine_type, machine in machine_types().items()}
 
 
 @cache
 def _accelerators_by_family() -> dict[str, str]:
-    return {_machine_family(machine_type): hardware_name for machine_type, (hardware_name, _) in machines().items()}
+    return {
+        _machine_family(machine_type): hardware_name for machine_type, (hardware_name, _) in machine_types().items()
+    }
 
 
 def _machine_family(machine_type: str) -> str:

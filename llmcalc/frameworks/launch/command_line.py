@@ -107,7 +107,7 @@ def typed_launch(typed_text: str) -> TypedLaunch:
     return TypedLaunch(command_words[0], variables, tuple(command_words[1:]))
 
 
-TYPED_COMMAND = "--launch"
+LAUNCH_OPTION = "--launch"
 """The name of a typed command in messages."""
 
 
@@ -129,7 +129,7 @@ def is_training_command(typed_text: str) -> bool:
     """Whether the value of `--launch` is the command of a training program, such as `tune run … --config FILE`."""
     command_words = words_of_typed_command(typed_text)
     typed_variables = dict(re.findall(r"(?:^|\s)([A-Za-z_]\w*)=(\S*)", typed_text)) if command_words else {}
-    return bool(command_words) and command_line(ShellCommand(command_words, typed_variables, 1)) is not None
+    return bool(command_words) and parse_command_line(ShellCommand(command_words, typed_variables, 1)) is not None
 
 
 def _file_exists(file_name: str) -> bool:
@@ -151,7 +151,7 @@ TORCHTITAN_SCRIPTS = ("run_train.sh", "run_llama_train.sh")
 """torchtitan's own scripts, which run the job of `CONFIG_FILE` on `NGPU` devices, 8 by default."""
 
 
-def command_line(command: ShellCommand) -> CommandLine | None:
+def parse_command_line(command: ShellCommand) -> CommandLine | None:
     """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
     command_words = list(command.words)
     line_and_loops = (command.line, command.loop_values)

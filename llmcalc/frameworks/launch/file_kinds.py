@@ -51,7 +51,7 @@ COMMAND_FUNCTIONS: CommandFunctions = {
 """The functions that read a program's commands: field of `LaunchFile` → `file:function` in the program's folder."""
 
 
-NO_COMMANDS: Mapping[str, Table] = {}
+NO_COMMAND_FUNCTIONS: Mapping[str, Table] = {}
 """No commands with arguments that are keys of config files."""
 
 
@@ -62,7 +62,7 @@ def _program_file(
     title: str = "",
     kind_name: str = "",
     *,
-    commands: Mapping[str, Table] = NO_COMMANDS,
+    commands: Mapping[str, Table] = NO_COMMAND_FUNCTIONS,
     launcher: str = "",
     **reader_functions: str,
 ) -> tuple[str, LaunchFile]:

@@ -16,7 +16,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 """No options beside a file."""
 
 READER_OPTIONS = ("devices", "framework_version")
-"""Options of a layout that a reader takes by itself."""
+"""Layout options that each reader of launch files applies itself."""
 
 FORMAT_SETTINGS = ("precision", "dtype", "master_weights", "grad_dtype")
 """Settings that `--precision` replaces together."""

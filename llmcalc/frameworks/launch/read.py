@@ -20,11 +20,11 @@ from .accelerate_command import accelerate_config_table, process_count_of
 from .command_config import config_file_and_words, with_typed_values
 from .command_line import (
     CONSOLE_PROGRAMS,
+    LAUNCH_OPTION,
     NON_PROGRAM_COMMANDS,
-    TYPED_COMMAND,
-    command_line,
     is_training_command,
     parse_arguments,
+    parse_command_line,
     plain_value,
     typed_launch,
 )
@@ -66,15 +66,15 @@ def read_launch(
     Raises `InputError`, which names file, field and fix.
     """
     if is_training_command(str(launch_path)):
-        shell_script = read_script(posix_paths(str(launch_path)), TYPED_COMMAND, None, ())
+        shell_script = read_script(posix_paths(str(launch_path)), LAUNCH_OPTION, None, ())
         source_file = LaunchSource(
-            TYPED_COMMAND,
+            LAUNCH_OPTION,
             world_size,
             allows_unknown,
             release_date,
             gpu_name,
-            _table_reader(TYPED_COMMAND, Path()),
-            read_text=_text_reader(TYPED_COMMAND, Path()),
+            _table_reader(LAUNCH_OPTION, Path()),
+            read_text=_text_reader(LAUNCH_OPTION, Path()),
         )
         return _read_script(shell_script, source_file, [], options)
     typed_parts = typed_launch(str(launch_path))
@@ -586,7 +586,7 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
 def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program starts."""
-    program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
+    program_lines = [program_line for command in commands if (program_line := parse_command_line(command)) is not None]
     return [
         program_line
         if (file_kind := _kind_with_launcher(program_line)) is None

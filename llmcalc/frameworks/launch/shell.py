@@ -79,8 +79,8 @@ def read_script(
     return shell_script
 
 
-_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
-_SPACE = " \t"
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
+_BLANKS = " \t"
 
 
 class StatementReader(WordReader):
@@ -125,7 +125,7 @@ class StatementReader(WordReader):
             if self.position >= len(self.text):
                 break
             character = self.text[self.position]
-            assignment = _ASSIGNED.match(self.text, self.position)
+            assignment = _ASSIGNMENT.match(self.text, self.position)
             if character == "#":
                 self.skip_comment()
             elif character in "\n;&|()":
@@ -476,7 +476,7 @@ class StatementReader(WordReader):
 
     def skip_space(self) -> None:
         while self.position < len(self.text):
-            if self.text[self.position] in _SPACE:
+            if self.text[self.position] in _BLANKS:
                 self.position += 1
             elif self.text.startswith("\\\n", self.position):
                 self.position += 2
@@ -514,7 +514,7 @@ class StatementReader(WordReader):
                 line_end = len(self.text) if line_end < 0 else line_end
                 line_text = self.text[self.position : line_end]
                 self.position = line_end + 1
-                if line_text.lstrip("\t").rstrip(_SPACE) == delimiter:
+                if line_text.lstrip("\t").rstrip(_BLANKS) == delimiter:
                     document_text, self.position = self.text[document_start : line_end - len(line_text)], line_end
                     if self.is_running() and self.depth < 3:
                         self.here_string = self.expand_here_document(document_text) if is_expanded else document_text

@@ -109,9 +109,9 @@ def variable_expander(name_in_errors: str, variables: Mapping[str, str]) -> Call
 
 _PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,80}[\w.])?>(?=[\s/'\"_]|$)")
 """A place that a user is to fill, such as `<path to the data>`. The shell would read a file."""
-_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
-_QUOTED = re.compile(r'[^"\\$`\0]+')
-_ESCAPED = re.compile(r"((?:[^'\\]|\\.)*+)'", re.DOTALL)
+_PLAIN_TEXT = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
+_QUOTED_TEXT = re.compile(r'[^"\\$`\0]+')
+_ESCAPED_TEXT = re.compile(r"((?:[^'\\]|\\.)*+)'", re.DOTALL)
 """The text of a string with escapes, `$'…'`, up to its last quote."""
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
@@ -217,7 +217,7 @@ class WordReader:
                 expanded_text = self.read_expansion()
                 word_pieces.append((expanded_text.replace(ITEM_SEPARATOR, " "), True))
             else:
-                word_pieces.append(self.read_plain_text(_PLAIN))
+                word_pieces.append(self.read_plain_text(_PLAIN_TEXT))
             character_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[checked_piece_count:])
             checked_piece_count = len(word_pieces)
             if character_count > LONGEST_VALUE:
@@ -229,7 +229,7 @@ class WordReader:
         if self.text[self.position + 1] == '"':
             self.position += 2
             return self.read_quoted_text()
-        escaped_match = _ESCAPED.match(self.text, self.position + 2)
+        escaped_match = _ESCAPED_TEXT.match(self.text, self.position + 2)
         if escaped_match is None:
             raise self.error("a quote ' that does not end")
         self.position = escaped_match.end()
@@ -260,7 +260,7 @@ class WordReader:
                 else:
                     text_pieces.append((expanded_text, True))
             else:
-                text_pieces.append(self.read_plain_text(_QUOTED))
+                text_pieces.append(self.read_plain_text(_QUOTED_TEXT))
         raise self.error('a quote " that does not end')
 
     def read_marked_name(self) -> tuple[str, bool]:

@@ -110,7 +110,7 @@ IGNORED_ARGUMENTS = field_names("""
     vocab-file wandb-entity wandb-exp-name wandb-project wandb-save-dir weight-decay weight-decay-incr-style
     yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int yarn-original-max-position-embeddings
     """)
-"""Names without their hyphens."""
+"""Names, without leading hyphens, of arguments that change no memory."""
 
 OLD_IGNORED_ARGUMENTS = field_names("""
     data-impl delay-grad-reduce enable-one-logger legacy-tokenizer log-batch-size-to-tensorboard
@@ -118,4 +118,4 @@ OLD_IGNORED_ARGUMENTS = field_names("""
     no-contiguous-buffers-in-local-ddp no-delay-grad-reduce no-log-learnig-rate-to-tensorboard
     no-query-key-layer-scaling no-scatter-gather-tensors-in-pipeline s3-cache-path
     """)
-"""Names that older versions had."""
+"""Names of such arguments that only older versions have."""

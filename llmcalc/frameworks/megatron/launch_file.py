@@ -52,7 +52,7 @@ REMOVED_ARGUMENTS = {
 """Arguments that Megatron-LM itself refuses."""
 
 CHECKPOINT_ARGUMENTS = ("use_checkpoint_args", "use_mp_args_from_checkpoint_args")
-"""Arguments that put those of a checkpoint in the place of the file's."""
+"""Arguments with which a checkpoint's arguments replace those of the file."""
 
 REASON_BY_PREFIX = {
     "rl_": "reinforcement learning",
@@ -75,7 +75,7 @@ REASON_BY_PREFIX = {
 """How an argument without a field begins → what it is for."""
 
 KNOWN_SPEC_WORDS = ("hybrid", "mamba", "local")
-"""Words of which one is in `--spec` where it names layers that other arguments describe too."""
+"""Words in a `--spec` whose layers other arguments describe too."""
 
 READ_TEST_KEYS = ("MODEL_ARGS", "ENV_VARS")
 """Entries of a functional test's YAML that are read."""

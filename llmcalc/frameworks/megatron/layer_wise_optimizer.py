@@ -29,7 +29,7 @@ LARGEST_SHARD_IMBALANCE = 1.3
 """How much fuller than an even share a shard may get to even out the cost."""
 
 FULL_BUCKET_FRACTION = 0.9
-"""Of the largest tensor times the ranks: a bucket does not end before it holds so much."""
+"""Share of largest tensor · ranks, in elements, that a bucket has at least before it ends."""
 
 
 def pack_buffer(

@@ -23,7 +23,7 @@ BUCKET_ALIGNMENT = 128
 """Elements: the end of a bucket is a multiple of this, and of the ranks that share it."""
 
 BUCKET_ALIGNMENT_FOR_BUSBW = 1 << 16
-"""The same with --ddp-pad-buckets-for-high-nccl-busbw."""
+"""Alignment of a bucket's end with --ddp-pad-buckets-for-high-nccl-busbw, in elements."""
 
 SMALLEST_BUCKET_ELEMENTS = 40_000_000
 BUCKET_ELEMENTS_PER_RANK = 1_000_000

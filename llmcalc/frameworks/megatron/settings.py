@@ -591,7 +591,7 @@ SIZE_FIELDS = (
     "linear_num_key_heads",
     "linear_num_value_heads",
 )
-"""Fields that are sizes, where they are given."""
+"""Optional fields that are positive sizes."""
 
 GPT2_VOCABULARY_SIZE = 50257
 """Tokens of GPT-2's vocabulary."""
@@ -620,7 +620,7 @@ CP_EXCHANGE_BY_COMM_TYPE: dict[str, ContextExchange] = {
 """Megatron's word for the exchange of keys and values → the layout's. By heads inside of a ring counts as a ring."""
 
 ZERO_STAGE_BY_STRATEGY: dict[str, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-"""What Megatron-FSDP divides → the stage of ZeRO."""
+"""`data_parallel_sharding_strategy` → the ZeRO stage."""
 
 GATED_DELTA_NET_NAMES = ("gdn", "gated_delta_net")
 """Names of attention by gated DeltaNet, the second of older versions."""

@@ -12,7 +12,7 @@ GROUP_BY_OVERLAP_ARGUMENT = {
     "tp_comm_overlap": "tp",
     "overlap_moe_expert_parallel_comm": "ep",
 }
-"""Arguments → the group whose messages they send beside products."""
+"""Argument → the process group whose messages it overlaps with matrix products."""
 
 
 LAYER_GRAPHS_STACK = "megatron-layer-graphs"

@@ -205,7 +205,7 @@ UNMODELLED_FIELDS_BY_REASON: dict[str, tuple[str, ...]] = {
     "networks in chunks of tokens": ("mlp_chunks_for_training",),
     "a trace of routing": ("moe_routing_trace_path", "moe_enable_routing_replay"),
 }
-"""What changes memory in ways that nothing here follows → the fields that ask for it."""
+"""Feature whose memory is not modelled → the fields that switch it on."""
 
 MODELLED_VALUES_WITH_FSDP: dict[str, tuple[tuple[Any, ...], str]] = {
     "data_parallel_sharding_strategy": (("optim_grads_params",), "another strategy than optim_grads_params"),
@@ -233,7 +233,7 @@ UNMODELLED_INDEXER_FIELDS = (
     "no_dsa_indexer_scoring_relu",
     "no_dsa_indexer_rotate_activation",
 )
-"""Fields that change what an indexer holds, in ways that nothing here follows."""
+"""Fields that change an indexer's tensors and are not modelled."""
 
 VALUES_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "experimental_attention_variant": (*GATED_DELTA_NET_NAMES, "dsa"),
@@ -241,4 +241,4 @@ VALUES_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adam", "sgd", "muon", "dist_muon"),
     "transformer_impl": ("transformer_engine", "local"),
 }
-"""Field → values that change nothing."""
+"""Field → values with which it changes no memory."""

@@ -13,8 +13,8 @@ from ...sources.files import read_text
 from ..engines.flags import find_flag, flags_by_spelling
 from ..engines.registry import FOLDERS, ON_LLAMA_CPP, engine
 from ..launch.command_line import (
+    LAUNCH_OPTION,
     TRAINING_COMMAND,
-    TYPED_COMMAND,
     TypedLaunch,
     is_training_command,
     typed_launch,
@@ -72,7 +72,7 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
     typed_text = str(launch_path)
     if words_of_typed_command(typed_text):
         typed_text = posix_paths(typed_text)
-        typed_command = TypedLaunch(TYPED_COMMAND, {}, ())
+        typed_command = TypedLaunch(LAUNCH_OPTION, {}, ())
         if is_training_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()
     typed_launch_file = typed_launch(typed_text)

@@ -223,7 +223,7 @@ def _library_class_names_in_lower_case() -> frozenset[str]:
     return frozenset(class_name.lower() for class_names in library_class_names().values() for class_name in class_names)
 
 
-PREDICTION_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+MTP_COUNT_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Fields with a number of modules of multi-token prediction."""
 
 
@@ -233,7 +233,7 @@ def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
     unknown_names = {unknown_field.path.rpartition(".")[2] for unknown_field in config.unknown_fields}
     return [
         f"{name}: the multi-token-prediction modules are not counted"
-        for name in PREDICTION_FIELDS
+        for name in MTP_COUNT_FIELDS
         if name not in noted_fields | unknown_names
         and is_json_integer(config.config_fields.get(name))
         and config.config_fields[name] > 0

@@ -27,10 +27,10 @@ WRITTEN_ACTIVATIONS = {
 """Activation name here → its name in configs, if they differ."""
 
 NO_PADDING_WRITER: FieldWriters = {"pad_token_id": lambda s: None}
-"""For classes whose padding token is a token of the published vocabulary, which other specs may not have."""
+"""The writer of classes whose padding token is a token of the published vocabulary, which other specs may not have."""
 
 PARTIAL_ROTARY_WRITER: FieldWriters = {"partial_rotary_factor": "partial_rotary_factor"}
-"""For classes that use `partial_rotary_factor`; in other classes the whole head is rotary, whatever the config says."""
+"""The writer of classes that use `partial_rotary_factor`; in others the whole head is rotary, whatever a config says."""
 
 WINDOW_WRITER: FieldWriters = {"sliding_window": lambda s: s.window}
-"""For classes that have a sliding window by default."""
+"""The writer of classes that have a sliding window by default."""

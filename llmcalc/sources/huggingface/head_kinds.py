@@ -99,12 +99,12 @@ modeling.py in its repository and jina.py of vLLM.
 ARTIFACT_FILE = "artifact.metadata"
 """The file beside a `config.json` in which ColBERT's code states how the model was trained."""
 
-BI_ENCODERS = (
+BI_ENCODER_CLASSES = (
     "BiPali", "BiGemma3", "BiIdefics3", "BiQwen2", "BiQwen2_5", "BiQwen3", "BiQwen3_5", "BiModernVBert", "BiEuroVBert",
 )  # fmt: skip
 """Classes of illuin-tech/colpali that return the hidden state of a token."""
 
-CLASSES_WITHOUT_HEAD = frozenset((*PROJECTION_BY_CLASS, *BI_ENCODERS))
+CLASSES_WITHOUT_HEAD = frozenset((*PROJECTION_BY_CLASS, *BI_ENCODER_CLASSES))
 """Classes without an output head."""
 
 _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rerank|Ranker|Ranking|Retriev|Embedd")

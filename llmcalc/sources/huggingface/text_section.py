@@ -15,7 +15,7 @@ OTHER_TEXT_SECTIONS = ("text_config", "llm_config", "lm_config", "language_confi
 own forms.
 """
 
-USUAL_SIZES = {**dict.fromkeys(WIDTH_FIELDS, "hidden_size"), **dict.fromkeys(DEPTH_FIELDS, "num_hidden_layers")}
+USUAL_SIZE_NAMES = {**dict.fromkeys(WIDTH_FIELDS, "hidden_size"), **dict.fromkeys(DEPTH_FIELDS, "num_hidden_layers")}
 """A size's name in published configs → its usual one."""
 
 
@@ -88,7 +88,7 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
         if not is_text_section and not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():
             continue
         for name, size in section_value.items():
-            size_name = USUAL_SIZES.get(name, str(name))
+            size_name = USUAL_SIZE_NAMES.get(name, str(name))
             is_compared = name in WIDTH_FIELDS or (is_text_section and type(size) is int)
             compared_sizes = default_text_sizes if is_text_section else default_sizes
             if is_compared and size not in compared_sizes.get(size_name, [size]):

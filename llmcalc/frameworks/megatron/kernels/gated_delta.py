@@ -24,7 +24,7 @@ CHUNK_TOKENS = 64
 """The tokens that the delta rule computes at once (gdn.py, `torch_chunk_gated_delta_rule`)."""
 
 FUSED_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
-"""The projections that are one (gdn.py, `in_proj_split_names`)."""
+"""The projections that one linear layer computes (gdn.py, `in_proj_split_names`)."""
 
 
 class DeltaKernels(MambaKernels):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, QKV_BIASES, Table, biases, layer_table, layernorm, mlp
-from .granite import QFORMER, qformer
+from .granite import QFORMER_DEFAULTS, qformer
 from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
 
 
@@ -38,7 +38,7 @@ def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> 
         **_image_encoder(config, config.flag("qkv_bias")),
         "image": {"type": "fixed", "size": config.integer("image_size"), "tokens": query_count},
     }
-    resampler = qformer(root_config.section("qformer_config", QFORMER), hidden_size, query_count, None, config)
+    resampler = qformer(root_config.section("qformer_config", QFORMER_DEFAULTS), hidden_size, query_count, None, config)
     linear_layer = (text_hidden_size, True, "identity")
     return {
         "vision_model": encoder,
@@ -58,7 +58,7 @@ VISION_DEFAULTS: Table = {
     "qkv_bias": True,
 }
 
-BLIP_VISION: Table = {
+BLIP_VISION_DEFAULTS: Table = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -71,7 +71,7 @@ BLIP_VISION: Table = {
 BLIP_FIELDS = field_names("dropout initializer_factor num_channels")
 
 WRAPPERS = {
-    "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION}, ignored_fields=BLIP_FIELDS),
+    "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION_DEFAULTS}, ignored_fields=BLIP_FIELDS),
     "blip-2": vision_section(
         _read_blip_2,
         {"blip_2_vision_model": VISION_DEFAULTS},

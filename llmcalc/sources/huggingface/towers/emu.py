@@ -144,7 +144,7 @@ def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
     return list(listed_numbers)
 
 
-EMU3: Table = {
+EMU3_DEFAULTS: Table = {
     "codebook_size": 32768,
     "embed_dim": 4,
     "latent_channels": 4,
@@ -160,7 +160,7 @@ EMU3: Table = {
     "num_attention_heads": 1,
 }
 
-JANUS_VISION: Table = {
+JANUS_VISION_DEFAULTS: Table = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
@@ -176,7 +176,7 @@ JANUS_VISION: Table = {
     "depth": 2,
     "num_image_tokens": 576,
 }
-JANUS_TOKENIZER: Table = {
+JANUS_TOKENIZER_DEFAULTS: Table = {
     "embed_dim": 8,
     "num_embeddings": 16384,
     "double_latent": False,
@@ -196,14 +196,16 @@ WRAPPERS = {
     "janus": {
         "vision_config": TowerSection(
             _read_janus,
-            {"janus_vision_model": JANUS_VISION},
+            {"janus_vision_model": JANUS_VISION_DEFAULTS},
             ignored_fields=frozenset({"hidden_dropout_rate", "projection_dropout"}),
         ),
         "vq_config": TowerSection(
-            _read_janus_tokenizer, {"janus_vqgan": JANUS_TOKENIZER}, ignored_fields=frozenset({"num_patches"})
+            _read_janus_tokenizer, {"janus_vqgan": JANUS_TOKENIZER_DEFAULTS}, ignored_fields=frozenset({"num_patches"})
         ),
     },
     "emu3": {
-        "vq_config": TowerSection(_read_emu3, {"emu3_vqgan": EMU3}, ignored_fields=frozenset({"attention_dropout"}))
+        "vq_config": TowerSection(
+            _read_emu3, {"emu3_vqgan": EMU3_DEFAULTS}, ignored_fields=frozenset({"attention_dropout"})
+        )
     },
 }

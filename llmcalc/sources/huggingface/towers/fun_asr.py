@@ -41,7 +41,8 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
         "audio": {"type": "recording", "window": FRAME_SAMPLES, "hop": FRAME_GROUP_STEP},
     }
     adaptor_config = root_config.section(
-        "adaptor_config", {**ADAPTOR, "hidden_size": text_hidden_size, "intermediate_size": text_hidden_size // 4}
+        "adaptor_config",
+        {**ADAPTOR_DEFAULTS, "hidden_size": text_hidden_size, "intermediate_size": text_hidden_size // 4},
     )
     adaptor_config.require("hidden_size", text_hidden_size)
     block = layer_table(
@@ -62,7 +63,7 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
     }
 
 
-FUN_ASR: Table = {
+FUN_ASR_DEFAULTS: Table = {
     "num_mel_bins": 80,
     "hidden_size": 512,
     "num_attention_heads": 4,
@@ -74,7 +75,7 @@ FUN_ASR: Table = {
     "num_timestamp_prediction_layers": 20,
     "fsmn_kernel_size": 11,
 }
-ADAPTOR: Table = {
+ADAPTOR_DEFAULTS: Table = {
     "num_attention_heads": 8,
     "num_hidden_layers": 2,
     "layer_norm_eps": 1e-5,
@@ -87,7 +88,7 @@ WRAPPERS = {
     "fun_asr_nano": {
         "audio_config": TowerSection(
             _read_fun_asr,
-            {"fun_asr_nano_encoder": FUN_ASR},
+            {"fun_asr_nano_encoder": FUN_ASR_DEFAULTS},
             ignored_fields=frozenset({"attention_dropout", "hidden_dropout"}),
         )
     }

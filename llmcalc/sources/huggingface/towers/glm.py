@@ -103,7 +103,7 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
     }
 
 
-GLM4V: Table = {
+GLM4V_DEFAULTS: Table = {
     "depth": 24,
     "hidden_size": 1536,
     "hidden_act": "silu",
@@ -119,8 +119,8 @@ GLM4V: Table = {
     "intermediate_size": 13696,
 }
 
-GLM_OCR: Table = {
-    **GLM4V,
+GLM_OCR_DEFAULTS: Table = {
+    **GLM4V_DEFAULTS,
     "hidden_size": 1024,
     "attention_bias": True,
     "num_heads": 16,
@@ -129,14 +129,14 @@ GLM_OCR: Table = {
 }
 
 WRAPPERS = {
-    "glm_ocr": vision_section(_read_glm_ocr, {"glm_ocr_vision": GLM_OCR}),
+    "glm_ocr": vision_section(_read_glm_ocr, {"glm_ocr_vision": GLM_OCR_DEFAULTS}),
     "glm5_next": vision_section(
         _read_glm5_next,
-        {"glm5_next_vision": {**GLM_OCR, "projection_intermediate_size": 10240}},
+        {"glm5_next_vision": {**GLM_OCR_DEFAULTS, "projection_intermediate_size": 10240}},
         ignored_fields=frozenset({"swiglu_limit"}),
     ),
-    "glm4v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V, "glm4v": GLM4V}),
-    "glm46v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V}),
-    "glmga": vision_section(_read_glm4v, {"glm4v_vision": GLM4V}),
-    "glm4v_moe": vision_section(_read_glm4v, {"glm4v_moe_vision": GLM4V, "glm4v_moe": GLM4V}),
+    "glm4v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V_DEFAULTS, "glm4v": GLM4V_DEFAULTS}),
+    "glm46v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V_DEFAULTS}),
+    "glmga": vision_section(_read_glm4v, {"glm4v_vision": GLM4V_DEFAULTS}),
+    "glm4v_moe": vision_section(_read_glm4v, {"glm4v_moe_vision": GLM4V_DEFAULTS, "glm4v_moe": GLM4V_DEFAULTS}),
 }

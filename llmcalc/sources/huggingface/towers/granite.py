@@ -45,7 +45,9 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
         "audio": {**audio_framing, "tokens_at_once": query_count},
     }
     feature_width = concatenated_layers * hidden_size
-    resampler = qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
+    resampler = qformer(
+        root_config.section("projector_config", QFORMER_DEFAULTS), feature_width, query_count, window, config
+    )
     projector_table = projector(
         feature_width, (text_hidden_size, True, "identity"), resampler=resampler, encoder_layers=concatenated_layers
     )
@@ -94,7 +96,7 @@ def qformer(
     return qformer_fields if window is None else {**qformer_fields, "window": window}
 
 
-GRANITE: Table = {
+GRANITE_DEFAULTS: Table = {
     "input_dim": 160,
     "num_layers": 10,
     "hidden_dim": 1024,
@@ -107,7 +109,7 @@ GRANITE: Table = {
     "conv_kernel_size": 15,
     "conv_expansion_factor": 2,
 }
-QFORMER: Table = {
+QFORMER_DEFAULTS: Table = {
     "model_type": "blip_2_qformer",
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -135,13 +137,13 @@ ALIASES = {
 WRAPPERS = {
     "granite_speech": {
         "encoder_config": TowerSection(
-            _read_granite_speech, {"granite_speech_encoder": GRANITE}, PROJECTOR_DEFAULTS, aliases=ALIASES
+            _read_granite_speech, {"granite_speech_encoder": GRANITE_DEFAULTS}, PROJECTOR_DEFAULTS, aliases=ALIASES
         )
     },
     "granite_speech_plus": {
         "encoder_config": TowerSection(
             _read_granite_speech,
-            {"granite_speech_plus_encoder": {**GRANITE, "cat_hidden_layers": None}},
+            {"granite_speech_plus_encoder": {**GRANITE_DEFAULTS, "cat_hidden_layers": None}},
             PROJECTOR_DEFAULTS,
             aliases=ALIASES,
         )

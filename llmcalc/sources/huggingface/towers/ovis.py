@@ -20,7 +20,7 @@ from .section import (
     vision_section,
     vision_transformer,
 )
-from .siglip import SIGLIP, siglip_encoder, siglip_of_rows
+from .siglip import SIGLIP_DEFAULTS, siglip_encoder, siglip_of_rows
 
 
 def _read_ovis2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -73,11 +73,15 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     backbone_model_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
     field_path_prefix = f"{config.location}backbone_config."
     if backbone_model_type == "siglip_vision_model":
-        backbone_config = Config(backbone_fields, SIGLIP, backbone_model_type, location=field_path_prefix)
+        backbone_config = Config(backbone_fields, SIGLIP_DEFAULTS, backbone_model_type, location=field_path_prefix)
         tower = siglip_encoder(backbone_config)
     elif backbone_model_type == "aimv2":
         backbone_config = Config(
-            backbone_fields, AIMV2, backbone_model_type, location=field_path_prefix, aliases={"mlp_bias": "use_bias"}
+            backbone_fields,
+            AIMV2_DEFAULTS,
+            backbone_model_type,
+            location=field_path_prefix,
+            aliases={"mlp_bias": "use_bias"},
         )
         tower = _aimv2_encoder(backbone_config)
     else:
@@ -143,7 +147,7 @@ def _visual_vocabulary(
     }
 
 
-AIMV2: Table = {
+AIMV2_DEFAULTS: Table = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
     "num_hidden_layers": 24,
@@ -159,8 +163,14 @@ AIMV2: Table = {
     "hidden_stride": 1,
     "num_visual_indicator_tokens": 5,
 }
-OVIS: Table = {"vocab_size": 16384, "hidden_stride": 1, "drop_cls_token": False, "depths": None, "backbone_config": {}}
-NAVIT: Table = {
+OVIS_DEFAULTS: Table = {
+    "vocab_size": 16384,
+    "hidden_stride": 1,
+    "drop_cls_token": False,
+    "depths": None,
+    "backbone_config": {},
+}
+NAVIT_DEFAULTS: Table = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_hidden_layers": 24,
@@ -186,7 +196,7 @@ WRAPPERS = {
     "ovis": {
         "visual_tokenizer_config": TowerSection(
             _read_ovis,
-            {"siglip_visual_tokenizer": OVIS, "aimv2_visual_tokenizer": OVIS},
+            {"siglip_visual_tokenizer": OVIS_DEFAULTS, "aimv2_visual_tokenizer": OVIS_DEFAULTS},
             default_section=None,
             ignored_fields=TOKENIZER_FIELDS,
         )
@@ -194,7 +204,7 @@ WRAPPERS = {
     "ovis2_5": {
         "vit_config": TowerSection(
             _read_ovis2_5,
-            {"siglip2_navit": NAVIT},
+            {"siglip2_navit": NAVIT_DEFAULTS},
             {"visual_vocab_size": 65536},
             default_section=None,
             ignored_fields=frozenset({"attention_dropout", "window_size"}),
@@ -202,7 +212,7 @@ WRAPPERS = {
     },
     "ovis2": vision_section(
         _read_ovis2,
-        {"ovis2_vision": AIMV2},
+        {"ovis2_vision": AIMV2_DEFAULTS},
         {"hidden_size": 1536},
         ignored_fields=frozenset({"attention_dropout", "tokenize_function"}),
     ),

@@ -281,7 +281,7 @@ MINIMAX_PIXELS, ERNIE_PIXELS = 451_584, 28 * 28 * 6177
 """The most pixels of an image in the processors of MiniMax-M3 and ERNIE 4.5 VL."""
 
 
-QWEN2: Table = {
+QWEN2_DEFAULTS: Table = {
     "depth": 32,
     "embed_dim": 1280,
     "hidden_size": 3584,
@@ -294,7 +294,7 @@ QWEN2: Table = {
     "temporal_patch_size": 2,
 }
 
-QWEN2_5: Table = {
+QWEN2_5_DEFAULTS: Table = {
     "depth": 32,
     "hidden_size": 3584,
     "hidden_act": "silu",
@@ -309,7 +309,7 @@ QWEN2_5: Table = {
     "fullatt_block_indexes": (7, 15, 23, 31),
 }
 
-QWEN3_5: Table = {
+QWEN3_5_DEFAULTS: Table = {
     "depth": 27,
     "hidden_size": 1152,
     "hidden_act": "gelu_pytorch_tanh",
@@ -323,7 +323,7 @@ QWEN3_5: Table = {
     "num_position_embeddings": 2304,
 }
 
-QWEN3: Table = {**QWEN3_5, "deepstack_visual_indexes": (8, 16, 24)}
+QWEN3_DEFAULTS: Table = {**QWEN3_5_DEFAULTS, "deepstack_visual_indexes": (8, 16, 24)}
 
 IGNORED_FIELDS = frozenset(
     {"fullatt_block_indexes", "in_chans", "spatial_patch_size", "tokens_per_second", "window_size"}
@@ -337,7 +337,7 @@ KIMI_FIELDS = field_names("""
     """)
 """Fields of Kimi K2.5's encoder that change no count."""
 
-KIMI: Table = {
+KIMI_DEFAULTS: Table = {
     "patch_size": 14,
     "pos_emb_height": 64,
     "pos_emb_width": 64,
@@ -349,7 +349,7 @@ KIMI: Table = {
     "merge_kernel_size": (2, 2),
 }
 
-ERNIE: Table = {
+ERNIE_DEFAULTS: Table = {
     "depth": 32,
     "hidden_size": 1280,
     "hidden_act": "quick_gelu",
@@ -362,7 +362,7 @@ ERNIE: Table = {
     "rms_norm_eps": 1e-6,
 }
 
-MINIMAX: Table = {
+MINIMAX_DEFAULTS: Table = {
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "num_hidden_layers": 32,
@@ -378,37 +378,43 @@ MINIMAX: Table = {
 MINIMAX_FIELDS = field_names("position_embedding_type rope_mode rope_theta vision_segment_max_frames")
 """Fields of MiniMax-M3's published encoder that change no count; its class has rotary positions in three dimensions."""
 
-QWEN2_5_TYPES = {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}
-QWEN3_TYPES = {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3}
-EXAONE: Table = {**QWEN2_5, "num_key_value_heads": 8}
+QWEN2_5_TYPES = {"qwen2_5_vl_vision": QWEN2_5_DEFAULTS, "qwen2_5_vl": QWEN2_5_DEFAULTS}
+QWEN3_TYPES = {"qwen3_vl_vision": QWEN3_DEFAULTS, "qwen3_vl": QWEN3_DEFAULTS}
+EXAONE_DEFAULTS: Table = {**QWEN2_5_DEFAULTS, "num_key_value_heads": 8}
 
 WRAPPERS = {
     "qwen2_vl": vision_section(
-        _read_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored_fields=IGNORED_FIELDS
+        _read_qwen2, {"qwen2_vl_vision": QWEN2_DEFAULTS, "qwen2_vl": QWEN2_DEFAULTS}, ignored_fields=IGNORED_FIELDS
     ),
     "qwen2_5_vl": vision_section(read_qwen2_5, QWEN2_5_TYPES, ignored_fields=IGNORED_FIELDS),
-    "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE}, ignored_fields=IGNORED_FIELDS),
+    "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE_DEFAULTS}, ignored_fields=IGNORED_FIELDS),
     "hyperclovax_vision_v2": vision_section(_read_hyperclovax, QWEN2_5_TYPES, ignored_fields=IGNORED_FIELDS),
     "cosmos3_omni": vision_section(read_qwen3, QWEN3_TYPES),
     "qwen3_vl": vision_section(read_qwen3, QWEN3_TYPES),
-    "qwen3_vl_moe": vision_section(read_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3}),
-    "cohere_compass": vision_section(read_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3}),
-    "qwen3_5": vision_section(_read_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5}),
-    "qwen3_5_moe": vision_section(_read_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5}),
-    "interns1_pro": vision_section(_read_qwen3_5, {"interns1_pro_vision": QWEN3_5, "interns1_pro": QWEN3_5}),
-    "intern_s2_preview": vision_section(_read_qwen3_5, dict.fromkeys(INTERN_S2, QWEN3_5)),
-    "qwen4_exp": vision_section(_read_qwen3_5, {"qwen4_exp_vision": QWEN3_5, "qwen4_exp": QWEN3_5}),
+    "qwen3_vl_moe": vision_section(read_qwen3, {"qwen3_vl_moe_vision": QWEN3_DEFAULTS, "qwen3_vl_moe": QWEN3_DEFAULTS}),
+    "cohere_compass": vision_section(
+        read_qwen3, {"cohere_compass_vision": QWEN3_DEFAULTS, "cohere_compass": QWEN3_DEFAULTS}
+    ),
+    "qwen3_5": vision_section(_read_qwen3_5, {"qwen3_5_vision": QWEN3_5_DEFAULTS, "qwen3_5": QWEN3_5_DEFAULTS}),
+    "qwen3_5_moe": vision_section(
+        _read_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5_DEFAULTS, "qwen3_5_moe": QWEN3_5_DEFAULTS}
+    ),
+    "interns1_pro": vision_section(
+        _read_qwen3_5, {"interns1_pro_vision": QWEN3_5_DEFAULTS, "interns1_pro": QWEN3_5_DEFAULTS}
+    ),
+    "intern_s2_preview": vision_section(_read_qwen3_5, dict.fromkeys(INTERN_S2, QWEN3_5_DEFAULTS)),
+    "qwen4_exp": vision_section(_read_qwen3_5, {"qwen4_exp_vision": QWEN3_5_DEFAULTS, "qwen4_exp": QWEN3_5_DEFAULTS}),
     "kimi_k25": vision_section(
         _read_kimi,
-        {"kimi_k25_vision": KIMI},
+        {"kimi_k25_vision": KIMI_DEFAULTS},
         {"projection_hidden_size": 1152},
         ignored_fields=KIMI_FIELDS,
         aliases=KIMI_NAMES,
     ),
-    "ernie4_5_vl_moe": vision_section(_read_ernie, {"ernie4_5_vl_moe_vision": ERNIE}),
+    "ernie4_5_vl_moe": vision_section(_read_ernie, {"ernie4_5_vl_moe_vision": ERNIE_DEFAULTS}),
     "minimax_m3_vl": vision_section(
         _read_minimax,
-        {"minimax_m3_vl_vision": MINIMAX, "clip_vision_model": MINIMAX},
+        {"minimax_m3_vl_vision": MINIMAX_DEFAULTS, "clip_vision_model": MINIMAX_DEFAULTS},
         {"projector_hidden_size": 6144},
         ignored_fields=MINIMAX_FIELDS,
     ),

@@ -88,7 +88,7 @@ def _read_nemotron_audio(root_config: Config, config: Config, text_hidden_size: 
     }
 
 
-RADIO: Table = {
+RADIO_DEFAULTS: Table = {
     "hidden_size": 1280,
     "num_hidden_layers": 32,
     "num_attention_heads": 16,
@@ -115,7 +115,7 @@ WRAPPERS = {
     "nemotron_h_omni": {
         "vision_config": TowerSection(
             _read_nemotron,
-            {"radio": RADIO},
+            {"radio": RADIO_DEFAULTS},
             {
                 "downsample_ratio": 0.5,
                 "projector_hidden_size": 4096,

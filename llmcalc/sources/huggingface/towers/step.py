@@ -61,7 +61,7 @@ VISION_DEFAULTS: Table = {
     "mlp_ratio": 8960 / 1536,
 }
 
-SECTIONS = vision_section(
+VISION_SECTION = vision_section(
     _read_step,
     {"step3p5_vision": VISION_DEFAULTS, "perception_encoder": VISION_DEFAULTS},  # the second in published configs
     {"projector_bias": False},
@@ -72,4 +72,4 @@ SECTIONS = vision_section(
         """),
 )
 
-WRAPPERS = {"step3p7": SECTIONS, "step_robotics": SECTIONS}
+WRAPPERS = {"step3p7": VISION_SECTION, "step_robotics": VISION_SECTION}
