@@ -30,7 +30,7 @@ NO_PADDING_WRITER: FieldWriters = {"pad_token_id": lambda s: None}
 """The writer of classes whose padding token is a token of the published vocabulary, which other specs may not have."""
 
 PARTIAL_ROTARY_WRITER: FieldWriters = {"partial_rotary_factor": "partial_rotary_factor"}
-"""The writer of classes that use `partial_rotary_factor`; in others the whole head is rotary, whatever a config says."""
+"""The writer of classes that use `partial_rotary_factor`; in others the whole head is rotary with any config."""
 
 WINDOW_WRITER: FieldWriters = {"sliding_window": lambda s: s.window}
 """The writer of classes that have a sliding window by default."""
