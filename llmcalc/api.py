@@ -248,10 +248,10 @@ def kv(
         return ask_servers(engine_questions_of(model, engine, hardware, options | scheme_option), ask_engine_cache)
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
-    from .questions.counts import SCHEME_WITHOUT_ENGINE, CacheQuestion
+    from .questions.counts import SCHEME_WITHOUT_ENGINE_ERROR, CacheQuestion
 
     if quantize is not None:
-        raise InputError(SCHEME_WITHOUT_ENGINE)
+        raise InputError(SCHEME_WITHOUT_ENGINE_ERROR)
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = sort_options(options, kv, rank=True)

@@ -284,14 +284,14 @@ def engine_questions_of(
 
     options: those of reading a model, the scheme of the weights, and the engines' own flags.
     """
-    from .questions.engines import ONE_ACCELERATOR, engine_questions
+    from .questions.engines import ONE_ACCELERATOR_ERROR, engine_questions
 
     optional_path("--launch", launch)
     reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
     quantize = optional_text("--quantize", options.pop("quantize", None), "fp8")
     hardware_names = _hardware_names(hardware)
     if len(hardware_names) > 1:
-        raise InputError(ONE_ACCELERATOR)
+        raise InputError(ONE_ACCELERATOR_ERROR)
     engines = validate_texts("--engine", engine, "vllm==0.19")
     if not (engines or launch):
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")

@@ -121,7 +121,7 @@ MUTANTS = (
         "collective.repetitions",
     ),
     # frameworks
-    Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
+    Mutant("frameworks/megatron/param_and_grad_buffer.py", "shard_count, BUCKET_ALIGNMENT,", "BUCKET_ALIGNMENT,"),
     Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shard_count *", "_elements *"),
     Mutant(
         "frameworks/deepspeed/partitions.py", "(ALIGNMENT * rank_count)) * ALIGNMENT *", "rank_count) *"

@@ -17,7 +17,7 @@ sys.path.insert(0, str(WEB.parent))
 
 from llmcalc.device_memory.settings import Settings  # noqa: E402
 from llmcalc.frameworks.engines.registry import FOLDERS, engine  # noqa: E402
-from llmcalc.frameworks.registry import NAMES as FRAMEWORKS  # noqa: E402
+from llmcalc.frameworks.registry import FRAMEWORK_NAMES as FRAMEWORKS  # noqa: E402
 from llmcalc.parallel.layout_request import LayoutRequest  # noqa: E402
 from llmcalc.workload.setting import DeclaredSetting, declarations_of  # noqa: E402
 

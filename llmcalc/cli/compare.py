@@ -7,7 +7,7 @@ import typer
 from ..studies.compare import SORT_KEYS
 from ..studies.model_selection import ModelFilter
 from .hardware import accelerator_option
-from .options import CacheDtype, Seq, TargetsOrNone, length_option, value_option
+from .options import CacheDtypeOption, OptionalTargetsArgument, SeqOption, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
@@ -15,11 +15,11 @@ SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 
 @add_target_options
 def command(
-    targets: TargetsOrNone = None,
+    targets: OptionalTargetsArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Every preset, or those that the filters take.")] = False,
     sort: Annotated[str | None, value_option("--sort", "KEY", SORT_HELP)] = None,
-    seq: Seq = None,
-    kv_dtype: CacheDtype = "bf16",
+    seq: SeqOption = None,
+    kv_dtype: CacheDtypeOption = "bf16",
     hardware: Annotated[str | None, accelerator_option(" Adds the time of a token and tokens/s on it.")] = None,
     users: Annotated[int | None, length_option("--users", help="Sequences at once on --hardware; default 1.")] = None,
     *,

@@ -7,13 +7,13 @@ import typer
 
 from ..errors import one_line
 from ..workload.lengths import MOST_CONTEXT
-from .options import CacheDtype, TableOption, Targets, length_option, value_option
+from .options import CacheDtypeOption, TableOption, TargetsArgument, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
 @add_target_options
 def command(
-    targets: Targets,
+    targets: TargetsArgument,
     git: Annotated[
         str | None,
         value_option(
@@ -36,7 +36,7 @@ def command(
             f"{MOST_CONTEXT:,}, if not given.",
         ),
     ] = None,
-    kv_dtype: CacheDtype = "bf16",
+    kv_dtype: CacheDtypeOption = "bf16",
     table: TableOption = None,
     *,
     target_options: TargetOptions,

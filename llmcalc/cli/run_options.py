@@ -10,7 +10,7 @@ from ..workload.setting import declarations_of
 from .options import value_option
 from .setting_options import OptionOfCommand, option_of_setting, options_of_settings, replace_parameter
 
-CublasWorkspace: TypeAlias = Annotated[
+CublasWorkspaceOption: TypeAlias = Annotated[
     str | None,
     value_option(
         "--cublas-workspace",

@@ -9,7 +9,7 @@ from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..witnesses.reference import Device
 from ..witnesses.verification import Witness
 from .layout_options import add_layout_options
-from .options import JunitOption, TableOption, TargetsOrNone, length_option
+from .options import JunitOption, OptionalTargetsArgument, TableOption, length_option
 from .output import check_writable, open_whole_file
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
@@ -17,7 +17,7 @@ from .target_options import OutputOptions, TargetOptions, add_target_options
 @add_layout_options
 @add_target_options
 def command(
-    targets: TargetsOrNone = None,
+    targets: OptionalTargetsArgument = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Verify every preset. Those that cannot be compared are listed as skipped.")
     ] = False,

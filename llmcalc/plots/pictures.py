@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..costs.context_length import usual_sequence
 from ..errors import InputError, suggest
-from ..sources.preset import Preset, name_in_errors
+from ..sources.preset import Preset, target_in_errors
 from ..sources.presets import find_preset, model_names
 from ..studies.model_selection import EVERY_MODEL, ModelFilter
 from .figure import require_matplotlib
@@ -48,7 +48,7 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
     from .context import cache as plot_cache
 
     for model_preset in models:
-        with name_in_errors(model_preset):
+        with target_in_errors(model_preset):
             kv(model_preset.model, format_name=kv_dtype)
     return plot_cache(models, kv_dtype)
 
@@ -71,7 +71,7 @@ def shape_picture(
 
     named_studies = []
     for preset in models:
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             tokens = usual_sequence(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
             shape_family = build_family(preset.model)
@@ -120,7 +120,7 @@ def memory_picture(run_question: RunQuestion) -> Figure:
     require_matplotlib()
     from .memory import memory as plot_memory
 
-    with name_in_errors(run_question.preset):
+    with target_in_errors(run_question.preset):
         run_memory = run_question.with_defaults_of_tag().memory_on_one_device()
         accelerator_fits = [run_memory.device.fit_on(hardware) for hardware in run_question.accelerators]
         return plot_memory(run_question.preset.display, run_memory, accelerator_fits)

@@ -11,7 +11,7 @@ from ..costs.params import ParameterCount
 from ..errors import InputError
 from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
-from ..sources.preset import Preset, name_in_errors
+from ..sources.preset import Preset, target_in_errors
 from ..studies.model_selection import EVERY_MODEL, ModelFilter
 from ..units import parse_count
 from ..workload.validation import number_text
@@ -67,7 +67,7 @@ def ask_compare(
     decoding_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
     compared_quantities = []
     for preset, parameter_count in compared_models:
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             model_quantities = quantities_of_model(preset.model, tokens, kv_dtype, parameter_count)
             if hardware is not None:
                 model_quantities = replace(
@@ -144,7 +144,7 @@ class ShapeQuestion:
         preset = read_model(standard_preset(*budget_options) if target is None else target)
         target_model = None if target is None else preset.model
         seq = usual_sequence(preset.model) if self.seq is None else self.seq
-        with name_in_errors(None if target is None else preset):
+        with target_in_errors(None if target is None else preset):
             model_family = build_family(
                 preset.model,
                 self.head_dim,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
-from ..sources.names import is_checkpoint, is_hub_id
 from ..sources.preset import Preset
+from ..sources.target_names import is_checkpoint, is_hub_id
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inputs import NO_INPUTS, Inputs
@@ -38,7 +38,7 @@ Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "time", "a
 PassPhase: TypeAlias = Literal["training", "prefill", "decode"]
 """Phases whose kernels' time can be explained."""
 
-SCHEME_WITHOUT_ENGINE = (
+SCHEME_WITHOUT_ENGINE_ERROR = (
     "--quantize: the cache has its own format, --kv-dtype; for the tokens beside weights add --engine"
 )
 """The error of a scheme of weights where no engine has them beside the cache."""
@@ -310,7 +310,7 @@ class CacheQuestion:
         )
 
 
-APPLIES_TO = {
+QUANTITIES_BY_SETTING = {
     "batch": ("activations", "time"),
     "attn_implementation": ("activations",),
     "recompute": ("activations",),
@@ -356,7 +356,7 @@ class ExplainQuestion:
         """Raises `InputError` for settings that do not apply to the quantity."""
         if self.bibtex and not self.latex:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
-        for setting_name, explained_quantities in APPLIES_TO.items():
+        for setting_name, explained_quantities in QUANTITIES_BY_SETTING.items():
             if getattr(self, setting_name) is not None and self.quantity not in explained_quantities:
                 option, quantities_text = f"--{setting_name.replace('_', '-')}", " and ".join(explained_quantities)
                 raise InputError(

@@ -176,15 +176,15 @@ def _compared_plans(
     run_question: RunQuestion, plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
 ) -> tuple[LayoutPlan, ...]:
     """Returns one-row plans, sorted by time, of the other usual frameworks that shard weights, if none was named."""
-    from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
+    from ..frameworks.registry import DEFAULT_FRAMEWORK, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, plan_of
 
-    if plan.training_times is None or plan.other_plans or plan.framework.name == WITHOUT_A_NAME:
+    if plan.training_times is None or plan.other_plans or plan.framework.name == DEFAULT_FRAMEWORK:
         return ()
     compared_plans = []
     for framework_record in frameworks_for_plans(run_question.layout, run_question.hardware):
-        if framework_record.name in (WITHOUT_A_NAME, plan.framework.name):
+        if framework_record.name in (DEFAULT_FRAMEWORK, plan.framework.name):
             continue
         if time_settings is not None and time_settings(framework_record).stack == plan.training_times.settings.stack:
             continue  # `--stack` names the software of one framework

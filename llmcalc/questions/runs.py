@@ -27,7 +27,7 @@ from ..workload.setting import option, training_option
 if TYPE_CHECKING:
     from ..device_memory.device_memory import UnreplayedBytes
     from ..frameworks.framework import Framework
-    from ..frameworks.launch.record import Launch
+    from ..frameworks.launch.launch_types import Launch
     from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.draft import DraftCosts
 
@@ -98,13 +98,13 @@ class RunQuestion(RunOptions):
         ZeRO-3.
         Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
         """
-        from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
+        from ..frameworks.registry import ADAPTER_PLAN_ZERO_STAGES, framework, frameworks_for_plans
 
         layout, refusal_error, has_planned_run = self.layout, None, False
         first_framework, *other_frameworks = frameworks_for_plans(layout, self.hardware)
         yields_every_framework = self.settings.lora_rank is not None and bool(other_frameworks)
         if yields_every_framework:
-            other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
+            other_frameworks = [*map(framework, ADAPTER_PLAN_ZERO_STAGES), other_frameworks[0]]
         for framework_record in (first_framework, *other_frameworks):
             run_layout, run_memory = layout, self.with_framework(framework_record).memory_on_one_device()
             try:
@@ -112,20 +112,20 @@ class RunQuestion(RunOptions):
             except InputError as error:
                 refusal_error = error
                 continue
-            if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
+            if refusal_error is not None and framework_record.name in ADAPTER_PLAN_ZERO_STAGES:
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
                     getattr(layout, degree_name) not in (None, 1)
                     for degree_name in framework_record.layout_rules.untried_sizes
                 )
-                if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
+                if is_divided or (layout.zero and ADAPTER_PLAN_ZERO_STAGES[framework_record.name] is None):
                     continue
                 parallel_degrees: dict[str, Any] = {
                     degree_name: getattr(layout, degree_name) or 1 for degree_name in ("tp", "cp", "pp", "ep")
                 }
                 run_layout = replace(
-                    layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name]
+                    layout, **parallel_degrees, zero=layout.zero or ADAPTER_PLAN_ZERO_STAGES[framework_record.name]
                 )
             has_planned_run = True
             yield run_memory, replace(run_layout, framework=framework_record.name)
@@ -491,7 +491,7 @@ def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str,
     }
 
 
-HALF_FORMATS = ("bfloat16", "float16")
+SIXTEEN_BIT_FORMATS = ("bfloat16", "float16")
 """Number formats of 16 bits, in which weights are trained as they are published."""
 
 
@@ -501,7 +501,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16. Adapters stay in fp32 beside them, under autocast where the file has it.
     """
-    if not launched_run.keeps_checkpoint_dtype or preset.dtype not in HALF_FORMATS:
+    if not launched_run.keeps_checkpoint_dtype or preset.dtype not in SIXTEEN_BIT_FORMATS:
         return launched_run
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"
@@ -531,10 +531,10 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for a cross-entropy of another framework's library."""
     loss = settings.cross_entropy
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
-        from ..frameworks.registry import NAMES, framework
+        from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
         frameworks_text = " or ".join(
-            framework_name for framework_name in NAMES if loss in framework(framework_name).losses
+            framework_name for framework_name in FRAMEWORK_NAMES if loss in framework(framework_name).losses
         )
         raise InputError(
             f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
@@ -551,10 +551,12 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
-        from ..frameworks.registry import NAMES, framework
+        from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
         supporting_frameworks = [
-            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
+            framework_name
+            for framework_name in FRAMEWORK_NAMES
+            if precision in framework(framework_name).narrow_precisions
         ]
         expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
@@ -594,7 +596,7 @@ Parameters = ParamSpec("Parameters")
 QuestionAnswer = TypeVar("QuestionAnswer")
 
 
-def in_words_of_file(
+def name_file_in_errors(
     question: Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer],
 ) -> Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer]:
     """Returns a question whose errors about an option of a launch file name the file and its argument."""
@@ -623,7 +625,7 @@ def _planned_framework(run_question: RunQuestion, framework_record: Framework) -
     return None if planned_framework is framework_record else planned_framework
 
 
-@in_words_of_file
+@name_file_in_errors
 def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) -> DeviceMemoryAnswer | RanksMemoryAnswer:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from ..timing.batching import RequestSizes
     from ..timing.speculation import Speculation
 
-AUTO = "auto"
+AUTO_FORMAT = "auto"
 """The word for the published number format in lists of formats."""
 
-MOST_FORMATS = 8
+MOST_FORMAT_COMBINATIONS = 8
 """Largest number of combinations of formats that are tried."""
 
 
@@ -176,14 +176,14 @@ def _prefill_decode_ratio(options: ServeOptions, request_sizes: RequestSizes) ->
         raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
     if request_sizes.output_tokens == 1:
         raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
-    if replica_ratio_text == AUTO:
+    if replica_ratio_text == AUTO_FORMAT:
         return None
     text_match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(replica_ratio_text))
     replica_counts = (0, 0) if text_match is None else (int(text_match[1]), int(text_match[2]))
     if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
-            f"--disaggregate: {short_repr(replica_ratio_text)}; expected {AUTO}, or replicas for prompts and replicas "
-            f"that decode, each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
+            f"--disaggregate: {short_repr(replica_ratio_text)}; expected {AUTO_FORMAT}, or replicas for prompts and "
+            f"replicas that decode, each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
     return replica_counts
 
@@ -261,8 +261,10 @@ def _runs_by_format(
         for weight_format in _parse_formats("--quantize", options.quantize)
         for kv_dtype in _parse_formats("--kv-dtype", options.kv_dtype)
     ]
-    if len(format_pairs) > MOST_FORMATS:
-        raise InputError(f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMATS}")
+    if len(format_pairs) > MOST_FORMAT_COMBINATIONS:
+        raise InputError(
+            f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMAT_COMBINATIONS}"
+        )
     formats_and_memories = []
     for format_pair in dict.fromkeys(format_pairs):
         chosen_formats = {
@@ -283,6 +285,7 @@ def _parse_formats(option_name: str, formats_text: str | None) -> Sequence[str |
     format_words = [format_word.strip() for format_word in str(formats_text)[: LARGEST.bit_length() * 20].split(",")]
     if not all(format_words):
         raise InputError(
-            f"{option_name}: {short_repr(formats_text)}; expected formats with commas between them, such as {AUTO},fp8"
+            f"{option_name}: {short_repr(formats_text)}; expected formats with commas between them, "
+            f"such as {AUTO_FORMAT},fp8"
         )
-    return [None if format_word == AUTO else format_word for format_word in format_words]
+    return [None if format_word == AUTO_FORMAT else format_word for format_word in format_words]

@@ -19,8 +19,8 @@ from ..sources.target import load
 from ..timing.calibration import UNCHANGED, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
-from .options import OPTIONS_OF_AN_ORDER, TimeOptions
-from .runs import RunQuestion, check_loss, in_words_of_file
+from .options import TIME_ORDER_OPTIONS, TimeOptions
+from .runs import RunQuestion, check_loss, name_file_in_errors
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
@@ -69,7 +69,7 @@ ASSUMED_PHASES = {"decode": "decoding of a token", "prefill": "a prompt"}
 """Phase that is timed where none is stated → its name in a sentence."""
 
 
-@in_words_of_file
+@name_file_in_errors
 def ask_time(
     run_question: RunQuestion,
     options: TimeOptions,
@@ -129,8 +129,7 @@ def timed_run(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
-    from ..frameworks.registry import NAMES as FRAMEWORK_NAMES
-    from ..frameworks.registry import framework
+    from ..frameworks.registry import FRAMEWORK_NAMES, framework
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.run_time import time_training
 
@@ -490,7 +489,7 @@ def layout_time_settings(
 
     Raises `InputError` for options of time in a plan by memory.
     """
-    for field_name in OPTIONS_OF_AN_ORDER:
+    for field_name in TIME_ORDER_OPTIONS:
         if order_name == "memory" and getattr(options, field_name) is not None:
             raise InputError(f"{option(field_name)}: is of the order by time; expected --by time")
     return lambda framework_record: time_settings(run_question, framework_record, options)
@@ -514,7 +513,7 @@ def ask_timed_plan(
 
     run_question.require_one_accelerator()
     layout_time_settings(run_question, order_name, options)  # refuses options of time in a plan by memory
-    if any(getattr(options, field_name) is not None for field_name in OPTIONS_OF_AN_ORDER):
+    if any(getattr(options, field_name) is not None for field_name in TIME_ORDER_OPTIONS):
         order_name = "time"  # what cannot be timed with them is refused
     options, calibration = _calibrated_options(run_question, options, read_model)
     plan_answer = ask_plan(

@@ -37,7 +37,7 @@ from ..studies.fit_options import MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareO
 from ..studies.fit_serving import ReplicaFit, ServingFitAnswer
 from ..units import DTYPE_BITS
 
-FORMATS = "dtype", "kv_dtype", "quantize"
+FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
 
 
@@ -84,7 +84,7 @@ class UsualEngine:
         ]
         if settings.phase not in SERVED_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
             return None
-        format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
+        format_settings = {format_field: getattr(settings, format_field) for format_field in FORMAT_SETTINGS}
         typed_options = {
             field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
         }
@@ -185,7 +185,7 @@ class UsualEngine:
         if memory_fit.verdict == "no":
             for settings in chain(*single_setting_changes(run_memory, self.hardware, batch, seq)):
                 format_settings = {
-                    format_field: settings[format_field] for format_field in FORMATS if format_field in settings
+                    format_field: settings[format_field] for format_field in FORMAT_SETTINGS if format_field in settings
                 }
                 changed_engine = replace(
                     self, seq=settings.get("seq", self.seq), options={**self.options, **format_settings}

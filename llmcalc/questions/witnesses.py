@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..parallel.layout import Layout
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..reports.answer import ReportedAnswer
-from ..sources.preset import Preset, name_in_errors
+from ..sources.preset import Preset, target_in_errors
 
 if TYPE_CHECKING:
     from ..sources.checkpoints.header import Checkpoint
@@ -43,7 +43,7 @@ def read_checkpoint_header(checkpoint: str) -> Checkpoint:
     """Reads the header of a checkpoint, from a file or from a hub id."""
     from ..sources.checkpoints.read import read_checkpoint
     from ..sources.hub import fetch_headers
-    from ..sources.names import is_hub_id
+    from ..sources.target_names import is_hub_id
 
     # Path.exists raises an error for a name that is too long
     if not os.path.exists(checkpoint) and is_hub_id(checkpoint):
@@ -125,7 +125,7 @@ class VerifyQuestion:
         return ReportedAnswer(verify_result, lambda: report(*verify_result), is_verified)
 
     def _verdict_of_model(self, preset: Preset) -> Verdict:
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             if self.distributed:
                 from ..witnesses.distributed.compare import build_job, verify_distributed
 

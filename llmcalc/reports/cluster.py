@@ -11,7 +11,7 @@ from .. import units
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.settings import NARROW_PRODUCTS
 from ..frameworks.framework import Framework
-from ..frameworks.launch.record import Launch
+from ..frameworks.launch.launch_types import Launch
 from ..frameworks.ranks import Cluster
 from ..optional import TOWERS
 from ..parallel.layout import stages

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import units
-from ..frameworks.nccl import is_counted
+from ..frameworks.nccl import has_known_buffers
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, ties_with_previous
@@ -281,7 +281,7 @@ def _nccl_headroom_notes(plan: LayoutPlan) -> list[str]:
     if (
         first_layout is None
         or first_layout.headroom > LITTLE_HEADROOM * first_layout.capacity
-        or is_counted(first_layout.layout, first_plan.framework, first_plan.memory.cuda_runtime)
+        or has_known_buffers(first_layout.layout, first_plan.framework, first_plan.memory.cuda_runtime)
     ):
         return []
     return [

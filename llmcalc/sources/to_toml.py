@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from ..components.stack import BASE, Stack
 from ..model import ModelSpec
 from ..record import NONE, Record
-from .preset import NOT_IN_FILES, Preset
+from .preset import LOADED_FIELDS, Preset
 
-NOT_WRITTEN = {"model", *NOT_IN_FILES}
+UNWRITTEN_FIELDS = {"model", *LOADED_FIELDS}
 
 
 def preset_description(preset: Preset) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def preset_description(preset: Preset) -> dict[str, Any]:
     preset_fields = {
         field_name: value
         for field_name, value in preset.model_dump(exclude_defaults=True).items()
-        if field_name not in NOT_WRITTEN
+        if field_name not in UNWRITTEN_FIELDS
     }
     if preset.changes:
         preset_fields["title"] = preset.display

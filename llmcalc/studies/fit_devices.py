@@ -13,7 +13,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
 from ..frameworks.ranks import Cluster, rank_with_most_memory
-from ..frameworks.registry import WITHOUT_A_NAME, framework
+from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
@@ -96,7 +96,7 @@ def fit_devices(
     work_budget = search_budget()
 
     def question_under_framework(run_memory: Memory, framework_request: LayoutRequest) -> DevicesQuestion:
-        framework_record = framework(framework_request.framework or WITHOUT_A_NAME)
+        framework_record = framework(framework_request.framework or DEFAULT_FRAMEWORK)
         return DevicesQuestion(
             LayoutEstimates(run_memory, framework_record), hardware, framework_request, global_batch, work_budget
         )

@@ -20,9 +20,9 @@ from ..costs.params import params
 from ..device_memory.settings import Settings
 from ..device_memory.static import memory
 from ..errors import InputError
-from ..sources.names import hub_id_of, is_hub_id
 from ..sources.preset import Preset
 from ..sources.presets import find_preset
+from ..sources.target_names import hub_id_of, is_hub_id
 from ..sources.to_toml import model_description
 from ..units import short_dtype
 

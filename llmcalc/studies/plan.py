@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate
 from ..frameworks.ranks import Cluster
-from ..frameworks.registry import WITHOUT_A_NAME, framework
+from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
@@ -309,7 +309,7 @@ def plan_of(
     is given, and if the search ended early and nothing that it tried may fit.
     """
     assert layout_request.devices is not None
-    framework_record = framework(layout_request.framework or WITHOUT_A_NAME)
+    framework_record = framework(layout_request.framework or DEFAULT_FRAMEWORK)
     memory_use, spec = model_memory.states, model_memory.spec
     interconnect = hardware.interconnect
     node_devices = min(NODE, (interconnect.domain_size if interconnect is not None else None) or NODE)

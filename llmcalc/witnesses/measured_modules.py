@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..flow.tree import index_ranges
 from ..sources.huggingface.config_file import read_json
-from ..sources.huggingface.drafts import CLASSES, with_draft_type
+from ..sources.huggingface.drafts import CLASS_PATTERN_BY_TYPE, with_draft_type
 from ..sources.huggingface.head_kinds import architecture_of
 from ..sources.huggingface.registry import model_type_of_class_name, usual_name
 from .module_measurements import parameter_counts_by_path
@@ -47,7 +47,7 @@ def measure_config(config_path: Path) -> tuple[str, ModuleTree]:
         draft_type = with_draft_type(config_fields)[0].get("model_type")
     except InputError as error:
         raise InputError(f"{config_path}: {error}") from None
-    if draft_type in CLASSES:
+    if draft_type in CLASS_PATTERN_BY_TYPE:
         raise InputError(
             f"{config_path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
         )

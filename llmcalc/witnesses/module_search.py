@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from ..flow.module_names import USUAL_NAMES
 from ..flow.tree import Node
-from ..sources.huggingface.family import Modules
-from ..sources.huggingface.towers.names import TOWER_MODULES
+from ..sources.huggingface.family import ModuleNames
+from ..sources.huggingface.towers.tower_modules import TOWER_MODULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def find_modules_of_nodes(
     class_paths: frozenset[str],
     model_kind: str,
     base_path: str,
-    class_module_names: Modules,
-    context_modules: Modules | None = None,
+    class_module_names: ModuleNames,
+    context_modules: ModuleNames | None = None,
 ) -> ModulesByNode:
     """Finds the modules of a `transformers` class for the nodes of the model's tree.
 
@@ -86,8 +86,8 @@ def find_modules_of_nodes(
 @dataclass(frozen=True)
 class _ModuleSearch:
     existing_paths: frozenset[str]
-    usual_names: Modules
-    family_names: Modules
+    usual_names: ModuleNames
+    family_names: ModuleNames
     """Of the family: they come before the usual ones."""
 
     def find_modules_outside_towers(

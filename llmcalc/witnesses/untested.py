@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..device_memory.evidence import evidence_of_optimizer, evidence_of_run
 from ..device_memory.optimizers.registry import NAMES as OPTIMIZERS
 from ..evidence import Evidence
-from ..frameworks.registry import NAMES, framework
+from ..frameworks.registry import FRAMEWORK_NAMES, framework
 from ..model import ModelSpec
 from ..optional import MTP
 from ..parallel.layout import ONE_DEVICE
@@ -16,7 +16,9 @@ def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
     """Returns a model's parts and kernels, and the optimizers and frameworks, whose memory was never measured."""
     included_parts = frozenset({MTP.name})
     frameworks = [
-        evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
+        evidence
+        for name in FRAMEWORK_NAMES
+        for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
     all_evidence = [*evidence_of_run(spec, EAGER, None, included_parts), *optimizers, *frameworks]

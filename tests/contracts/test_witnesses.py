@@ -42,7 +42,7 @@ from llmcalc.evidence import compared as kernel_compared
 from llmcalc.frameworks.deepspeed import evidence as deepspeed
 from llmcalc.frameworks.fsdp2 import evidence as fsdp2
 from llmcalc.frameworks.megatron import evidence as megatron
-from llmcalc.frameworks.registry import NAMES
+from llmcalc.frameworks.registry import FRAMEWORK_NAMES
 from llmcalc.frameworks.torch import evidence as distributed_torch
 from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.simulator.evidence import choice_name, evidence_of_chosen_kernels, kernel_title
@@ -216,7 +216,7 @@ def test_a_framework_states_nothing_by_default() -> None:
     run = record.run([Evidence("mixer", "attention")], "adamw")
     assert [one.status for one in run] == ["untested"] * 3
     assert list(map(str, run)) == ["framework toy", "mixer attention under toy", "optimizer adamw under toy"]
-    assert set(NAMES) == {record.name for record in RECORDS_OF_FRAMEWORKS}
+    assert set(FRAMEWORK_NAMES) == {record.name for record in RECORDS_OF_FRAMEWORKS}
 
 
 @pytest.mark.parametrize("status", STATUSES)

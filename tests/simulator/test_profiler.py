@@ -18,7 +18,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
-from llmcalc.sources.huggingface.registry import FILE_OF
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE
 from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
 from llmcalc.witnesses.memory import unsupported_reason
 from tests.builders import family_shapes, spec_of, verbs_of, with_other_causes
@@ -255,7 +255,7 @@ def test_what_is_not_compared_differs(name: str, part: str) -> None:
 
 
 def test_families_have_tied_embeddings() -> None:
-    kinds = {FILE_OF[dict(family_shapes())[name]["model_type"]] for name, _ in tied_models()}
+    kinds = {FILE_BY_TYPE[dict(family_shapes())[name]["model_type"]] for name, _ in tied_models()}
     assert {"bert.bert", "gpt.gpt", "seq2seq.t5"} <= kinds
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import llmcalc
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
+from llmcalc.frameworks.launch.launch_types import Launch
 from llmcalc.frameworks.launch.read import read_launch
-from llmcalc.frameworks.launch.record import Launch
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware

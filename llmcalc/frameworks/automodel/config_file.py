@@ -17,16 +17,16 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import Float8Settings, TitanSettings
 from ..fsdp2.torchtitan_file import RECIPES as FLOAT8_RECIPES
-from ..launch.record import (
+from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    integer_of,
+    read_integer,
     reader_of,
-    unknown_keys,
+    record_unknown_keys,
 )
 from ..launch.trainer import attention_settings, lora_settings
 
@@ -278,7 +278,7 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
             (*OPTIMIZERS, FUSED_ADAM)
         )
         if is_read:
-            unknown_keys(reader, config_table, known_keys, table_name)
+            record_unknown_keys(reader, config_table, known_keys, table_name)
     for table_name, description in REFUSED_IF_ENABLED.items():
         if reader.flag(reader.table(config, table_name), "enabled"):
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
@@ -291,10 +291,10 @@ def _model_name(reader: LaunchReader, model_table: Table) -> str:
         raise reader.argument_error(
             f"model.{TARGET}", f"{short_repr(builder_path)} is not modelled; expected from_pretrained of {BUILDERS[0]}"
         )
-    unknown_keys(reader, model_table, MODEL_READ | MODEL_IGNORED, "model")
+    record_unknown_keys(reader, model_table, MODEL_READ | MODEL_IGNORED, "model")
     hub_config = model_table.get("config")
     config_table: Table = hub_config if isinstance(hub_config, Mapping) else {}
-    unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
+    record_unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
     for table, table_path in ((model_table, "model"), (config_table, "model.config")):
         if table.get("num_nextn_predict_layers") not in (None, 0):
             reader.refuse(f"{table_path}.num_nextn_predict_layers", "multi-token prediction is not modelled")
@@ -309,13 +309,13 @@ def _model_name(reader: LaunchReader, model_table: Table) -> str:
 def _group_size(reader: LaunchReader, distributed_table: Table, key: str) -> int:
     """Returns the size of a parallel group: 1 if the key is absent or `none`."""
     group_size = distributed_table.get(key)
-    return 1 if str(group_size).lower() == "none" else integer_of(reader, f"distributed.{key}", group_size)
+    return 1 if str(group_size).lower() == "none" else read_integer(reader, f"distributed.{key}", group_size)
 
 
 def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
     """Returns the parallel layout. With expert parallelism, layers stay gathered by default."""
     reader.ignored_arguments += [f"distributed.{key}" for key in distributed_table if key in DISTRIBUTED_IGNORED]
-    unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
+    record_unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
     strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
@@ -377,7 +377,7 @@ def _with_stages(
     if layout.pp == 1:
         return layout, local_batch
     pipeline_table = reader.table(distributed_table, "pipeline")
-    unknown_keys(reader, pipeline_table, PIPELINE_KEYS, "distributed.pipeline")
+    record_unknown_keys(reader, pipeline_table, PIPELINE_KEYS, "distributed.pipeline")
     schedule_name = str(reader.value(pipeline_table, "pp_schedule", "1f1b")).lower()
     if schedule_name not in ("1f1b", "interleaved1f1b"):
         reader.refuse(
@@ -406,7 +406,7 @@ def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> i
     num_nodes = reader.table(config, "benchmark").get("num_nodes")
     if reader.source.world_size is not None:
         return reader.source.world_size
-    node_count = 0 if num_nodes is None else integer_of(reader, "benchmark.num_nodes", num_nodes)
+    node_count = 0 if num_nodes is None else read_integer(reader, "benchmark.num_nodes", num_nodes)
     if node_count * NODE_DEVICES > fewest_devices:
         reader.notes.append(f"{node_count} · {NODE_DEVICES} devices are assumed; {reader.source.devices_advice()}")
         return node_count * NODE_DEVICES
@@ -447,7 +447,7 @@ def _sharding_settings(
 ) -> TitanSettings:
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
     mp_policy = reader.table(distributed_table, "mp_policy")
-    unknown_keys(reader, mp_policy, POLICY_KEYS, "distributed.mp_policy")
+    record_unknown_keys(reader, mp_policy, POLICY_KEYS, "distributed.mp_policy")
     if _dtype_name(mp_policy.get("output_dtype", "bfloat16")) != "bfloat16":
         reader.notes.append("distributed.mp_policy.output_dtype: outputs of layers are counted in bfloat16")
     if FORMATS.get(_dtype_name(mp_policy.get("param_dtype", "bfloat16"))) != "bf16":
@@ -472,12 +472,12 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     packed_sequence = reader.table(config, "packed_sequence")
     for key in ("packed_sequence_size", "pack_size"):
         if packed_sequence.get(key) not in (None, 0):
-            return {"seq": integer_of(reader, f"packed_sequence.{key}", packed_sequence[key])}
+            return {"seq": read_integer(reader, f"packed_sequence.{key}", packed_sequence[key])}
     dataset = reader.table(config, "dataset")
     for key in LENGTHS:
         if dataset.get(key) is not None:
             reader.counts_longest_samples = key != "seq_len"
-            return {"seq": integer_of(reader, f"dataset.{key}", dataset[key])}
+            return {"seq": read_integer(reader, f"dataset.{key}", dataset[key])}
     reader.notes.append("dataset: samples have any length; --seq says the longest (2,048 here)")
     return {}
 
@@ -582,7 +582,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     Beside quantized weights it is that of their products (components/_peft/lora.py, `apply_lora_to_linear_modules`).
     """
     peft_table = reader.table(config, "peft")
-    unknown_keys(reader, peft_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
+    record_unknown_keys(reader, peft_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     target_names = peft_table.get("target_modules") or []
     target_names = [target_names] if isinstance(target_names, str) else target_names
     if not isinstance(target_names, list) or not all(isinstance(target_name, str) for target_name in target_names):

@@ -14,9 +14,17 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, integer_of, reader_of
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    assume_default_attention,
+    read_integer,
+    reader_of,
+)
 from ..launch.trainer import (
-    QUANTIZATION_AWARE,
+    QUANTIZATION_AWARE_REASON,
     add_noise_note,
     attention_settings,
     kto_settings,
@@ -106,7 +114,7 @@ IGNORED = field_names("""
 
 REFUSED = {
     "fp8": "products in 8 bits are not modelled",
-    "qat": QUANTIZATION_AWARE,
+    "qat": QUANTIZATION_AWARE_REASON,
     "gptq": "weights in GPTQ's format take no adapters here",
     "layer_offloading": "layers on the host are not modelled",
     "tiled_mlp": "tiled networks are not modelled",
@@ -282,7 +290,7 @@ LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
 def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
     """Returns the number of micro-batches per step, from the file or from the batch size of all devices."""
     if config.get("gradient_accumulation_steps") is None and config.get("batch_size") is not None:
-        global_batch = integer_of(reader, "batch_size", config["batch_size"])
+        global_batch = read_integer(reader, "batch_size", config["batch_size"])
         return max(1, global_batch // reader.integer(config, "micro_batch_size", 1))
     return reader.integer(config, "gradient_accumulation_steps", 1)
 
@@ -331,7 +339,7 @@ def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     elif attention_flag:
         kernel_settings |= attention_settings(reader, attention_flag, ATTENTION_FLAGS[attention_flag])
     else:
-        kernel_settings |= default_attention(reader)
+        kernel_settings |= assume_default_attention(reader)
     if config.get("torch_compile") not in (None, False, "auto"):
         kernel_settings["compile"] = True
     return kernel_settings | _loss_settings(reader, config)

@@ -17,18 +17,18 @@ from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...workload.execution import CHUNKED_LOSSES
 from ..argument_names import argument_names
-from ..launch.record import (
-    LARGEST,
+from ..launch.launch_types import (
+    LARGEST_SIZE,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    default_attention,
-    flag_value,
-    integer_of,
+    assume_default_attention,
+    read_boolean,
+    read_integer,
     reader_of,
-    unknown_keys,
+    record_unknown_keys,
 )
 from ..launch.trainer import is_trainer
 from .settings import LAMB, NOT_MODELLED, ONE_BIT, ONE_BIT_LAMB, ZERO_ONE, DeepSpeedSettings
@@ -85,7 +85,7 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: 
     """
     with reader_of(source_file) as reader:
         launch_settings = read_deepspeed_section(reader, config, source_file.world_size, trainer_arguments or {})
-        settings = default_attention(reader) | launch_settings.settings
+        settings = assume_default_attention(reader) | launch_settings.settings
         return reader.create_launch("deepspeed", launch_settings._replace(settings=settings))
 
 
@@ -96,7 +96,7 @@ def read_deepspeed_section(
     for config_key in config:
         if config_key in IGNORED or str(config_key).startswith("_"):
             reader.ignored_arguments.append(config_key)
-    unknown_keys(reader, config, (*READ, *reader.ignored_arguments), "")
+    record_unknown_keys(reader, config, (*READ, *reader.ignored_arguments), "")
     device_count = reader.device_count(world_size)
     zero_settings = _zero_settings(reader, config)
     command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer_args)}
@@ -245,14 +245,14 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
         return next(allowed_value for allowed_value in literals if str(allowed_value) == value_text)
     for plain_type in plain_types:
         if plain_type is bool:
-            return flag_value(reader, dotted_key, config_value)
+            return read_boolean(reader, dotted_key, config_value)
         if plain_type is int:
-            return integer_of(reader, dotted_key, config_value, minimum=0)
+            return read_integer(reader, dotted_key, config_value, minimum=0)
         if (
             plain_type is float
             and isinstance(config_value, int | float)
             and not isinstance(config_value, bool)
-            and abs(config_value) < LARGEST
+            and abs(config_value) < LARGEST_SIZE
         ):
             return float(config_value)
         if plain_type is str and isinstance(config_value, str):
@@ -275,7 +275,7 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer_a
     def read_size(config_key: str) -> int | None:
         """Returns the value of a key as a whole number; None if it is missing or `auto`."""
         written_size = config.get(config_key)
-        return None if written_size in (None, AUTO) else integer_of(reader, config_key, written_size)
+        return None if written_size in (None, AUTO) else read_integer(reader, config_key, written_size)
 
     micro_batch_size = read_size("train_micro_batch_size_per_gpu")
     accumulation_steps = read_size("gradient_accumulation_steps")
@@ -334,7 +334,7 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
         if is_enabled == AUTO:
             format_settings[dtype] = bool(trainer_arguments.get(dtype))
         else:
-            format_settings[dtype] = flag_value(reader, f"{dtype}.enabled", is_enabled)
+            format_settings[dtype] = read_boolean(reader, f"{dtype}.enabled", is_enabled)
     if format_settings["bf16"] and format_settings["fp16"]:
         raise reader.argument_error("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):

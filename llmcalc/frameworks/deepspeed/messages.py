@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.placements import CollectiveKind
 from ...parallel.weight_shards import WeightShard
-from ..launch.record import Launch
+from ..launch.launch_types import Launch
 from .settings import DeepSpeedSettings
 
 BUCKET = 5 * 10**8

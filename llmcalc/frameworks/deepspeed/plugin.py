@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, unknown_keys
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer, record_unknown_keys
 from .config_file import read_deepspeed_section, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"
@@ -40,7 +40,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section_name = "deepspeed_config"
     reader.ignored_arguments += [f"{section_name}.{key}"[:80] for key in plugin_table if key in PLUGIN_IGNORED]
-    unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section_name)
+    record_unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section_name)
     precision_name = str(accelerate_config.get("mixed_precision") or "no").lower()
     format_flags = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}
     if plugin_table.get("deepspeed_config_file") is not None:
@@ -48,7 +48,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
             f"{section_name}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE
         )
         return _without_batch_size(read_deepspeed_section(reader, config, world_size, format_flags), config)
-    zero_stage = integer_of(reader, f"{section_name}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
+    zero_stage = read_integer(reader, f"{section_name}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
     zero_table: dict[str, Any] = {"stage": zero_stage}
     for device_key in ("offload_optimizer_device", "offload_param_device"):
         if plugin_table.get(device_key) not in (None, "none", False):

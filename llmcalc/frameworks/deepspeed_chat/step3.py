@@ -14,7 +14,7 @@ from ...sources.huggingface.family import field_names
 from ...sources.target import load
 from ...units import DTYPE_BITS
 from ..argument_names import argument_names
-from ..launch.record import LaunchReader, Table, integer_of
+from ..launch.launch_types import LaunchReader, Table, read_integer
 from ..launch.rollout import AdditionalModel, ModelLocation, Rollout
 
 SOURCE = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
@@ -84,8 +84,10 @@ def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollo
         "takes to generate answers is not counted"
     )
     tokens = _sequence_length(reader, arguments)
-    actor_stage = integer_of(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
-    critic_stage = integer_of(reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0)
+    actor_stage = read_integer(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
+    critic_stage = read_integer(
+        reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0
+    )
     critic_parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BUCKETS, AUTO_FORMATS
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import known_argument_names, launch_as_trainer
-from ..launch.trainer_scripts import SIGNS
+from ..launch.trainer_scripts import SCRIPT_SIGNS
 
 
 class TrainingScript(NamedTuple):
@@ -84,7 +84,7 @@ def starts_program(command_line: CommandLine) -> bool:
     known_arguments = {"--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora"}
     option_names = {command_word.partition("=")[0] for command_word in command_line.words}
     script_name = _script_name(command_line)
-    if not SIGNS.isdisjoint(option_name.removeprefix("--") for option_name in option_names):
+    if not SCRIPT_SIGNS.isdisjoint(option_name.removeprefix("--") for option_name in option_names):
         return False  # a script of another program, derived from these
     is_alpaca_script = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
     return script_name in SCRIPTS and (is_alpaca_script or not known_arguments.isdisjoint(option_names))
@@ -94,9 +94,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
     script_name = _script_name(command_line)
     with reader_of(source_file) as reader:
-        arguments = arguments_of(command_line.words, source_file.name_in_errors)
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
-        model_id = model_name(arguments.get("--model_name_or_path"))
+        model_id = marked_model_name(arguments.get("--model_name_or_path"))
         return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, model_id), model_id)
 
 

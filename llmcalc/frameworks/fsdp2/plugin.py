@@ -12,7 +12,15 @@ from ...errors import InputError
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
 from ...workload.execution import LOSSES_WITH_HEAD
-from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, flag_value, integer_of, unknown_keys
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    Table,
+    read_boolean,
+    read_integer,
+    record_unknown_keys,
+)
 from .settings import TitanSettings
 
 FSDP_READ = field_names("""
@@ -68,8 +76,8 @@ def fsdp_layout(
     reader.ignored_arguments += [
         f"{section_name}.{config_key}"[:80] for config_key in fsdp_table if config_key in FSDP_IGNORED
     ]
-    unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name)
-    fsdp_version = integer_of(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
+    record_unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name)
+    fsdp_version = read_integer(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
     zero_stage, has_resharding, is_hybrid_sharding = _sharding_strategy(reader, fsdp_table)
@@ -83,11 +91,11 @@ def fsdp_layout(
         for key, parallelism_value in (parallelism_table or {}).items()
     }
     layout_sizes = {
-        size_name: integer_of(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])
+        size_name: read_integer(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])
         for size_name in GROUP_SIZES
         if parallelism_settings.get(size_name) is not None
     }
-    unknown_keys(reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config")
+    record_unknown_keys(reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config")
     tp, cp, replica_count = (
         layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size")
     )
@@ -139,7 +147,7 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
         raise reader.value_error("fsdp_config.fsdp_sharding_strategy", strategy, f"one of {strategies_text}")
     zero_stage, has_resharding = STRATEGIES[strategy]
     if reshard_value is not None:
-        has_resharding = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
+        has_resharding = read_boolean(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
     return zero_stage, has_resharding, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
@@ -157,7 +165,7 @@ def reduction_settings(
     command_settings: the settings of a run without FSDP.
     loss_parallel: whether the loss is computed on divided logits; true by default.
     """
-    fsdp_version = integer_of(reader, "fsdp_config.fsdp_version", fsdp_table.get("version", 1))
+    fsdp_version = read_integer(reader, "fsdp_config.fsdp_version", fsdp_table.get("version", 1))
     is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
         "bf16",
         "fp16",
@@ -168,7 +176,7 @@ def reduction_settings(
         has_flat_parameters=fsdp_version == 1 and "lora_rank" not in command_settings,
         fsdp_version=1 if fsdp_version == 1 else 2,
         uses_loss_parallel=loss_parallel,
-        offloads_to_host=flag_value(
+        offloads_to_host=read_boolean(
             reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False
         ),
         outer_groups="together" if fsdp_version == 1 else "separate",
@@ -191,7 +199,7 @@ def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
-    machine_count = integer_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
+    machine_count = read_integer(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     fsdp_table = {
         str(key).removeprefix("fsdp_"): config_value
         for key, config_value in reader.table(config, "fsdp_config").items()

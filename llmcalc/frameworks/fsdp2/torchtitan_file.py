@@ -13,7 +13,16 @@ from typing import Any, Literal
 from ...errors import InputError, short_repr
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, flag_value, integer_of, reader_of
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    Table,
+    read_boolean,
+    read_integer,
+    reader_of,
+)
 from .settings import Float8Recipe, Float8Settings, TitanSettings
 from .torchtitan_models import spec_of_flavor
 
@@ -144,12 +153,12 @@ class _JobConfig:
     def integer_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
         """Returns the value of a key as a whole number."""
         full_key, job_value = self.find_key(job_key, *section_names)
-        return default_value if job_value is None else integer_of(self.reader, full_key, job_value, minimum=minimum)
+        return default_value if job_value is None else read_integer(self.reader, full_key, job_value, minimum=minimum)
 
     def flag_of(self, job_key: str, default_value: bool, *section_names: str) -> bool:
         """Returns the value of a key as a boolean."""
         full_key, job_value = self.find_key(job_key, *section_names)
-        return default_value if job_value is None else flag_value(self.reader, full_key, job_value)
+        return default_value if job_value is None else read_boolean(self.reader, full_key, job_value)
 
     def word_of(self, job_key: str, default_value: str, allowed_values: Mapping[str, Any], *section_names: str) -> str:
         """Returns the value of a key whose text must be in `allowed_values`."""
@@ -225,7 +234,7 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
     full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *section_names)
     if shard_value is None:
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
-    dp_shards = -1 if shard_value is None else integer_of(reader, full_key, shard_value, minimum=-1)
+    dp_shards = -1 if shard_value is None else read_integer(reader, full_key, shard_value, minimum=-1)
     if dp_shards == 0:
         raise reader.argument_error(full_key, "0; expected -1 or at least 1")
     other_ranks = tp * pp * cp * replica_count
@@ -306,7 +315,9 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
             (layers_per_chunk, *middle_stages, layer_count - layers_per_chunk - sum(middle_stages)),
         )
     if layers_per_stage is not None:
-        stage_layers = integer_of(job_config.reader, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage)
+        stage_layers = read_integer(
+            job_config.reader, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage
+        )
         stage_count = -(-(layer_count + first_stage_reduction + last_stage_reduction) // stage_layers)
         if stage_count % pp or (stage_count // pp == 1) == is_interleaved:
             raise job_config.reader.argument_error(
@@ -359,7 +370,7 @@ def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
     local_batch_size = _local_batch_size(job_config)
     full_key, global_batch_size = job_config.find_key("global_batch_size", "training")
     batches_per_step = (
-        -1 if global_batch_size is None else integer_of(job_config.reader, full_key, global_batch_size, minimum=-1)
+        -1 if global_batch_size is None else read_integer(job_config.reader, full_key, global_batch_size, minimum=-1)
     )
     if batches_per_step <= 0:
         return 1
@@ -441,7 +452,9 @@ def _micro_batch_sizes(job_config: _JobConfig, local_batch_size: int, pp: int) -
         full_key = "parallelism.pipeline_parallel_microbatch_size"
         microbatch_count = local_batch_size // microbatch_size
     else:
-        microbatch_count = pp if microbatch_value is None else integer_of(job_config.reader, full_key, microbatch_value)
+        microbatch_count = (
+            pp if microbatch_value is None else read_integer(job_config.reader, full_key, microbatch_value)
+        )
         microbatch_size = local_batch_size // microbatch_count
     if microbatch_size < 1 or microbatch_size * microbatch_count != local_batch_size:
         raise job_config.reader.argument_error(
@@ -495,7 +508,7 @@ def _recompute_setting(job_config: _JobConfig) -> str:
     full_key, interval_value = job_config.find_key("selective_ac_option", "activation_checkpoint")
     if interval_value == "op":
         return SELECTIVE_OPERATIONS
-    layer_interval = 2 if interval_value is None else integer_of(job_config.reader, full_key, interval_value)
+    layer_interval = 2 if interval_value is None else read_integer(job_config.reader, full_key, interval_value)
     return "full" if layer_interval == 1 else f"every:{layer_interval}"
 
 
@@ -578,7 +591,7 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
         raise reader.value_error(f"{section_name}.filter_fqns", skipped_modules, "a list of names")
     full_key = f"{section_name}.enable_fsdp_float8_all_gather"
-    gathers_float8 = flag_value(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
+    gathers_float8 = read_boolean(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
         raise reader.argument_error(
             full_key, f"torchtitan takes it without recipe_name = {short_repr(recipe)} alone; expected false"

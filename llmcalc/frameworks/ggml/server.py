@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...frozen import frozen
-from ...sources.checkpoints.gguf import TYPES
+from ...sources.checkpoints.gguf import GGML_TYPES
 from ..engines.engine import HOST
 from .compute_graph import buffer_sizes
 from .encoder import encoder_device
@@ -27,7 +27,8 @@ MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 def cache_bytes(type_name: str, element_count: int) -> int:
     """Returns the bytes of `element_count` cached elements in a ggml number format."""
     block_sizes = {
-        ggml_type.lower(): (block_elements, block_bytes) for ggml_type, block_elements, block_bytes in TYPES.values()
+        ggml_type.lower(): (block_elements, block_bytes)
+        for ggml_type, block_elements, block_bytes in GGML_TYPES.values()
     } | MORE_TYPES
     block_elements, block_bytes = block_sizes[type_name]
     return -(-element_count // block_elements) * block_bytes

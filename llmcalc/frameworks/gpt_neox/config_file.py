@@ -15,7 +15,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_integer, reader_of
 from ..megatron.named_model import MegatronRun, megatron_run
 
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
@@ -76,12 +76,12 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         mixer_kind = _mixer_kind(reader, arguments)
         reader.check_unknown()
         tp, pp = (
-            max(1, integer_of(reader, size_name, arguments.get(size_name, 1), minimum=0))
+            max(1, read_integer(reader, size_name, arguments.get(size_name, 1), minimum=0))
             for size_name in PARALLEL_SIZES
         )
         spec = _model_of(reader, arguments, mixer_kind, tp)
         run_settings = {
-            "seq": integer_of(reader, "seq_length", arguments.get("seq_length")),
+            "seq": read_integer(reader, "seq_length", arguments.get("seq_length")),
             "attn_implementation": MIXERS[mixer_kind],
             **_kernel_settings(reader, arguments),
         }
@@ -117,7 +117,7 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
             "precision", "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
     zero_table = reader.table(config, "zero_optimization")
-    zero_stage = integer_of(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
+    zero_stage = read_integer(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
     if zero_stage > 1:
         reader.refuse("zero_optimization.stage", f"{zero_stage} beside layers that ranks divide is not modelled")
     for argument_name in ("cpu_offload", "offload_optimizer"):
@@ -131,11 +131,13 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     global_batch = config.get("train_batch_size")
     accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
-        batch = integer_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
+        batch = read_integer(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
         if global_batch is not None:
-            accumulation_steps = max(1, integer_of(reader, "train_batch_size", global_batch) // (batch * replica_count))
+            accumulation_steps = max(
+                1, read_integer(reader, "train_batch_size", global_batch) // (batch * replica_count)
+            )
     else:
-        batch = max(1, integer_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replica_count))
+        batch = max(1, read_integer(reader, "train_batch_size", global_batch) // (accumulation_steps * replica_count))
     return launch_settings._replace(
         settings={**launch_settings.settings, "batch": batch, "num_microbatches": accumulation_steps}
     )
@@ -194,7 +196,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) 
     mixer_kind: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
     layer_count, hidden, heads, position_count = (
-        integer_of(reader, argument_name, arguments.get(argument_name))
+        read_integer(reader, argument_name, arguments.get(argument_name))
         for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
     norm = _norm_table(reader, arguments)
@@ -264,7 +266,7 @@ def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.value_error("rotary_pct", rotary_fraction, "a share from 0 to 1")
-    rotary_table = {"type": "rope", "rope_theta": float(integer_of(reader, "rotary_emb_base", rope_base))}
+    rotary_table = {"type": "rope", "rope_theta": float(read_integer(reader, "rotary_emb_base", rope_base))}
     return rotary_table if rotary_fraction == 1 else {**rotary_table, "partial_rotary_factor": float(rotary_fraction)}
 
 

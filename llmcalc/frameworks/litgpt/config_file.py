@@ -13,8 +13,8 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..fsdp2.plugin import mixed_precision_settings, sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
-from ..launch.trainer import HEAD_ADAPTER, lora_settings
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.trainer import HEAD_ADAPTER_NOTE, lora_settings
 
 READ = field_names("""
     checkpoint_dir precision quantize devices num_nodes lora_r lora_dropout lora_query lora_key lora_value
@@ -89,7 +89,7 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= {"norm": "eager", "keep_logits": True, "cross_entropy": "split", "loss_chunk": HEAD_CHUNK}
             reader.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
         if train_table.get("max_seq_length") is not None:
-            run_settings["seq"] = integer_of(reader, "train.max_seq_length", train_table["max_seq_length"])
+            run_settings["seq"] = read_integer(reader, "train.max_seq_length", train_table["max_seq_length"])
         else:
             reader.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
         precision = str(reader.value(config, "precision", "bf16-true"))
@@ -117,7 +117,7 @@ def _device_count(reader: LaunchReader, config: Table) -> int:
         raise reader.argument_error(
             "devices", f"{short_repr(device_value)} depends on the machine; expected a number, or --devices"
         )
-    return integer_of(reader, "devices", device_value) * reader.integer(config, "num_nodes", 1)
+    return read_integer(reader, "devices", device_value) * reader.integer(config, "num_nodes", 1)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
         for projection in projections
     ]
     if reader.flag(config, "lora_head"):
-        reader.notes.append(HEAD_ADAPTER)
+        reader.notes.append(HEAD_ADAPTER_NOTE)
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", reader.value(config, "lora_r", 8)),

@@ -14,11 +14,11 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import (
+    IGNORED_TRAINER_ARGUMENTS,
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
-    TRAINER_IGNORED,
     attention_settings,
     known_argument_names,
     kto_settings,
@@ -119,12 +119,12 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         return read_version_1(config, source_file)
     with reader_of(source_file) as reader:
         if trains_with_megatron(config):
-            return read_megatron(reader, config, TRAINER_IGNORED | IGNORED)
+            return read_megatron(reader, config, IGNORED_TRAINER_ARGUMENTS | IGNORED)
         config = with_launcher_arguments(config, source_file)
         reader.requests_expandable_segments = (
             source_file.world_size or 1
         ) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
-        reader.check_names(config, (*known_argument_names(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
+        reader.check_names(config, (*known_argument_names(), *READ, *REFUSED), IGNORED_TRAINER_ARGUMENTS | IGNORED)
         reader.refuse_if_set(
             config,
             {

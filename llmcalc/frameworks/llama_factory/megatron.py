@@ -10,8 +10,14 @@ from __future__ import annotations
 
 from ...errors import short_repr
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, Table
-from ..megatron.named_model import BRIDGE_FUSED, MegatronRun, bridge_adapter_settings, loss_of, megatron_run
+from ..launch.launch_types import Launch, LaunchReader, Table
+from ..megatron.named_model import (
+    BRIDGE_FUSED_MODEL_TYPES,
+    MegatronRun,
+    bridge_adapter_settings,
+    cross_entropy_setting,
+    megatron_run,
+)
 
 SIZES = (
     "tensor_model_parallel_size",
@@ -98,8 +104,12 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         recompute_granularity=config.get("recompute_granularity"),
         recompute_method=config.get("recompute_method", "uniform"),
         recompute_num_layers=config.get("recompute_num_layers", 1),
-        cross_entropy="fused" if fuses_loss and not uses_bridge and tp == 1 else loss_of(reader, fuses_loss, "native"),
-        fuses_activation=BRIDGE_FUSED if has_class_default else reader.flag(config, "bias_activation_fusion"),
+        cross_entropy="fused"
+        if fuses_loss and not uses_bridge and tp == 1
+        else cross_entropy_setting(reader, fuses_loss, "native"),
+        fuses_activation=BRIDGE_FUSED_MODEL_TYPES
+        if has_class_default
+        else reader.flag(config, "bias_activation_fusion"),
     )
     reader.notes.append("kernels are those that Megatron-Core's scripts choose, with fused rotary embeddings")
     launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapter_settings)

@@ -14,7 +14,7 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.trainer import attention_settings, lora_settings, pair_settings, trainer_launch
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
@@ -53,7 +53,7 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         reader.requests_expandable_segments = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.integer(config, "micro_batch_size", 1)
         sequences_per_micro_batch = batch * world_size // sequence_ranks
-        global_batch = integer_of(
+        global_batch = read_integer(
             reader, "global_batch_size", config.get("global_batch_size") or sequences_per_micro_batch
         )
         run_settings: dict[str, Any] = {
@@ -180,4 +180,4 @@ def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") ->
             f"{name_prefix}freeze_trainable_layers", f"{layer_count}: the first layers are not modelled; the last are"
         )
         return {}
-    return {"trainable_layers": integer_of(reader, f"{name_prefix}freeze_trainable_layers", layer_count)}
+    return {"trainable_layers": read_integer(reader, f"{name_prefix}freeze_trainable_layers", layer_count)}

@@ -27,7 +27,7 @@ from .record_passes import record_passes
 from .schedule import run_step
 from .settings import MegatronSettings
 
-SOURCES = {
+SOURCES_BY_MEMORY_KIND = {
     "weights": "Megatron-LM, core/distributed/param_and_grad_buffer.py",
     "gradients": "Megatron-LM, core/distributed/param_and_grad_buffer.py; TransformerEngine, module/base.py",
     "optimizer": "Megatron-LM, core/optimizer/distrib_optimizer.py and optimizer.py",
@@ -38,9 +38,9 @@ SOURCES = {
 }
 """Kind of memory → the source files of its tensors."""
 
-NAMES = {"overhead": "workspaces and tables"}
+TERM_NAMES = {"overhead": "workspaces and tables"}
 
-REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
+MODELLED_REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
 
 
 @frozen
@@ -217,12 +217,18 @@ def rank_memory(
     rank_memory_use = summarize_memory(
         replay_result, context_bytes, layer_stacks(spec), MemoryTerm("tensors", 0, "source", "")
     )
-    megatron_version = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
+    megatron_version = MODELLED_REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors_term = (
-        MemoryTerm(NAMES.get(memory_kind, memory_kind), kind_bytes, "source", SOURCES[memory_kind], megatron_version)
+        MemoryTerm(
+            TERM_NAMES.get(memory_kind, memory_kind),
+            kind_bytes,
+            "source",
+            SOURCES_BY_MEMORY_KIND[memory_kind],
+            megatron_version,
+        )
         for memory_kind, kind_bytes in replay_result.peak[1].bytes_of_all_kinds.items()
-        if memory_kind in SOURCES
+        if memory_kind in SOURCES_BY_MEMORY_KIND
     )
     return replace(
         rank_memory_use,

@@ -14,18 +14,18 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, short_repr, suggest
-from ..launch.command_line import overrides_of, plain_value
-from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, flag_value, integer_of, reader_of
+from ..launch.command_line import hydra_overrides_of, plain_value
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_boolean, read_integer, reader_of
+from ..launch.python_source import CALLED_NAME_KEY, Config, Configurations, UnknownValue, parse_python
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
-    BRIDGE_FUSED,
-    COUNTED_ENDS,
-    STAGE_ENDS,
+    BRIDGE_FUSED_MODEL_TYPES,
+    END_STAGE_ARGUMENTS,
+    PIPELINE_SPLIT_ARGUMENTS,
     MegatronRun,
     bridge_adapter_settings,
+    cross_entropy_setting,
     host_optimizer_settings,
-    loss_of,
     megatron_run,
     smallest_device_count,
 )
@@ -48,7 +48,7 @@ COMMON: dict[str, Config] = {
         "dataset.seq_length": 2048,
     },
     "_peft_common": {
-        f"peft.{CALLED}": "LoRA",
+        f"peft.{CALLED_NAME_KEY}": "LoRA",
         "train.global_batch_size": 128,
         "train.micro_batch_size": 1,
         "mixed_precision": "bf16_mixed",
@@ -112,7 +112,7 @@ PEFT_OFF: dict[str, tuple[Any, ...]] = {
 }
 """Fields of LoRA of which only these values, the defaults, are modelled."""
 
-PEFT_IGNORED = ("alpha", "lora_A_init_method", "lora_B_init_method", CALLED, "0")
+PEFT_IGNORED = ("alpha", "lora_A_init_method", "lora_B_init_method", CALLED_NAME_KEY, "0")
 
 HALF = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.uint8": "uint8"}
 
@@ -164,7 +164,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             raise reader.argument_error(
                 recipe_names[0] if recipe_names else "recipes", "nested too deeply; expected a recipe"
             ) from None
-        config |= {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
+        config |= {key: plain_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()}
         return _read_configuration(reader, config, recipe_name)
 
 
@@ -257,12 +257,12 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     def config_size(config_key: str, default_size: int) -> int:
         if config.get(config_key) is None:
             reader.assumed_defaults[config_key] = default_size
-        return integer_of(
+        return read_integer(
             reader, config_key, default_size if config_value(config_key) is None else config_value(config_key)
         )
 
     def optional_config_size(key: str) -> int | None:
-        return None if config_value(key) is None else integer_of(reader, key, config_value(key))
+        return None if config_value(key) is None else read_integer(reader, key, config_value(key))
 
     peft_fields = _adapter_settings(reader, config)
     has_one_stage = config.get("model.pipeline_model_parallel_size") in (None, 1)
@@ -297,12 +297,12 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         etp=optional_config_size("model.expert_tensor_parallel_size"),
         vpp=optional_config_size("model.virtual_pipeline_model_parallel_size") or 1,
         end_stage_layers=(
-            optional_config_size(f"model.{STAGE_ENDS[0]}"),
-            optional_config_size(f"model.{STAGE_ENDS[1]}"),
+            optional_config_size(f"model.{END_STAGE_ARGUMENTS[0]}"),
+            optional_config_size(f"model.{END_STAGE_ARGUMENTS[1]}"),
         ),
         ends_counted_as_layers=(
-            config_value(f"model.{COUNTED_ENDS[0]}") is True,
-            config_value(f"model.{COUNTED_ENDS[1]}") is True,
+            config_value(f"model.{PIPELINE_SPLIT_ARGUMENTS[0]}") is True,
+            config_value(f"model.{PIPELINE_SPLIT_ARGUMENTS[1]}") is True,
         ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
@@ -315,14 +315,14 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         recompute_method=config_value("model.recompute_method"),
         recompute_num_layers=config_value("model.recompute_num_layers"),
         recompute_modules=config_value("model.recompute_modules"),
-        cross_entropy=loss_of(
+        cross_entropy=cross_entropy_setting(
             reader,
             config_value("model.cross_entropy_loss_fusion", True) is True,
             config_value("model.cross_entropy_fusion_impl", "native"),
         ),
-        fuses_activation=BRIDGE_FUSED
+        fuses_activation=BRIDGE_FUSED_MODEL_TYPES
         if bias_activation_fusion is None
-        else flag_value(reader, "model.bias_activation_fusion", bias_activation_fusion),
+        else read_boolean(reader, "model.bias_activation_fusion", bias_activation_fusion),
         fp8_arguments=fp8_arguments,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
         dispatcher=config_value("model.moe_token_dispatcher_type"),
@@ -359,7 +359,7 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
     Source: training/mixed_precision.py, `MixedPrecisionConfig`, `bf16_mixed` and `get_mixed_precision_config`.
     """
-    precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
+    precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED_NAME_KEY}"))
     if precision == "get_mixed_precision_config":
         precision = str(config.get("mixed_precision.0")).replace("-", "_")
     precision_fields = {
@@ -367,7 +367,9 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     }
     if isinstance(precision, str) and precision in FP8_RECIPES:
         changed_fields = [
-            f"mixed_precision.{field_name}" for field_name in precision_fields if field_name not in (CALLED, "0")
+            f"mixed_precision.{field_name}"
+            for field_name in precision_fields
+            if field_name not in (CALLED_NAME_KEY, "0")
         ]
         for name in changed_fields:
             reader.refuse(name, f"not modelled beside {precision}")
@@ -391,7 +393,7 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
 def _length_key(reader: LaunchReader, config: Config) -> str:
     """Returns the key of the sequence length: a key typed as an override, else the model's, else the dataset's."""
-    typed_overrides = overrides_of(reader.source.arguments)
+    typed_overrides = hydra_overrides_of(reader.source.arguments)
     present_keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
     return next(
         (key for key in present_keys if key in typed_overrides), present_keys[0] if present_keys else "model.seq_length"
@@ -407,7 +409,7 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the settings of low-rank adapters (`peft`); none for full training."""
     peft_fields = {key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("peft.")}
     peft_scheme = peft_fields.get("0", config.get("peft", "lora"))
-    peft_class = peft_fields.get(CALLED)
+    peft_class = peft_fields.get(CALLED_NAME_KEY)
     if not peft_fields or peft_scheme in (None, "none") or ("peft" in config and config["peft"] is None):
         return {}
     if peft_class not in ("LoRA", "default_peft_config") or (peft_class != "LoRA" and peft_scheme != "lora"):

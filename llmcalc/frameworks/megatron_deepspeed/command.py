@@ -17,11 +17,10 @@ from ...components.norm import Norm
 from ...model import ModelSpec
 from ..argument_names import argument_names
 from ..deepspeed.config_file import is_deepspeed
-from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reader_of
+from ..launch.command_line import parse_arguments
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from ..launch.unresolved import is_unresolved, is_unset_variable
-from ..megatron.launch_file import SIGNS as SIZES
-from ..megatron.launch_file import read_megatron
+from ..megatron.launch_file import MEGATRON_SIGNS, read_megatron
 
 SIGNS = ("--deepspeed", "--deepspeed_config", "--deepspeed-activation-checkpointing", "--no-pipeline-parallel")
 """Arguments that Megatron-LM does not have."""
@@ -70,7 +69,7 @@ def starts_program(command_line: CommandLine) -> bool:
     is_pretraining = command_line.program.startswith(("pretrain_", "finetune_")) and command_line.program.endswith(
         ".py"
     )
-    has_model_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command_line.words))
+    has_model_sizes = bool(flags & MEGATRON_SIGNS) or any(map(is_unset_variable, command_line.words))
     return (
         is_pretraining
         and has_model_sizes
@@ -81,7 +80,7 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        arguments = arguments_of(command_line.words, source_file.name_in_errors)
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         megatron_table = megatron_arguments(reader, arguments)
         reader.check_unknown()
         launched_run = read_megatron(megatron_table, source_file)
@@ -137,7 +136,7 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
     if "--rampup-batch-size" in arguments:
         reader.notes.append("--rampup-batch-size: the batch after it, --global-batch-size, is counted")
     if "--ds-sequence-parallel-size" in arguments:
-        sequence_ranks = integer_of(reader, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
+        sequence_ranks = read_integer(reader, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
         if sequence_ranks > 1:
             megatron_table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
     if uses_deepspeed:
@@ -196,7 +195,7 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
                 reader.refuse("zero_optimization.offload_optimizer", REFUSED["cpu-optimizer"])
     stage_text = str(0 if zero_stage is None else zero_stage).removesuffix(".0")  # `type=float` in its parser
-    stage_number = integer_of(reader, "--zero-stage", stage_text, minimum=0)
+    stage_number = read_integer(reader, "--zero-stage", stage_text, minimum=0)
     if stage_number > 1:
         reader.refuse("--zero-stage", f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are")
     if stage_number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
@@ -230,6 +229,6 @@ def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             "--tokenizer-name-or-path",
             f"the size of {tokenizer_name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
         )
-    size_multiple = integer_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
+    size_multiple = read_integer(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
     megatron_table["--vocab-size"] = str(max(tokenizer_size, size_multiple))
     reader.notes.append(f"{tokenizer_name[:80]}: {max(tokenizer_size, size_multiple):,} tokens")

@@ -12,11 +12,20 @@ from typing import Any
 from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
-from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.grpo import grpo_length, with_log_probabilities
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
+from ..launch.launch_types import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    read_integer,
+    reader_of,
+    record_unknown_keys,
+)
+from ..launch.trainer import IGNORED_TRAINER_ARGUMENTS, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import plain_tuner_type, run_of_megatron
 from .rlhf import (
@@ -124,7 +133,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             raise reader.argument_error(
                 f"line {command_line.line}: swift {swift_verb}", "is no training; expected swift sft or swift pt"
             )
-        config = plain_arguments(arguments_of(command_line.words, source_file.name_in_errors), reader, READ - {"model"})
+        config = plain_arguments(
+            parse_arguments(command_line.words, source_file.name_in_errors), reader, READ - {"model"}
+        )
         rlhf_type = str(config.get("rlhf_type", "dpo")) if swift_verb == "rlhf" else ""
         if rlhf_type not in ("", "grpo", "gkd", *PAIRS):
             raise reader.argument_error(
@@ -132,9 +143,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 f"{short_repr(rlhf_type)}: its critic is not modelled; expected grpo, gkd, {', '.join(PAIRS)}, or "
                 "swift sft or pt",
             )
-        arguments = arguments_of(command_line.words, source_file.name_in_errors)
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
-        model_id = model_name(arguments.get(model_flag))
+        model_id = marked_model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
         if config.get("task_type") == "generative_reranker":
             return _with_two_token_head(launched_run)
@@ -197,7 +208,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
         raise reader.argument_error(
             f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt"
         )
-    arguments = arguments_of(command_line.words, reader.name_in_errors)
+    arguments = parse_arguments(command_line.words, reader.name_in_errors)
     config = plain_arguments(arguments, reader, MEGATRON_READ - {"model"})
     rlhf_type = str(config.get("rlhf_type")) if swift_verb == "rlhf" else ""
     if rlhf_type not in ("", *MEGATRON_RLHF):
@@ -207,8 +218,10 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
             "sft",
         )
     handled_arguments = task_arguments(reader, config, rlhf_type)
-    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(handled_arguments), rlhf_type)
-    model_id = model_name(arguments.get("--model"))
+    parallel_run = run_of_megatron(
+        reader, config, IGNORED | IGNORED_TRAINER_ARGUMENTS | set(handled_arguments), rlhf_type
+    )
+    model_id = marked_model_name(arguments.get("--model"))
     if config.get("task_type") == "generative_reranker":
         reader.notes.append("--task_type generative_reranker: Megatron-SWIFT has logits of all words, ms-swift of two")
     launched_run = reader.create_launch("megatron", parallel_run, model_name=model_id)
@@ -271,7 +284,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
 
 def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, swift_verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
-    handled_names = (*READ, *IGNORED, *TRAINER_IGNORED)
+    handled_names = (*READ, *IGNORED, *IGNORED_TRAINER_ARGUMENTS)
     handled_names = (
         *handled_names,
         *known_argument_names(reader, swift_config, rlhf_type),
@@ -280,9 +293,9 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     reader.ignored_arguments += [
         argument_name
         for argument_name in swift_config
-        if argument_name in IGNORED or (argument_name in TRAINER_IGNORED and argument_name not in READ)
+        if argument_name in IGNORED or (argument_name in IGNORED_TRAINER_ARGUMENTS and argument_name not in READ)
     ]
-    unknown_keys(reader, swift_config, handled_names, "", "no argument that is known")
+    record_unknown_keys(reader, swift_config, handled_names, "", "no argument that is known")
     tuner_type = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
     if tuner_type is None:
         tuner_type = reader.value(swift_config, "tuner_type", "full" if swift_verb == "pt" else "lora")
@@ -313,7 +326,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     # swift/sequence_parallel/*.py, Ulysses: each rank has a part of the tokens, and of their logits
     sequence_ranks = reader.sequence_ranks(swift_config, "sequence_parallel_size", world_size, "--")
     if sequence_length is not None:
-        trainer_table["max_length"] = -(-integer_of(reader, "max_length", sequence_length) // sequence_ranks)
+        trainer_table["max_length"] = -(-read_integer(reader, "max_length", sequence_length) // sequence_ranks)
     elif sequence_ranks > 1:
         raise reader.argument_error(
             "--max_length", "missing; --sequence_parallel_size divides its tokens; expected a number"

@@ -14,16 +14,16 @@ from ...workload.lora import ALL_LINEAR
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
-from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import (
-    HOST_OPTIMIZER,
-    PRECISION_AWARE,
+    HOST_OPTIMIZER_ARGUMENTS,
+    PRECISION_AWARE_ARGUMENTS,
     MegatronRun,
     attention_setting,
+    cross_entropy_setting,
     end_stage_layers,
     host_optimizer_settings,
-    loss_of,
     megatron_run,
     precision_aware_settings,
 )
@@ -80,7 +80,11 @@ def run_of_megatron(
     rlhf_names = (
         (*known_argument_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
     )
-    reader.check_names(config, (*READ, *OFF, *FP8_READ, *HOST_OPTIMIZER, *PRECISION_AWARE, *rlhf_names), ignored_names)
+    reader.check_names(
+        config,
+        (*READ, *OFF, *FP8_READ, *HOST_OPTIMIZER_ARGUMENTS, *PRECISION_AWARE_ARGUMENTS, *rlhf_names),
+        ignored_names,
+    )
     adapter_settings = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
@@ -107,14 +111,14 @@ def run_of_megatron(
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
         batch=_preference_sequences(reader, rlhf_type, config, parallel_sizes["micro_batch_size"], adapter_settings),
-        seq=integer_of(reader, "--max_length", sequence_length),
+        seq=read_integer(reader, "--max_length", sequence_length),
         recompute_granularity=None if recompute_granularity in ("none", None) else recompute_granularity,
         recompute_method=config.get("recompute_method"),
         recompute_num_layers=config.get("recompute_num_layers"),
         recompute_modules=[recomputed_modules] if isinstance(recomputed_modules, str) else recomputed_modules,
         dispatcher=config.get("moe_token_dispatcher_type"),
         dispatcher_backend=config.get("moe_flex_dispatcher_backend"),
-        cross_entropy=loss_of(
+        cross_entropy=cross_entropy_setting(
             reader,
             reader.flag(config, "cross_entropy_loss_fusion", True),
             reader.value(config, "cross_entropy_fusion_impl", "native"),

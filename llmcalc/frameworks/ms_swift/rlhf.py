@@ -12,10 +12,10 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..argument_names import argument_names
 from ..frozen_model import SecondLoss
-from ..launch.grpo import GRPO_READ, colocated_rollout
-from ..launch.record import Launch, LaunchReader, Table
-from ..launch.rollout import Rollout, States
-from ..launch.teacher import GENERATED, format_of_logits, with_teacher_model
+from ..launch.grpo import READ_GRPO_ARGUMENTS, colocated_rollout
+from ..launch.launch_types import Launch, LaunchReader, Table
+from ..launch.rollout import ModelState, Rollout
+from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_model
 from ..launch.trainer import kto_settings, pair_settings
 
 PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
@@ -85,7 +85,7 @@ def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) ->
         return (*PAIRS_IGNORED, "rlhf_type", "ref_model")
     reader.ignored_arguments += [argument_name for argument_name in config if argument_name in GRPO_IGNORED]
     reader.refuse_if_set(config, dict.fromkeys(OTHER_MODELS, "it is modelled without"), "--")
-    return (*GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
+    return (*READ_GRPO_ARGUMENTS, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
 
 
 def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: int) -> int:
@@ -142,7 +142,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
         raise reader.argument_error(
             "--teacher_deepspeed", f"{short_repr(zero_config)[:60]} is not modelled; expected zero0 to zero3"
         )
-    reader.notes.append(GENERATED)
+    reader.notes.append(GENERATION_NOTE)
     return with_teacher_model(
         reader,
         launched_run,
@@ -156,7 +156,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
 
 def rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rollout:
     """Returns the rollout engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
-    offloaded_states: set[States] = set()
+    offloaded_states: set[ModelState] = set()
     if reader.flag(config, "offload_model"):
         offloaded_states.add("weights")
     if reader.flag(config, "offload_optimizer"):
@@ -183,7 +183,7 @@ def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launc
     batch = reader.integer(config, "global_batch_size", 16) * generation_steps
     rollout = rollout_of(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
     layout = launched_run.layout
-    offloaded_states: frozenset[States] = frozenset(
+    offloaded_states: frozenset[ModelState] = frozenset(
         ("gradients", "reference") if "weights" in rollout.offloaded_states else ()
     )
     return replace(

@@ -15,8 +15,16 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
 from ...sources.huggingface.description import read_description
-from ..launch.python_source import UnknownValue, constants, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, integer_of, reader_of
+from ..launch.launch_types import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    read_integer,
+    reader_of,
+)
+from ..launch.python_source import UnknownValue, module_constants, parse_python
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
 DEFAULTS: dict[str, Any] = {
@@ -86,7 +94,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     The arguments of `source_file` are further configurations and `--key=value`.
     """
     with reader_of(source_file) as reader:
-        variables = constants(parse_python(file_text, source_file.name_in_errors).body)
+        variables = module_constants(parse_python(file_text, source_file.name_in_errors).body)
         if source_file.name_in_errors.endswith("train.py"):
             variables.pop("dtype", None)  # chosen by the device
         return _launch_of_values(reader, _run_values(reader, variables, source_file.arguments))
@@ -106,7 +114,7 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
                 values_by_key[key_match[1]] = key_match[2]
         elif command_word.endswith(".py") and reader.source.read_text is not None:
             file_path, file_text = reader.source.read_text(command_word)
-            values_by_key |= constants(parse_python(file_text, file_path).body)
+            values_by_key |= module_constants(parse_python(file_text, file_path).body)
         else:
             raise reader.value_error("train.py", command_word, "a configuration, or --key=value")
     return values_by_key
@@ -122,7 +130,7 @@ def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> L
     reader.ignored_arguments += [argument_name for argument_name in file_values if argument_name not in DEFAULTS]
     run_values = {key: reader.value(known_values, key, default_value) for key, default_value in DEFAULTS.items()}
     world_size = reader.device_count(reader.source.world_size)
-    accumulation_steps = integer_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
+    accumulation_steps = read_integer(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
     if accumulation_steps % world_size:
         raise reader.argument_error(
             "gradient_accumulation_steps",
@@ -138,8 +146,8 @@ def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> L
     reader.calls_torch_attention = True
     settings: dict[str, Any] = {
         "phase": "training",
-        "batch": integer_of(reader, "batch_size", run_values["batch_size"]),
-        "seq": integer_of(reader, "block_size", run_values["block_size"]),
+        "batch": read_integer(reader, "batch_size", run_values["batch_size"]),
+        "seq": read_integer(reader, "block_size", run_values["block_size"]),
         "num_microbatches": accumulation_steps // world_size,
         "optimizer": "adamw",
         "optimizer_impl": "fused",
@@ -164,7 +172,7 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
         has_bias, vocabulary_size = True, EXACT
     else:
         layer_count, heads, hidden_size = (
-            integer_of(reader, key_name, run_values[key_name]) for key_name in ("n_layer", "n_head", "n_embd")
+            read_integer(reader, key_name, run_values[key_name]) for key_name in ("n_layer", "n_head", "n_embd")
         )
         has_bias, vocabulary_size = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
     config = {"model_type": "nanogpt", "n_layer": layer_count, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}

@@ -14,8 +14,8 @@ from typing import Any
 
 from ...errors import short_repr
 from ...sources.presets import find_preset, load_preset
-from ..launch.command_line import overrides_of, plain_value
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.command_line import hydra_overrides_of, plain_value
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..megatron.launch_file import read_megatron
 
 SIZES = {
@@ -126,7 +126,7 @@ def is_nemo(config: Table) -> bool:
 def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        overrides = {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
+        overrides = {key: plain_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()}
         model_table = _model_values(reader, config, overrides)
         model_name = str(config.get("name", ""))[:80]
         if (
@@ -195,7 +195,7 @@ def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping
         **config["trainer"],
         **{key[8:]: override_value for key, override_value in overrides_by_key.items() if key.startswith("trainer.")},
     }
-    return integer_of(reader, "trainer.devices", trainer_values.get("devices", 1)) * integer_of(
+    return read_integer(reader, "trainer.devices", trainer_values.get("devices", 1)) * read_integer(
         reader, "trainer.num_nodes", trainer_values.get("num_nodes", 1)
     )
 
@@ -207,7 +207,9 @@ def _megatron_arguments(reader: LaunchReader, model_table: Mapping[str, Any], co
         if model_table.get(size_key) is not None:
             arguments[f"--{flag}"] = model_table[size_key]
     if "mamba" in str(config.get("name", "")) and model_table.get("hybrid_override_pattern") is None:
-        arguments["--hybrid-override-pattern"] = "M" * integer_of(reader, "model.num_layers", model_table["num_layers"])
+        arguments["--hybrid-override-pattern"] = "M" * read_integer(
+            reader, "model.num_layers", model_table["num_layers"]
+        )
     for size_key, (flag, flag_values) in FLAGS.items():
         if model_table.get(size_key) is flag_values:
             arguments[f"--{flag}"] = True
@@ -277,7 +279,7 @@ def _vocabulary_size(reader: LaunchReader, model_table: Mapping[str, Any]) -> in
     """Returns the vocabulary size before padding."""
     for size_key in ("override_vocab_size", "vocab_size"):
         if model_table.get(size_key) is not None:
-            return integer_of(reader, f"model.{size_key}", model_table[size_key])
+            return read_integer(reader, f"model.{size_key}", model_table[size_key])
     tokenizer_type = model_table.get("tokenizer.type")
     if tokenizer_type in WORDS:
         return WORDS[tokenizer_type]

@@ -17,12 +17,12 @@ from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.interpolation import flat_config
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of, share_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_fraction, reader_of
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..megatron.named_model import (
-    HOST_OPTIMIZER,
-    STAGE_ENDS,
+    END_STAGE_ARGUMENTS,
+    HOST_OPTIMIZER_ARGUMENTS,
     MegatronRun,
     bridge_adapter_settings,
     end_stage_layers,
@@ -48,8 +48,8 @@ READ = argument_names(__file__, "read")
 """Keys of `policy` that are read, beside those of the engine."""
 
 OF_MEGATRON_CORE = {
-    *(f"megatron_cfg.{name}" for name in STAGE_ENDS),
-    *(f"megatron_cfg.optimizer.{name}" for name in HOST_OPTIMIZER),
+    *(f"megatron_cfg.{name}" for name in END_STAGE_ARGUMENTS),
+    *(f"megatron_cfg.optimizer.{name}" for name in HOST_OPTIMIZER_ARGUMENTS),
     *(f"megatron_cfg.cuda_graph_{name}" for name in ("impl", "modules", "scope")),
 }
 """Keys of `policy` that readers of Megatron-Core's named models read."""
@@ -393,7 +393,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
         for engine_key, flag in flags_by_key.items():
             dotted_key = f"generation.{engine_table}.{engine_key}"
             if flag in ("gpu_memory_utilization", "mem_fraction_static"):
-                flags[flag] = share_of(reader, dotted_key, policy_table, 0.6)
+                flags[flag] = read_fraction(reader, dotted_key, policy_table, 0.6)
             elif flag == "enforce_eager":
                 flags[flag] = reader.flag(policy_table, dotted_key)
             elif policy_table.get(dotted_key) is not None:

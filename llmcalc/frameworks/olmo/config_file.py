@@ -12,7 +12,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 
 OFF: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, None),
@@ -89,7 +89,7 @@ def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model_table, OFF, "model.")
     hidden_size, layer_count = (
-        integer_of(reader, f"model.{key}", model_table.get(key)) for key in ("d_model", "n_layers")
+        read_integer(reader, f"model.{key}", model_table.get(key)) for key in ("d_model", "n_layers")
     )
     heads = reader.integer(model_table, "n_heads", 12)
     activation_name = reader.choice(model_table, "activation_type", ("swiglu", "gelu", "relu"), "swiglu", "model.")
@@ -113,7 +113,7 @@ def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     attention_table: dict[str, Any] = {"num_attention_heads": heads}
     key_heads = 1 if model_table.get("multi_query_attention") else model_table.get("n_kv_heads")
     if key_heads is not None:
-        attention_table["num_key_value_heads"] = integer_of(reader, "model.n_kv_heads", key_heads)
+        attention_table["num_key_value_heads"] = read_integer(reader, "model.n_kv_heads", key_heads)
     position_count = reader.integer(model_table, "max_sequence_length", 1024)
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm_table}
     if reader.flag(model_table, "rope"):
@@ -138,7 +138,7 @@ def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     }
     embedding_rows = model_table.get("embedding_size") or reader.value(model_table, "vocab_size", 50257)
     spec_table = {
-        "vocab_size": integer_of(reader, "model.embedding_size", embedding_rows),
+        "vocab_size": read_integer(reader, "model.embedding_size", embedding_rows),
         "hidden_size": hidden_size,
         "tie_word_embeddings": reader.flag(model_table, "weight_tying", True),
         "max_position_embeddings": position_count,

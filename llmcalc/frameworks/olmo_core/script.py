@@ -18,8 +18,8 @@ from ...model import ModelSpec
 from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.python_source import UnknownValue, dotted_name_of, parse_python, value_of
-from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.python_source import UnknownValue, dotted_name_of, expression_value, parse_python
 
 MODELS = {
     "olmo2_1B_v2": "olmo2-1b",
@@ -103,7 +103,7 @@ def _number_assignments(statements: list[ast.stmt], outer_values: Mapping[str, A
     known_values = dict(outer_values)
     for statement in statements:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            assigned_value = value_of(statement.value, known_values)
+            assigned_value = expression_value(statement.value, known_values)
             if isinstance(assigned_value, int):
                 known_values[statement.targets[0].id] = assigned_value
                 yield statement.targets[0].id, assigned_value
@@ -143,7 +143,9 @@ def _class_arguments(
 
 def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
-    argument_values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
+    argument_values = {
+        keyword.arg: (keyword.value, expression_value(keyword.value, variables)) for keyword in call.keywords
+    }
     return {
         str(argument_name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node)
         or argument_value.text
@@ -236,8 +238,8 @@ def _launch_of_calls(
         raise reader.argument_error(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
     sequence_ranks = _sequence_ranks(reader, call_nodes, module_arguments, variables, world_size)
-    tokens = integer_of(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
-    sequence_length = integer_of(
+    tokens = read_integer(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
+    sequence_length = read_integer(
         reader, "max_sequence_length", module_arguments.get("max_sequence_length", variables[LENGTHS[0]])
     )
     if tokens % sequence_length:
@@ -286,11 +288,11 @@ def _replica_count(
     Ranks that have parts of one sequence are among those of the shards (parallel/__init__.py, `get_dp_model_mesh`).
     """
     if parallel_arguments.get("num_replicas") is not None:
-        return integer_of(reader, "num_replicas", parallel_arguments["num_replicas"])
+        return read_integer(reader, "num_replicas", parallel_arguments["num_replicas"])
     if parallel_arguments.get("shard_degree") is None:
         reader.notes.append(f"hsdp: shards are those of a node with {DEVICES_PER_NODE} devices, each node a replica")
         return max(1, world_size // DEVICES_PER_NODE)
-    shard_ranks = integer_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
+    shard_ranks = read_integer(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
     if world_size % shard_ranks:
         raise reader.argument_error(
             "shard_degree",

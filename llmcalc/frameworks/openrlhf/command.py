@@ -12,9 +12,18 @@ from typing import Any
 
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
-from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BUCKETS
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, share_of
+from ..launch.launch_types import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    read_fraction,
+    read_integer,
+    reader_of,
+)
 from ..launch.rollout import AdditionalModel, ModelLocation, Rollout
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
@@ -97,7 +106,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         arguments = {
             _current_name(argument_name): argument_value
-            for argument_name, argument_value in arguments_of(command_line.words, source_file.name_in_errors).items()
+            for argument_name, argument_value in parse_arguments(command_line.words, source_file.name_in_errors).items()
         }
         known_names = frozenset(
             argument_name
@@ -108,7 +117,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         argument_values = {
             _current_name(argument_name): argument_value for argument_name, argument_value in argument_values.items()
         }
-        model_id = model_name(arguments.get("actor.model_name_or_path"))
+        model_id = marked_model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, argument_values)
         world_size = (
             _actor_device_count(reader, argument_values) if trainer_name == "train_ppo_ray" else source_file.world_size
@@ -225,7 +234,7 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
         return token_limit
     reader.counts_longest_samples = True
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
-        return integer_of(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.integer(
+        return read_integer(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.integer(
             config, "data.prompt_max_len", 1024
         )
     token_limit = reader.integer(config, "data.max_len", 2048)
@@ -285,7 +294,7 @@ def _rollout_batch(reader: LaunchReader, config: Table) -> tuple[int, int]:
 def _engine_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "tensor_parallel_size": reader.integer(config, "vllm.tensor_parallel_size", 1),
-        "gpu_memory_utilization": share_of(reader, "vllm.gpu_memory_utilization", config, 0.95),
+        "gpu_memory_utilization": read_fraction(reader, "vllm.gpu_memory_utilization", config, 0.95),
         "max_model_len": _longest_sequence_tokens(reader, config),
     }
     return flags | ({"enforce_eager": True} if reader.flag(config, "vllm.enforce_eager") else {})

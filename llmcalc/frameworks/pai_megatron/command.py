@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reader_of
+from ..launch.command_line import parse_arguments
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 
@@ -47,7 +47,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             raise reader.argument_error(
                 f"line {command_line.line}: {command_line.program}", "is no training; expected pretrain_*.py"
             )
-        arguments = arguments_of(command_line.words, source_file.name_in_errors)
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         megatron_table: dict[str, Any] = {}
         for flag_name, argument_value in arguments.items():
             if flag_name[2:] in IGNORED:
@@ -70,7 +70,7 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
     if tokenizer_type not in WORDS:
         *_, size_option, vocab_size_text = ("", "", *reader.source.arguments)
         if size_option == "--padded-vocab-size":
-            megatron_table[size_option] = str(integer_of(reader, size_option, vocab_size_text))
+            megatron_table[size_option] = str(read_integer(reader, size_option, vocab_size_text))
             return
         raise reader.argument_error(
             "--patch-tokenizer-type",
@@ -79,5 +79,5 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
         raise reader.argument_error("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
-    extra_tokens = integer_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), minimum=0)
+    extra_tokens = read_integer(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), minimum=0)
     megatron_table["--padded-vocab-size"] = str(WORDS[tokenizer_type] + extra_tokens)

@@ -13,7 +13,7 @@ from ..argument_names import keyword_of
 from ..engines.engine import Engine
 from ..engines.flags import Flag, find_flag, flags_by_spelling, split_arguments
 from ..engines.registry import FOLDERS, engine
-from ..launch.unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
+from ..launch.unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable, unresolved_reason
 from ..launch.yaml_text import parse_yaml
 from .programs import PROGRAMS, REPOSITORY_FLAGS, ServerProgram
 from .server import ReadNamedFile
@@ -185,7 +185,8 @@ def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
         printed_lines = (
             (line_number, line)
             for line_number, line in enumerate(yaml_text.splitlines(), 1)
-            if is_unresolved(line) and ":" not in re.sub(f"{UNRESOLVED}[^{UNRESOLVED}]*{UNRESOLVED}", "", line)
+            if is_unresolved(line)
+            and ":" not in re.sub(f"{UNRESOLVED_MARK}[^{UNRESOLVED_MARK}]*{UNRESOLVED_MARK}", "", line)
         )
         line_number, line = next(printed_lines, (0, ""))
         if not line_number:

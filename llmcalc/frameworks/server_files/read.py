@@ -13,8 +13,8 @@ from ...sources.files import read_text
 from ..engines.flags import find_flag, flags_by_spelling
 from ..engines.registry import FOLDERS, ON_LLAMA_CPP, engine
 from ..launch.command_line import (
+    LAUNCH_OPTION,
     TRAINING_COMMAND,
-    TYPED_COMMAND,
     TypedLaunch,
     is_training_command,
     typed_launch,
@@ -24,7 +24,7 @@ from ..launch.notebook import is_python_name, read_launch_text
 from ..launch.python_source import is_python
 from ..launch.unresolved import is_unresolved, printable
 from ..launch.windows_scripts import posix_paths
-from ..launch.yaml_text import LARGEST, parse_braces, parse_yaml
+from ..launch.yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of_program, read_arguments, words_of_tables
 from .manifests import servers_in_tables
@@ -72,7 +72,7 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
     typed_text = str(launch_path)
     if words_of_typed_command(typed_text):
         typed_text = posix_paths(typed_text)
-        typed_command = TypedLaunch(TYPED_COMMAND, {}, ())
+        typed_command = TypedLaunch(LAUNCH_OPTION, {}, ())
         if is_training_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()
     typed_launch_file = typed_launch(typed_text)
@@ -230,7 +230,9 @@ def _read_env_file(launch_folder: Path | None) -> dict[str, str]:
     env_path = None if launch_folder is None else launch_folder / ".env"
     if env_path is None or not env_path.is_file():
         return {}
-    env_assignments = (line.strip().removeprefix("export ") for line in read_text(env_path, LARGEST).split("\n"))
+    env_assignments = (
+        line.strip().removeprefix("export ") for line in read_text(env_path, LARGEST_FILE_BYTES).split("\n")
+    )
     names_and_values = (env_line.partition("=") for env_line in env_assignments if re.match(r"[A-Za-z_]\w*=", env_line))
     return {variable_name: variable_value.strip().strip("'\"") for variable_name, _, variable_value in names_and_values}
 
@@ -412,6 +414,6 @@ def _reader_of_named_files(
             raise InputError(
                 f"{one_line(file_name)[:200]}: no such file beside {name_in_errors}; expected the configuration there"
             )
-        return read_text(file_path, LARGEST)
+        return read_text(file_path, LARGEST_FILE_BYTES)
 
     return read

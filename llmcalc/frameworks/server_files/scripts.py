@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ...errors import InputError
 from ..engines.registry import FOLDERS
-from ..launch.command_line import TRAINING_COMMAND, WITHOUT_PROGRAMS
+from ..launch.command_line import NON_PROGRAM_COMMANDS, TRAINING_COMMAND
 from ..launch.shell import read_script
 from ..launch.shell_words import ShellScript
 from ..launch.unresolved import is_unresolved
@@ -80,7 +80,7 @@ class ServerFinder:
         daemon_servers: list[StartedServer] = []
         for command_line in shell_script.commands:
             command_words = [word for word in command_line.words if word not in ("&", "&&", "|", ";")]
-            if not command_words or command_words[0] in WITHOUT_PROGRAMS:
+            if not command_words or command_words[0] in NON_PROGRAM_COMMANDS:
                 continue
             line_location = outer_container.place_in_file if outer_container.image else f"line {command_line.line}"
             command_environment = {

@@ -14,25 +14,25 @@ from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
-from ..launch.command_line import model_name, overrides_of, plain_value
-from ..launch.record import (
+from ..launch.command_line import hydra_overrides_of, marked_model_name, plain_value
+from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    integer_of,
+    read_fraction,
+    read_integer,
     reader_of,
-    share_of,
 )
-from ..launch.rollout import AdditionalModel, Rollout, States
+from ..launch.rollout import AdditionalModel, ModelState, Rollout
 from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import (
-    BRIDGE_FUSED,
-    HOST_OPTIMIZER,
-    STAGE_ENDS,
+    BRIDGE_FUSED_MODEL_TYPES,
+    END_STAGE_ARGUMENTS,
+    HOST_OPTIMIZER_ARGUMENTS,
     MegatronRun,
     bridge_adapter_settings,
     end_stage_layers,
@@ -69,7 +69,8 @@ REDUCES_IN_FP32 = f"{MEGATRON}.ddp_config.grad_reduce_in_fp32"
 
 READ = argument_names(__file__, "read")
 READ_KEYS = READ.union(
-    (f"{TRANSFORMER}{name}" for name in STAGE_ENDS), (f"{OPTIMIZER}{name}" for name in HOST_OPTIMIZER)
+    (f"{TRANSFORMER}{name}" for name in END_STAGE_ARGUMENTS),
+    (f"{OPTIMIZER}{name}" for name in HOST_OPTIMIZER_ARGUMENTS),
 )
 """Keys that are read, with those that Megatron-Core's readers of named models read."""
 
@@ -172,7 +173,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         if program not in (RL_TRAINER, SFT_TRAINER):
             reader.notes.append(f"{program}: its update is counted as that of {SFT_TRAINER if is_sft else RL_TRAINER}")
-        overrides = overrides_of(command_line.words)
+        overrides = hydra_overrides_of(command_line.words)
         if is_sft:
             overrides = _overrides_of_fine_tuning(overrides)
         for key, value in overrides.items():
@@ -199,7 +200,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         read_run = _megatron_run if is_megatron else _fsdp_run
         launch_settings = read_run(reader, config, world_size, is_sft=is_sft)
         rollout = None if is_sft else _rollout(reader, config, launch_settings, is_megatron)
-        model_id = model_name(overrides.get(MODEL_KEY, DEFAULT_MODEL))
+        model_id = marked_model_name(overrides.get(MODEL_KEY, DEFAULT_MODEL))
         return reader.create_launch(
             "megatron" if is_megatron else "fsdp2", launch_settings, model_name=model_id, rollout=rollout
         )
@@ -225,7 +226,7 @@ def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
             length_note = f"{longest_key}: the longest sequence, without lengths of a prompt and of an answer"
             if length_note not in reader.notes:
                 reader.notes.append(length_note)
-            return integer_of(reader, longest_key, config[longest_key])
+            return read_integer(reader, longest_key, config[longest_key])
     prompt_tokens = reader.integer(config, "trainer.max_prompt_length", 512)
     input_tokens = reader.optional_integer(config, "generator.max_input_length") or prompt_tokens
     return input_tokens + reader.integer(config, "generator.sampling_params.max_generate_length", 1024)
@@ -326,7 +327,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sf
         recompute_num_layers=config.get(f"{TRANSFORMER}recompute_num_layers", 1) if is_whole else None,
         recompute_modules=config.get(f"{TRANSFORMER}recompute_modules", ["core_attn"]),
         dispatcher=config.get(f"{MEGATRON}.moe_token_dispatcher_type"),
-        fuses_activation=BRIDGE_FUSED,
+        fuses_activation=BRIDGE_FUSED_MODEL_TYPES,
         grad_dtype="fp32" if reader.flag(config, REDUCES_IN_FP32, True) else "bf16",
     )
     settings = host_optimizer_settings(reader, config, OPTIMIZER)
@@ -356,7 +357,7 @@ def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSetting
     if engine_name == "vllm":
         flags = {
             "tensor_parallel_size": reader.integer(config, f"{ENGINE}.tensor_parallel_size", 1),
-            "gpu_memory_utilization": share_of(reader, f"{ENGINE}.gpu_memory_utilization", config, 0.8),
+            "gpu_memory_utilization": read_fraction(reader, f"{ENGINE}.gpu_memory_utilization", config, 0.8),
             "max_num_seqs": reader.integer(config, f"{ENGINE}.max_num_seqs", 1024),
             "max_num_batched_tokens": reader.integer(config, f"{ENGINE}.max_num_batched_tokens", 8192),
             "enforce_eager": reader.flag(config, f"{ENGINE}.enforce_eager"),
@@ -373,7 +374,7 @@ def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSetting
     reference_model = (
         AdditionalModel("host", 2 if is_megatron else 4, shard_count) if has_reference else AdditionalModel()
     )
-    offloaded_states: frozenset[States] = frozenset(("weights", "optimizer", "gradients"))
+    offloaded_states: frozenset[ModelState] = frozenset(("weights", "optimizer", "gradients"))
     if not is_megatron and not reader.flag(config, OFFLOADS_OPTIMIZER, True):
         offloaded_states -= {"optimizer"}  # distributed/fsdp_strategy.py; Megatron's strategy does not read the key
     has_critic = reader.value(config, "trainer.algorithm.advantage_estimator", "grpo") == "gae"

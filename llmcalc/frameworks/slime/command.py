@@ -13,16 +13,16 @@ from ...errors import InputError
 from ..argument_names import argument_names, keyword_of
 from ..engines.flags import read_flag_values
 from ..engines.registry import engine_and_version
-from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.grpo import SFT_NOTE
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of
 from ..launch.rollout import Rollout, with_written_flags
 from ..launch.unresolved import is_unresolved
 from ..megatron.arguments import flag_of
-from ..megatron.ignored_flags import IGNORED as MEGATRON_IGNORED
+from ..megatron.ignored_flags import IGNORED_ARGUMENTS
 from ..megatron.named_model import (
-    HOST_OPTIMIZER,
-    PRECISION_AWARE,
+    HOST_OPTIMIZER_ARGUMENTS,
+    PRECISION_AWARE_ARGUMENTS,
     MegatronRun,
     attention_setting,
     end_stage_layers,
@@ -32,9 +32,9 @@ from ..megatron.named_model import (
 )
 
 READ = argument_names(__file__, "read")
-READ_WITH_OPTIMIZER = READ.union(HOST_OPTIMIZER, PRECISION_AWARE)
+READ_WITH_OPTIMIZER = READ.union(HOST_OPTIMIZER_ARGUMENTS, PRECISION_AWARE_ARGUMENTS)
 """The arguments that are read, with those that Megatron-Core's reader of optimizers reads."""
-IGNORED = argument_names(__file__, "ignored") | {name.replace("-", "_") for name in MEGATRON_IGNORED}
+IGNORED = argument_names(__file__, "ignored") | {name.replace("-", "_") for name in IGNORED_ARGUMENTS}
 IGNORED_BEGINNINGS = tuple(argument_names(__file__, "ignored_beginnings"))
 
 MODELLED: dict[str, tuple[Any, ...]] = {
@@ -86,7 +86,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a command of slime. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         words = [word for word in command_line.words if word.startswith("--") or not _is_model_variable(word)]
-        arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
+        arguments = _without_unresolved_graphs(reader, parse_arguments(words, source_file.name_in_errors))
         read_names = READ_WITH_OPTIMIZER.union(
             argument_name for argument_name in map(keyword_of, arguments) if _is_server_argument(argument_name)
         )
@@ -106,7 +106,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if not is_supervised:
             reader.notes.append(SFT_NOTE)
         rollout = None if is_supervised or config.get("debug_train_only") else _rollout(reader, config, tokens)
-        model_id = model_name(arguments.get("--hf-checkpoint"))
+        model_id = marked_model_name(arguments.get("--hf-checkpoint"))
         return reader.create_launch("megatron", launch_settings, model_name=model_id, rollout=rollout)
 
 

@@ -14,9 +14,9 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import OuterGroups, TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.teacher import with_teacher_model
-from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
+from ..launch.trainer import HEAD_ADAPTER_NOTE, lora_settings, pair_settings
 from .models import MODELS
 
 COMPONENT = "_component_"
@@ -217,7 +217,7 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         max_length = reader.table(config, section_name).get("max_seq_len")
         if max_length is not None:
             reader.counts_longest_samples = not reader.table(config, "dataset").get("packed")
-            return {"seq": integer_of(reader, f"{section_name}.max_seq_len", max_length)}
+            return {"seq": read_integer(reader, f"{section_name}.max_seq_len", max_length)}
     reader.notes.append("tokenizer.max_seq_len is null: samples have any length; --seq says the longest (2,048 here)")
     return {}
 
@@ -281,7 +281,7 @@ def _adapter_settings(reader: LaunchReader, model_table: Table, dtype: str, is_q
         *(NETWORK if model_table.get("apply_lora_to_mlp") else ()),
     ]
     if model_table.get("apply_lora_to_output"):
-        reader.notes.append(HEAD_ADAPTER)
+        reader.notes.append(HEAD_ADAPTER_NOTE)
     adapter_settings = lora_settings(
         reader,
         rank=("model.lora_rank", reader.value(model_table, "lora_rank", 8)),

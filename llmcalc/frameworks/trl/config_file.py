@@ -12,13 +12,13 @@ from typing import Any
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.grpo import READ_GRPO_ARGUMENTS, colocated_rollout, grpo_length, with_log_probabilities
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.sft_loss import SFT_LOSSES, TRANSFORMERS_DEFAULTS, earlier_argument, sft_loss_settings
 from ..launch.trainer import (
+    IGNORED_TRAINER_ARGUMENTS,
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
-    TRAINER_IGNORED,
     is_trainer,
     known_argument_names,
     kto_settings,
@@ -128,10 +128,15 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         defaults = {**DEFAULTS, **TRANSFORMERS_DEFAULTS} if earlier_argument(config) else DEFAULTS
         is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_SIGNS), REWARD_SIGN in config
         ignored_names = (
-            TRAINER_IGNORED | IGNORED | {"use_liger"} | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
+            IGNORED_TRAINER_ARGUMENTS
+            | IGNORED
+            | {"use_liger"}
+            | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
         )
         reader.check_names(
-            config, (*known_argument_names(), *READ, REWARD_SIGN, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names
+            config,
+            (*known_argument_names(), *READ, REWARD_SIGN, *READ_GRPO_ARGUMENTS, *PREFERENCE_SIGNS),
+            ignored_names,
         )
         known_loss_keys = (argument_name for argument_name in PREFERENCE_SIGNS if config.get(argument_name) is not None)
         is_pair_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
@@ -194,7 +199,7 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
     generation_steps = accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if config.get("generation_batch_size") is not None:
         global_sequence_count = (
-            integer_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world_size
+            read_integer(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world_size
         )
         generation_steps = max(1, reader.integer(config, "generation_batch_size", 1) // global_sequence_count)
     generation_steps = reader.optional_integer(config, "steps_per_generation") or generation_steps
@@ -243,7 +248,7 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
             reader, loss_name, run_settings, has_cached_reference=bool(config.get("precompute_ref_log_probs"))
         )
     settings = pair_settings(reader, loss_name, {**run_settings, "cross_entropy": "eager"})
-    loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * integer_of(reader, "seq", run_settings["seq"]), 6)
+    loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * read_integer(reader, "seq", run_settings["seq"]), 6)
     reference_model = reader.frozen_model
     reader.frozen_model = (
         replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type

@@ -7,8 +7,8 @@ Source: TRL 1.10 (f2cd57710), trl/experimental/gkd/gkd_trainer.py and gkd_config
 from __future__ import annotations
 
 from ..frozen_model import SecondLoss
-from ..launch.record import Launch, LaunchReader, Table
-from ..launch.teacher import GENERATED, format_of_logits, with_teacher_model
+from ..launch.launch_types import Launch, LaunchReader, Table
+from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_model
 
 SOURCE = "trl/experimental/gkd/gkd_trainer.py"
 
@@ -41,5 +41,5 @@ def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, b
     logit_bytes = BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
     shards_weights = launched_run.framework == "deepspeed" and launched_run.layout.zero == 3
     second_loss = SecondLoss(SOURCE, logit_bytes, "divergence of logits")
-    reader.notes.append(GENERATED)
+    reader.notes.append(GENERATION_NOTE)
     return with_teacher_model(reader, launched_run, TEACHER, teacher_name, loaded_format, second_loss, shards_weights)

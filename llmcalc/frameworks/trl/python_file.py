@@ -14,26 +14,26 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import InputError
 from ...sources.huggingface.family import field_names
-from ..launch.embedding_losses import ARGUMENTS_CLASS, embedding_run
+from ..launch.embedding_losses import ARGUMENTS_CLASS, with_embedding_loss
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
-    DEEPEST,
+    DEEPEST_EXPRESSION,
     UnknownValue,
     assigned_values,
     calls_in_order,
-    constants,
     dotted_name_of,
+    expression_value,
     format_name,
     has_unknown,
     keyword_arguments,
+    module_constants,
     parse_python,
     statements_of_module,
-    value_of,
     value_of_item,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
-from ..launch.sft_loss import EARLIER_TRAINER_ARGUMENTS, EARLIER_VALUES, TRANSFORMERS_DEFAULTS
+from ..launch.sft_loss import EARLIER_DEFAULTS, EARLIER_TRAINER_ARGUMENTS, TRANSFORMERS_DEFAULTS
 from ..launch.trainer import keeps_published_weights, read_trainer
 from .commands import COMMANDS
 from .config_file import read_trl
@@ -215,7 +215,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         notes = tuple(reader.notes)
     launched_run = (read_trl if is_trl_run else read_trainer)(config, source_file)
     if config_class == ARGUMENTS_CLASS:
-        launched_run = embedding_run(launched_run, [(call.name, call.arguments) for call in named_calls])
+        launched_run = with_embedding_loss(launched_run, [(call.name, call.arguments) for call in named_calls])
     return replace(
         launched_run,
         unknown_arguments={**reader.unknown_arguments, **launched_run.unknown_arguments},
@@ -231,7 +231,7 @@ def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str
         return {}
     return {
         argument_name: argument_value
-        for argument_name, argument_value in EARLIER_VALUES.items()
+        for argument_name, argument_value in EARLIER_DEFAULTS.items()
         if argument_name not in config
     }
 
@@ -252,7 +252,7 @@ def _text_length_arguments(syntax_tree: ast.Module) -> dict[str, Any]:
     """Returns the text length limit (`max_seq_length`) that a sentence-transformers script assigns; else nothing."""
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            max_length = value_of(node.value, {})
+            max_length = expression_value(node.value, {})
             if node.targets[0].attr == "max_seq_length" and type(max_length) is int:
                 return {"max_length": max_length}
     return {}
@@ -366,7 +366,10 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     """
     statements = statements_of_module(syntax_tree)
     assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
-    variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
+    variables = {
+        **file_variables,
+        **module_constants(statements),
+    }  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
     conditions = _branch_conditions_by_call(syntax_tree)
     for node in calls_in_order(syntax_tree):
@@ -381,7 +384,7 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
         ):
             continue
         arguments = keyword_arguments(node, variables)
-        first_argument = value_of(node.args[0], variables) if node.args else None
+        first_argument = expression_value(node.args[0], variables) if node.args else None
         yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, node)
 
 
@@ -402,7 +405,7 @@ def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[Condi
             continue
         pending_nodes.append((node.test, node_conditions))
         for branch_value, branch_body in ((True, node.body), (False, node.orelse)):
-            branch_conditions = (*node_conditions, (node.test, branch_value))[-DEEPEST:]
+            branch_conditions = (*node_conditions, (node.test, branch_value))[-DEEPEST_EXPRESSION:]
             body_nodes = branch_body if isinstance(branch_body, list) else [branch_body]
             pending_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
     return conditions
@@ -413,7 +416,7 @@ def _is_in_skipped_branch(test: ast.expr, is_true_branch: bool, variables: Mappi
     name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
     if not isinstance(name_node, ast.Name | ast.Attribute):
         return False
-    known_value = value_of(name_node, variables)
+    known_value = expression_value(name_node, variables)
     return isinstance(known_value, bool) and (known_value == (name_node is test)) != is_true_branch
 
 
@@ -425,7 +428,7 @@ def _assigned_values(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[
     target_node = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
     if isinstance(target_node, ast.Subscript) and assignment.value is not None:
         table_name = dotted_name_of(target_node.value)
-        table, item_key = variables.get(table_name), value_of(target_node.slice, variables)
+        table, item_key = variables.get(table_name), expression_value(target_node.slice, variables)
         if isinstance(table, dict) and isinstance(item_key, str):
             return {table_name: {**table, item_key: value_of_item(assignment.value, variables)}}
     return {} if assignment.value is None else assigned_values(target_node, assignment.value, variables)

@@ -16,22 +16,22 @@ from typing import Any
 
 from ...algebra import ceil_div
 from ...sources.huggingface.family import field_names
-from ..launch.embedding_losses import ARGUMENTS_CLASS, embedding_run
+from ..launch.embedding_losses import ARGUMENTS_CLASS, with_embedding_loss
 from ..launch.grpo import colocated_rollout, grpo_length
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_fraction, read_integer, reader_of
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     calls_in_order,
-    constants,
     dotted_name_of,
+    expression_value,
     has_unknown,
     keyword_arguments,
+    module_constants,
     parse_python,
     statements_of_module,
-    value_of,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of, share_of
 from ..launch.trainer import (
-    QUANTIZATION_AWARE,
+    QUANTIZATION_AWARE_REASON,
     attention_settings,
     lora_settings,
     optimizer_settings,
@@ -94,7 +94,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         syntax_tree = parse_python(file_text, source_file.name_in_errors)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
-        values_by_name = constants(statements_of_module(syntax_tree))
+        values_by_name = module_constants(statements_of_module(syntax_tree))
         named_calls = [(dotted_name_of(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
         model_arguments = _call_arguments(
             reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "from_pretrained")
@@ -140,7 +140,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if loss_name != "embedding":
             return launched_run
         loss_calls = [(name.rpartition(".")[2], keyword_arguments(call, values_by_name)) for name, call in named_calls]
-        return embedding_run(launched_run, loss_calls)
+        return with_embedding_loss(launched_run, loss_calls)
 
 
 def _run_of_calls(
@@ -167,7 +167,7 @@ def _run_of_calls(
         "phase": "training",
         "batch": reader.integer(config, "per_device_train_batch_size", 8),
         "num_microbatches": reader.integer(config, "gradient_accumulation_steps", 1),
-        "seq": integer_of(
+        "seq": read_integer(
             reader,
             "max_seq_length",
             reader.value(model_arguments, "max_seq_length", 2048) if max_length is None else max_length,
@@ -206,7 +206,7 @@ def _run_of_calls(
     if reader.flag(model_arguments, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
     if model_arguments.get("qat_scheme") is not None:
-        reader.refuse("qat_scheme", QUANTIZATION_AWARE)
+        reader.refuse("qat_scheme", QUANTIZATION_AWARE_REASON)
     loaded_name = str(model_arguments.get("model_name", ""))
     model_name = FOUR_BITS.sub("", loaded_name)
     if model_name != loaded_name:
@@ -224,7 +224,7 @@ def _shared_engine_settings(
     reader: LaunchReader, model_arguments: Mapping[str, Any], is_standby: bool
 ) -> dict[str, Any]:
     """Returns the rollout's fields for a vLLM engine that shares the trained weights (vllm_utils.py, `load_vllm`)."""
-    memory_utilization = share_of(reader, "gpu_memory_utilization", model_arguments, 0.5)
+    memory_utilization = read_fraction(reader, "gpu_memory_utilization", model_arguments, 0.5)
     flags = {
         "gpu_memory_utilization": memory_utilization,
         "max_model_len": reader.integer(model_arguments, "max_seq_length", 2048),
@@ -350,7 +350,7 @@ def _call_arguments(
         return None
     arguments = keyword_arguments(call_node, values_by_name)
     if call_node.args and "model_name" not in arguments:
-        arguments["model_name"] = value_of(call_node.args[0], values_by_name)
+        arguments["model_name"] = expression_value(call_node.args[0], values_by_name)
     unresolved_arguments = {
         argument_name for argument_name, argument_value in arguments.items() if has_unknown(argument_value)
     }

@@ -13,24 +13,24 @@ from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
-from ..launch.command_line import model_name, overrides_of, plain_value
+from ..launch.command_line import hydra_overrides_of, marked_model_name, plain_value
 from ..launch.interpolation import flat_config
-from ..launch.record import (
+from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    integer_of,
+    read_integer,
     reader_of,
 )
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
-from ..launch.unresolved import UNRESOLVED, is_unresolved, unresolved_reason
+from ..launch.unresolved import UNRESOLVED_MARK, is_unresolved, unresolved_reason
 from ..megatron.named_model import (
-    BRIDGE_FUSED,
-    COUNTED_ENDS,
+    BRIDGE_FUSED_MODEL_TYPES,
+    PIPELINE_SPLIT_ARGUMENTS,
     MegatronRun,
     bridge_adapter_settings,
     end_stage_layers,
@@ -102,12 +102,12 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 f"line {command_line.line}: {program}",
                 f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}",
             )
-        overrides_by_key = overrides_of(command_line.words)
+        overrides_by_key = hydra_overrides_of(command_line.words)
         if program in sft_models:
             config = _resolved_overrides(reader, overrides_by_key)
             if program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
-            model_id = model_name(overrides_by_key.get(sft_models[program]))
+            model_id = marked_model_name(overrides_by_key.get(sft_models[program]))
             return reader.create_launch("fsdp2", run_of_sft(reader, config), model_name=model_id)
         if program not in TRAINERS:
             reader.notes.append(f"{program}: its update is counted as that of {TRAINERS[0]}")
@@ -138,7 +138,7 @@ def _config_beside(reader: LaunchReader, config_folder: str, config_name: str) -
     read_text, fetch_table = reader.source.read_text, reader.source.fetch_table
     if read_text is None or fetch_table is None or not config_name:
         return {}
-    for folder in (config_folder.replace(UNRESOLVED, ""),) if config_folder else (".", "config"):
+    for folder in (config_folder.replace(UNRESOLVED_MARK, ""),) if config_folder else (".", "config"):
         config_path = f"{folder}/{config_name}.yaml"
         try:
             read_text(config_path)
@@ -165,7 +165,7 @@ def launch_of_overrides(reader: LaunchReader, overrides_by_key: Table, base_name
     overrides_by_key: dotted key → value. base_names: names of the configs of verl below them.
     """
     config = _resolved_overrides(reader, overrides_by_key)
-    model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
+    model_id = marked_model_name(overrides_by_key.get(f"{MODEL}.path"))
     reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
     uses_megatron = _uses_megatron(reader, config, base_names)
     check_keys(reader, config)
@@ -245,11 +245,11 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     if config.get(size_key) is None and config.get(total_key) is not None:
         replica_count = _training_device_count(reader, config) // sequence_ranks
         return max(
-            1, integer_of(reader, total_key, config[total_key]) // max(1, replica_count)
+            1, read_integer(reader, total_key, config[total_key]) // max(1, replica_count)
         ), prompt_tokens + response_tokens
     if config.get(size_key) is None:
         raise reader.argument_error(size_key, "missing; expected it, or use_dynamic_bsz=True")
-    return integer_of(reader, size_key, config[size_key]), prompt_tokens + response_tokens
+    return read_integer(reader, size_key, config[size_key]), prompt_tokens + response_tokens
 
 
 def _micro_batch_count(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
@@ -407,7 +407,9 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
     )
     batch, tokens = _micro_batch_shape(reader, config, cp)
     fusion_key = f"{override_section}.bias_activation_fusion"
-    fused_model_types = MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED
+    fused_model_types = (
+        MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED_MODEL_TYPES
+    )
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -417,8 +419,8 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         vpp=reader.optional_integer(config, f"{section_name}.virtual_pipeline_model_parallel_size") or 1,
         end_stage_layers=end_stage_layers(reader, config, f"{override_section}."),
         ends_counted_as_layers=(
-            reader.flag(config, f"{override_section}.{COUNTED_ENDS[0]}"),
-            reader.flag(config, f"{override_section}.{COUNTED_ENDS[1]}"),
+            reader.flag(config, f"{override_section}.{PIPELINE_SPLIT_ARGUMENTS[0]}"),
+            reader.flag(config, f"{override_section}.{PIPELINE_SPLIT_ARGUMENTS[1]}"),
         ),
         sequence_parallel=reader.flag(config, f"{section_name}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),

@@ -7,15 +7,15 @@ from typing import Any
 
 from ...errors import short_repr
 from ..argument_names import argument_names
-from ..launch.record import LaunchReader, Table
-from ..megatron.named_model import COUNTED_ENDS, HOST_OPTIMIZER, STAGE_ENDS
+from ..launch.launch_types import LaunchReader, Table
+from ..megatron.named_model import END_STAGE_ARGUMENTS, HOST_OPTIMIZER_ARGUMENTS, PIPELINE_SPLIT_ARGUMENTS
 from .rollout import ACTOR, MODEL
 
 READ = argument_names(__file__, "read")
 
 OF_MEGATRON_CORE = {
-    *(f"actor.megatron.override_transformer_config.{name}" for name in STAGE_ENDS + COUNTED_ENDS),
-    *(f"actor.optim.override_optimizer_config.{name}" for name in HOST_OPTIMIZER),
+    *(f"actor.megatron.override_transformer_config.{name}" for name in END_STAGE_ARGUMENTS + PIPELINE_SPLIT_ARGUMENTS),
+    *(f"actor.optim.override_optimizer_config.{name}" for name in HOST_OPTIMIZER_ARGUMENTS),
 }
 """Keys that readers of Megatron-Core's named models read."""
 

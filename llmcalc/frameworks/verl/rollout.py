@@ -10,8 +10,8 @@ from typing import Any
 from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..engines.registry import engine
-from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, share_of
-from ..launch.rollout import AdditionalModel, ModelLocation, Rollout, States
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_fraction, read_integer
+from ..launch.rollout import AdditionalModel, ModelLocation, ModelState, Rollout
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 REFERENCE, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -25,7 +25,7 @@ ENGINE_FLAGS = {
 DIVIDING = ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
 """Sizes of the engine's layout that are not modelled."""
 
-OFFLOADED: dict[str, States] = {
+OFFLOADED: dict[str, ModelState] = {
     "param_offload": "weights",
     "optimizer_offload": "optimizer",
     "grad_offload": "gradients",
@@ -84,7 +84,7 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
     )
     flags: dict[str, Any] = {
         tp_flag: reader.integer(config, f"{ROLLOUT}.tensor_model_parallel_size", 2),
-        memory_share_flag: share_of(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
+        memory_share_flag: read_fraction(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
         length_flag: reader.optional_integer(config, f"{ROLLOUT}.max_model_len") or sum(length_values),
     }
     if engine_name == "vllm":
@@ -124,7 +124,7 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequence_count: 
         return 1, reader.integer(config, length_key, default_tokens)
     micro_batch_value = config.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
     if micro_batch_value is not None:
-        sequence_count = integer_of(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
+        sequence_count = read_integer(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
     return sequence_count, tokens
 
 

@@ -15,7 +15,7 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import OuterGroups, TitanSettings
-from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer
 from ..launch.trainer import lora_settings
 
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
@@ -119,7 +119,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         )
     replica_count = world_size // cp
     if config.get("data.micro_batch_size") is not None:
-        batch = max(1, integer_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
+        batch = max(1, read_integer(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
     else:
         batch = reader.integer(config, "data.micro_batch_size_per_gpu", 4)
     weight_format = str(reader.value(config, "model.fsdp_config.model_dtype", "fp32"))

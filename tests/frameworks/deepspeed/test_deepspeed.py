@@ -30,7 +30,7 @@ from llmcalc.frameworks.deepspeed.partitions import (
     round_robin_order,
 )
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
-from llmcalc.frameworks.nccl import CONNECTION, communicator_bytes, communicator_sizes
+from llmcalc.frameworks.nccl import CONNECTION_BYTES, communicator_bytes, communicator_sizes
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
@@ -141,13 +141,15 @@ def test_published_rows_under_deepspeed() -> None:
 
 
 def test_the_buffers_of_one_connection() -> None:
-    assert CONNECTION == 524_288 + 4_915_200 + 4_194_304  # LL, LL128, Simple
+    assert CONNECTION_BYTES == 524_288 + 4_915_200 + 4_194_304  # LL, LL128, Simple
 
 
 def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
     assert communicator_bytes(1) == 0
-    assert communicator_bytes(4) == 24 * CONNECTION
-    assert communicator_bytes(4, torch_version="2.0") == 24 * CONNECTION * 10 // 4  # 4 ranks: 3 edges, up and down
+    assert communicator_bytes(4) == 24 * CONNECTION_BYTES
+    assert (
+        communicator_bytes(4, torch_version="2.0") == 24 * CONNECTION_BYTES * 10 // 4
+    )  # 4 ranks: 3 edges, up and down
 
 
 def test_a_mesh_has_a_communicator_of_each_axis() -> None:
@@ -160,7 +162,7 @@ def test_buffers_are_counted_where_their_size_is_known() -> None:
     assert cluster(small(2)).device_rank.device.terms[-1].name == "CUDA context"
     counted = cluster(small(2)).rank_memory(0, ampere).device
     assert counted.terms[-1].name == "NCCL buffers"
-    assert counted.terms[-1].bytes == 2 * 24 * CONNECTION  # all ranks, and a copy of the group
+    assert counted.terms[-1].bytes == 2 * 24 * CONNECTION_BYTES  # all ranks, and a copy of the group
     assert sum(term.bytes for term in counted.terms) == counted.device_bytes
     assert counted.reserved_bytes == cluster(small(2)).device_rank.device.reserved_bytes
     many = cluster(small(2), Layout(dp=16, zero=2)).rank_memory(0, ampere).device

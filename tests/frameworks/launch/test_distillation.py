@@ -14,8 +14,8 @@ import yaml
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import SecondLoss, Teacher
-from llmcalc.frameworks.launch.read import launch_of
-from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.launch.launch_types import Launch
+from llmcalc.frameworks.launch.read import launch_from_text
 from llmcalc.frameworks.ms_swift.rlhf import GKD_BYTES_PER_LOGIT, GKD_CHUNK
 from llmcalc.frameworks.trl.distillation import BYTES_PER_LOGIT
 from tests.simulator.witness import Alive
@@ -28,7 +28,7 @@ LARGE = 7_615_616_512
 
 def changed(devices: int | None = None, **changes: Any) -> Launch:
     data = yaml.safe_load((FILES / "trl_gkd.yaml").read_text()) | changes
-    return launch_of(yaml.safe_dump(data), "trl_gkd.yaml", devices, launch_folder=FILES)
+    return launch_from_text(yaml.safe_dump(data), "trl_gkd.yaml", devices, launch_folder=FILES)
 
 
 def teacher(launch: Launch) -> Teacher:
@@ -168,7 +168,7 @@ def test_the_loss_of_torchtune_saves_what_is_counted() -> None:
         "teacher_model": {"_component_": "torchtune.models.qwen2_5.qwen2_5_7b_instruct"},
         "kd_loss": {"_component_": "torchtune.modules.loss.ForwardKLWithChunkedOutputLoss"},
     }
-    launch = launch_of(yaml.safe_dump(table), "kd.yaml", 1)
+    launch = launch_from_text(yaml.safe_dump(table), "kd.yaml", 1)
     assert teacher(launch).parameter_count == LARGE
     loss = teacher(launch).loss
     assert loss is not None
@@ -179,14 +179,14 @@ def test_the_loss_of_torchtune_saves_what_is_counted() -> None:
         ("kd_loss", "'gpt5' is not modelled"),
     ):
         with pytest.raises(InputError, match=message):
-            launch_of(yaml.safe_dump(table | {key: {"_component_": "x.gpt5"}}), "kd.yaml", 1)
+            launch_from_text(yaml.safe_dump(table | {key: {"_component_": "x.gpt5"}}), "kd.yaml", 1)
 
 
 SWIFT = "NPROC_PER_NODE=4 swift rlhf --rlhf_type gkd --model Qwen/Qwen2.5-0.5B --tuner_type full --max_length 1024"
 
 
 def distilled(more: str) -> Launch:
-    return launch_of(f"{SWIFT} {more}", "gkd.sh", None, launch_folder=FILES)
+    return launch_from_text(f"{SWIFT} {more}", "gkd.sh", None, launch_folder=FILES)
 
 
 def test_ms_swift_divides_the_teacher_by_its_own_deepspeed_config() -> None:

@@ -16,12 +16,12 @@ from ....simulator.tensor import BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
 from .linear import LinearKernels
 from .lowering import Gradients, SavedTensors
 
-HEADS = ("heads", "kv_heads")
+HEAD_AXES = ("heads", "kv_heads")
 
-LONGEST_FUSED = 4096
+MOST_FUSED_SOFTMAX_KEYS = 4096
 """Keys up to which the softmax of Megatron-Core has one kernel."""
 
-NOT_MODELLED = {
+UNMODELLED_FEATURES = {
     "sinks": "attention sinks",
     "selected_keys": "keys that an indexer selects",
     "window": "sliding windows",
@@ -36,7 +36,7 @@ NOT_MODELLED = {
 def unsupported_attention_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
     feature_names = dict.fromkeys(
-        feature_name for option_name, feature_name in NOT_MODELLED.items() if operation.options.get(option_name)
+        feature_name for option_name, feature_name in UNMODELLED_FEATURES.items() if operation.options.get(option_name)
     )
     if not feature_names:
         return ""
@@ -78,7 +78,7 @@ class AttentionKernels(LinearKernels):
         self, fused_operations: list[Step], linear_output: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
         """Splits the output of a fused QKV projection into its parts."""
-        if any(operation.output_values[0].axes[0].name not in HEADS for operation in fused_operations):
+        if any(operation.output_values[0].axes[0].name not in HEAD_AXES for operation in fused_operations):
             return super().split_product(fused_operations, linear_output, output_widths)
         qkv_parts = self.split_columns(linear_output, output_widths)
         heads = [operation.output_values[0].axes[0].size for operation in fused_operations]
@@ -340,7 +340,7 @@ class AttentionKernels(LinearKernels):
 
     def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
-        has_fitting_sizes = 16 < key_count <= LONGEST_FUSED and query_count % 4 == 0 and key_count % 4 == 0
+        has_fitting_sizes = 16 < key_count <= MOST_FUSED_SOFTMAX_KEYS and query_count % 4 == 0 and key_count % 4 == 0
         return bool(self.rank_choices.fuses_softmax and has_fitting_sizes and heads % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from ....flow.axis import Axis, JoinedShapes
 from ....flow.program import Step
 from ....simulator.lowering import Path
 from ....simulator.tensor import Needs, Tensor
-from .lowering import COLUMNS, Gradients, RankKernels, SavedTensors
+from .lowering import SHARDED_AXES, Gradients, RankKernels, SavedTensors
 
 
 class LinearKernels(RankKernels):
@@ -81,13 +81,17 @@ class LinearKernels(RankKernels):
     def is_column_parallel(self, operation: Step) -> bool:
         """Whether an operation is a column-parallel linear layer."""
         return (
-            operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.output_axes[0])
+            operation.verb == "linear"
+            and operation.weight is not None
+            and is_tensor_parallel_axis(operation.weight.output_axes[0])
         )
 
     def is_row_parallel(self, operation: Step) -> bool:
         """Whether an operation is a row-parallel linear layer."""
         return (
-            operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.input_axes[0])
+            operation.verb == "linear"
+            and operation.weight is not None
+            and is_tensor_parallel_axis(operation.weight.input_axes[0])
         )
 
     def is_output_layer(self, operation: Step) -> bool:
@@ -463,8 +467,8 @@ class LinearKernels(RankKernels):
         return logits
 
 
-def is_divided(weight_axis: Axis | JoinedShapes) -> bool:
+def is_tensor_parallel_axis(weight_axis: Axis | JoinedShapes) -> bool:
     """Whether tensor parallelism shards an axis, or each of several concatenated axes."""
     if isinstance(weight_axis, JoinedShapes):
-        return all(is_divided(part_shape[0]) for part_shape in weight_axis.shapes)
-    return weight_axis.name in COLUMNS
+        return all(is_tensor_parallel_axis(part_shape[0]) for part_shape in weight_axis.shapes)
+    return weight_axis.name in SHARDED_AXES

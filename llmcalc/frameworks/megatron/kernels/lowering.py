@@ -30,27 +30,27 @@ from ....simulator.tensor import (
     empty,
 )
 from ....workload.run_config import RunConfig
-from .choices import RankKernelChoices
+from .rank_choices import RankKernelChoices
 
 SavedTensors: TypeAlias = list[Tensor | None]
 
 Gradients: TypeAlias = Sequence[Gradient]
 
-Back: TypeAlias = Callable[[SavedTensors, Any, Needs], Gradients]
+BackwardFunction: TypeAlias = Callable[[SavedTensors, Any, Needs], Gradients]
 """backward(saved_tensors, gradient, needs_input_grad) → a gradient per input.
 
 It frees a saved tensor by setting its place to None.
 """
 
-COLUMNS = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
+SHARDED_AXES = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
 """Axes that tensor parallelism divides: a linear layer has a part of these outputs on each rank."""
 
 
-TABLES = ("table", "positions", "segments")
+EMBEDDING_ROLES = ("table", "positions", "segments")
 """The roles of the tables of an embedding."""
 
 
-PRODUCTS = ("column", "row", "matrix", "expert")
+LINEAR_ROLES = ("column", "row", "matrix", "expert")
 """The roles of the weights of linear layers."""
 
 
@@ -97,7 +97,7 @@ class UncountedMeter(NoMeter):
         return Block(byte_count, "weights")
 
 
-GATHER_BUFFER = "gather buffer"
+GATHER_BUFFER_KEY = "gather buffer"
 """Key of the buffer that gathered tensors share, in `PersistentTensors.shared_blocks`."""
 
 
@@ -120,7 +120,7 @@ def detached_argument(
     return detached_tensor
 
 
-class WeightGathering(Protocol):
+class WeightGatherer(Protocol):
     """Gathers the weights of layers that data-parallel ranks shard."""
 
     def gather(self, layer_index: int | None) -> None:
@@ -151,8 +151,8 @@ class PersistentTensors:
         gradient.
     module_tensors: module → tensors to which it refers until its next forward pass.
     quantized_weights: weight → its 8-bit copy and scales.
-    shared_blocks: name of a workspace, shape of a weight with a dummy gradient, or `GATHER_BUFFER` → its memory so far.
-        The first chunk that needs such a tensor allocates it.
+    shared_blocks: name of a workspace, shape of a weight with a dummy gradient, or `GATHER_BUFFER_KEY` → its memory so
+        far. The first chunk that needs such a tensor allocates it.
     """
 
     def __init__(self, memory_meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
@@ -198,7 +198,7 @@ class PersistentTensors:
         if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
             with count_storages_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
-            self.shared_blocks.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
+            self.shared_blocks.setdefault(GATHER_BUFFER_KEY, []).append(self.gather_buffer.block)
 
     def defers_gradient(self, deferral_limit: int | None) -> bool:
         """Whether another weight gradient of the output layer is deferred.
@@ -290,7 +290,7 @@ class RankKernels(Lowering):
         self.dispatched_token_count: Number = 0
         self.dispatch_handle: list[Tensor] = []
         self.detached_input: list[Tensor] = []
-        self.weight_gathering: WeightGathering | None = None
+        self.weight_gathering: WeightGatherer | None = None
         self.deferred_parameters: list[Parameter] = []
         self.split_outputs: dict[int, tuple[Value, ...]] = {}
         self.empty_storage: Storage = Storage(NoMeter(), 0)
@@ -315,11 +315,11 @@ class RankKernels(Lowering):
         unmetered_kernels.run_rank(program, stage_input)
         self.weights.update(unmetered_kernels.weights)
         position_tables = [
-            parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role in TABLES
+            parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role in EMBEDDING_ROLES
         ]  # the embedding is made before the layers
         self.ordered_parameters = [
             *position_tables,
-            *(parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role not in TABLES),
+            *(parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role not in EMBEDDING_ROLES),
         ]
         return self.ordered_parameters
 
@@ -365,7 +365,7 @@ class RankKernels(Lowering):
             is_trained = self.rank_choices.adapters is None or self.in_adapter
             self.weights[parameter_key] = weight_tensor = empty(UncountedMeter(), shape, BFLOAT16, is_leaf=is_trained)
             is_fp8 = (
-                self.rank_choices.has_fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
+                self.rank_choices.has_fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in LINEAR_ROLES
             )
             self.ordered_parameters.append(Parameter(parameter_key, weight_tensor, self.in_expert, self.role, is_fp8))
         return self.weights[parameter_key]
@@ -458,7 +458,7 @@ class RankKernels(Lowering):
         operation_name: str,
         input_tensors: Sequence[Tensor],
         output_tensors: Sequence[Tensor],
-        backward: Back,
+        backward: BackwardFunction,
         *tensors_to_save: Tensor,
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""

@@ -16,9 +16,9 @@ from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storag
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
 from .sparse_attention import SparseAttentionKernels
 
-Part: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
+DiscardableFunction: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
-DOWN = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
+DOWN_PROJECTION_STEPS = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
 """Steps of latent attention that run before its latents are projected up."""
 
 
@@ -34,13 +34,13 @@ class DiscardedOutputs:
     def __init__(
         self,
         autograd_graph: AutogradGraph,
-        discardable_function: Part,
+        discardable_function: DiscardableFunction,
         arguments: Sequence[Tensor],
         discarded_tensors: Sequence[Tensor],
         input_storage_id: int,
     ) -> None:
         self.graph: AutogradGraph = autograd_graph
-        self.discardable_function: Part = discardable_function
+        self.discardable_function: DiscardableFunction = discardable_function
         self.input_storage_id: int = input_storage_id
         self.arguments: list[Tensor] = list(arguments)
         self.storages: list[Storage] = [discarded_tensor.storage for discarded_tensor in discarded_tensors]
@@ -88,7 +88,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         self.discarded_activation: DiscardedOutputs | None = None
 
     def run_discardable(
-        self, discardable_function: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
+        self, discardable_function: DiscardableFunction, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments, and returns the outputs and `DiscardedOutputs`."""
         autograd_graph = self.graph
@@ -205,7 +205,9 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
         self._run_discardable_activation(operation, run_gated_activation, gate)
 
-    def _run_discardable_activation(self, operation: Step, discardable_function: Part, x: Tensor) -> None:
+    def _run_discardable_activation(
+        self, operation: Step, discardable_function: DiscardableFunction, x: Tensor
+    ) -> None:
         """Runs an activation whose output can be freed and recomputed."""
         activation_outputs, self.discarded_activation = self.run_discardable(discardable_function, [x, self.row_probs])
         self.store_without_reshape(operation.output_values[0], activation_outputs[0])
@@ -252,7 +254,8 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         down_projections = [
             operation
             for operation in preceding_steps
-            if operation.name in DOWN or (operation.verb == "split" and self._splits_latent(operation, preceding_steps))
+            if operation.name in DOWN_PROJECTION_STEPS
+            or (operation.verb == "split" and self._splits_latent(operation, preceding_steps))
         ]
         up_projections = [
             operation

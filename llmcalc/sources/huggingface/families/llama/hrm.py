@@ -12,7 +12,7 @@ from .....components.base import MOST_LAYERS
 from .....components.stack import MOST_KINDS
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm
+from ...parts import QKVO_BIASES, Table, attention, biases, decoder, glu, layer_table, rmsnorm
 
 
 def _read_hrm_text(config: Config) -> Table:
@@ -22,7 +22,10 @@ def _read_hrm_text(config: Config) -> Table:
         raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
     norm, has_bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
     mixer = attention(
-        config, num_key_value_heads=None, output_gate={"per": "element", "bias": has_bias}, **biases(has_bias, *QKVO)
+        config,
+        num_key_value_heads=None,
+        output_gate={"per": "element", "bias": has_bias},
+        **biases(has_bias, *QKVO_BIASES),
     )
     low_level_names = [f"low_{layer_index}" for layer_index in range(depth)]
     high_level_names = [f"high_{layer_index}" for layer_index in range(depth)]

@@ -11,7 +11,7 @@ from typing import Any
 from .....components.base import LARGEST
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, decoder_of_kinds, glu, layer_table, listed_kinds, rmsnorm
+from ...parts import QKV_BIASES, Table, attention, biases, decoder_of_kinds, glu, layer_table, listed_kinds, rmsnorm
 
 LAYER_KINDS = {"attn": "full", "swa": "sliding", "jet": "linear"}
 JET_DEFAULTS: dict[str, Any] = {
@@ -25,14 +25,14 @@ JET_DEFAULTS: dict[str, Any] = {
     "dconv_implementation": "triton",
 }
 """Fields of the source's `JetBlockConfig` and their defaults."""
-SECTION = "efficient_attention_config"
+MIXER_SECTION = "efficient_attention_config"
 
 
 def _read_jet_nemotron(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     heads = config.integer("num_attention_heads")
     head_dim = config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    mixer = attention(config, head_dim=head_dim, **biases(True, *QKV))
+    mixer = attention(config, head_dim=head_dim, **biases(True, *QKV_BIASES))
     if not config.has("layer_types"):
         expected_text = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
         raise config.error("layer_types", config.config_fields.get("layer_types"), expected_text)
@@ -45,15 +45,17 @@ def _read_jet_nemotron(config: Config) -> Table:
         layer_changes["sliding"] = {"attention": {**mixer, "sliding_window": window}}
     if "linear" in layer_kinds:
         layer_changes["linear"] = {"attention": _jet_block(config, _mixer_config(config, "jet", JET_DEFAULTS))}
-    config.fields_read.add(SECTION)
+    config.fields_read.add(MIXER_SECTION)
     block = layer_table(mixer, glu(config), norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
 def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
-    field_path_prefix = f"{config.location}{SECTION}."
-    mixer_section = Config(config.table(SECTION), {}, config.model_type, location=field_path_prefix).table(section_name)
+    field_path_prefix = f"{config.location}{MIXER_SECTION}."
+    mixer_section = Config(config.table(MIXER_SECTION), {}, config.model_type, location=field_path_prefix).table(
+        section_name
+    )
     return Config(mixer_section, field_defaults, config.model_type, location=f"{field_path_prefix}{section_name}.")
 
 

@@ -11,13 +11,13 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import Table, decoder, layer_table, layernorm
 
-LARGE = 4096
+LARGE_HIDDEN_SIZE = 4096
 """Hidden size at which RWKV-6's low ranks are twice as large."""
 
 
 def _read_rwkv6(config: Config) -> Table:
     """Reads RWKV-6, whose class sets the low ranks by the hidden size."""
-    rank_factor = 2 if config.integer("hidden_size") == LARGE else 1
+    rank_factor = 2 if config.integer("hidden_size") == LARGE_HIDDEN_SIZE else 1
     return _rwkv_with_heads(config, {"shift_rank": 32 * rank_factor, "decay_rank": 64 * rank_factor})
 
 
@@ -89,7 +89,7 @@ def _read_rwkv7(config: Config) -> Table:
     return _with_first_norm(config, time_mixing, channel_mixing, eps, {"first": True})
 
 
-RWKV = {
+RWKV_DEFAULTS = {
     "vocab_size": 65536,
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -105,7 +105,7 @@ FAMILIES = {
     **{
         kind: Family(
             read,
-            RWKV,
+            RWKV_DEFAULTS,
             frozenset({"rescale_every", "model_version"}),
             aliases={"max_position_embeddings": "context_length"},
             source=code,
