@@ -27,7 +27,7 @@ from .flow.record import Flow
 from .flow.tree import Node, Role
 from .flow.value import Value, Weight
 from .optional import TOWERS
-from .workload.rows import LOGITS, SOURCE, TOKENS, Rows
+from .workload.rows import LOGITS, SOURCE_TOKENS, TOKENS, Rows
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -437,7 +437,7 @@ class ModelSpec(Part):
     def _source_rows(self) -> Rows:
         """Returns the rows that the encoder of an encoder-decoder reads."""
         encoder_stem = None if self.encoder is None else self.encoder.stem
-        return SOURCE if encoder_stem is None else encoder_stem.positions
+        return SOURCE_TOKENS if encoder_stem is None else encoder_stem.positions
 
     def _encoder_output(self, recorder: Flow, encoder: Stack, x: Value) -> Value:
         """Returns the output of an encoder that a decoder reads."""

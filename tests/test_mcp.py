@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import llmcalc
-from llmcalc.arguments import READING
+from llmcalc.arguments import READING_OPTIONS
 from llmcalc.cli.mcp import tool_server
 from llmcalc.cli.tools import TOOLS, WITH_ENGINES, all_tools, answer_of_tool
 from llmcalc.device_memory.settings import SHORTHANDS, Settings
@@ -133,7 +133,7 @@ def test_arguments_are_those_of_the_function(name: str) -> None:
     function = inspect.signature(getattr(llmcalc, name)).parameters
     known = {
         *function,
-        *READING,
+        *READING_OPTIONS,
         *rank_settings(),
         *declarations_of(Settings),
         *SHORTHANDS,

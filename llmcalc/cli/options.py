@@ -20,10 +20,10 @@ from ..studies.model_selection import ATTENTION_EXAMPLES, KINDS
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation
-from ..workload.inference import CACHE_FORMATS, USERS
-from ..workload.lengths import USUAL
-from ..workload.recompute import MODES
-from ..workload.validation import LARGEST, validate_choice, validate_optional_whole
+from ..workload.inference import CACHE_FORMAT_EXAMPLES, USERS_SETTING
+from ..workload.lengths import DEFAULT_TOKENS
+from ..workload.recompute import RECOMPUTE_MODES
+from ..workload.validation import LARGEST_COUNT, validate_choice, validate_optional_whole
 from .output import check_writable, open_stdout, open_whole_file
 
 
@@ -123,12 +123,17 @@ def _known_cache_format(format_name: str) -> str:
 
 
 CacheDtype: TypeAlias = Annotated[
-    str, _cache_option("FORMAT", _known_cache_format, f"Format of the KV cache: {CACHE_FORMATS}")
+    str, _cache_option("FORMAT", _known_cache_format, f"Format of the KV cache: {CACHE_FORMAT_EXAMPLES}")
 ]
 
 
 def length_option(
-    option_name: str, *other_names: str, help: str, minimum: int = 1, maximum: int = LARGEST, panel: str | None = None
+    option_name: str,
+    *other_names: str,
+    help: str,
+    minimum: int = 1,
+    maximum: int = LARGEST_COUNT,
+    panel: str | None = None,
 ) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
@@ -155,13 +160,15 @@ def _parse_length(length_text: str | int) -> int:
 
 
 Batch: TypeAlias = Annotated[int | None, length_option("--batch", "-b", help="Sequences at once; 1 if not given.")]
-Users: TypeAlias = Annotated[int | None, length_option("--users", "--concurrency", help=USERS.setting.help)]
+Users: TypeAlias = Annotated[int | None, length_option("--users", "--concurrency", help=USERS_SETTING.setting.help)]
 Seq: TypeAlias = Annotated[
     int | None,
     length_option(
         "--seq",
         "-s",
-        help=f"Tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given.",
+        help=(
+            f"Tokens of each sequence; {DEFAULT_TOKENS:,}, or all learned positions where they are fewer, if not given."
+        ),
     ),
 ]
 Source: TypeAlias = Annotated[
@@ -191,14 +198,16 @@ AttentionImplementationOption: TypeAlias = Annotated[
 
 
 RECOMPUTE_HELP = (
-    f"Training: modules that are recomputed in the backward pass: {', '.join(MODES)}, every:N (every N-th "
+    f"Training: modules that are recomputed in the backward pass: {', '.join(RECOMPUTE_MODES)}, every:N (every N-th "
     "layer) or nodes:A,B (modules of a layer)."
 )
 
 
 RecomputeOption: TypeAlias = Annotated[
     str,
-    typer.Option("--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=shell_completion_of(lambda: MODES)),
+    typer.Option(
+        "--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=shell_completion_of(lambda: RECOMPUTE_MODES)
+    ),
 ]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 from pydantic import AfterValidator, Field, StrictBool
 from pydantic_core import CoreSchema, core_schema
 
-from ..evidence import UNTESTED, Witness, by_torch, source_code_witness
+from ..evidence import UNTESTED, Witness, source_code_witness, torch_witness
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -96,7 +96,7 @@ PartWitness: TypeAlias = Witness | Mapping[str, Witness]
 ONE_TOKEN = Axis("vocab", 1)
 """The vocabulary axis of a part that is recorded alone."""
 
-BY_TORCH = by_torch("tests/simulator/test_eager.py")
+BY_TORCH = torch_witness("tests/simulator/test_eager.py")
 """The witness of a part whose examples are compared with torch's own operations."""
 
 PUBLISHED = source_code_witness(

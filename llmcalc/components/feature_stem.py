@@ -12,7 +12,7 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
-from ..workload.rows import SOURCE
+from ..workload.rows import SOURCE_TOKENS
 from .base import ModelProperties, Vocab, Width
 from .stem import Stem
 
@@ -34,7 +34,9 @@ class FeatureStem(Stem):
 
     def input_frames(self) -> Value:
         return Value(
-            MultipliedRows("features", source_rows=SOURCE), (Axis("hidden", self.num_features),), is_constant=True
+            MultipliedRows("features", source_rows=SOURCE_TOKENS),
+            (Axis("hidden", self.num_features),),
+            is_constant=True,
         )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -45,7 +47,7 @@ class FeatureStem(Stem):
         frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
         recorder.frames_by_row = True
         recorder.unread_table("styles", Axis("styles", self.num_styles), *frames.axes, role="idle")
-        return frames.view(*(width or x.axes), new_rows=SOURCE)
+        return frames.view(*(width or x.axes), new_rows=SOURCE_TOKENS)
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, positions, num_features]."""

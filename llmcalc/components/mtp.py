@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
-from ..evidence import by_torch
+from ..evidence import torch_witness
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
@@ -55,7 +55,7 @@ class MultiTokenPrediction(OutputPart):
     """
 
     formula_source: ClassVar[str] = "DeepSeek-V3 2024, §2.2"
-    witness: ClassVar[PartWitness] = by_torch("tests/simulator/test_predictions.py")
+    witness: ClassVar[PartWitness] = torch_witness("tests/simulator/test_predictions.py")
     kind: ClassVar[str] = "mtp"
 
     num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)

@@ -13,7 +13,7 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows, RowsInChunks
-from ..workload.rows import SOURCE, FixedRows, Rows
+from ..workload.rows import SOURCE_TOKENS, FixedRows, Rows
 from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Stem(Component):
     @property
     def positions(self) -> Rows:
         """The positions that the encoder processes; each position is one vector."""
-        return SOURCE
+        return SOURCE_TOKENS
 
     @property
     def fixed_positions(self) -> int | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..flow.module_names import ModuleNames
 from ..flow.tree import Node, NodePosition
 from ..ops import ChunkedScan, Linear
-from ..workload.lora import GATE_AND_UP, OUTPUT_OF_SCAN, PROJECTIONS
+from ..workload.lora import GATE_AND_UP, PROJECTIONS, SCAN_OUTPUT_PROJECTION
 from .trained_tensors import is_in_layer
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ def is_read_by_scan(node_position: NodePosition) -> bool:
     Unsloth leaves it out of its quantized weights (models/llama.py for Falcon-H1, models/vision.py for Nemotron-H);
     elsewhere `llm_int8_skip_modules` has to name it.
     """
-    return node_position.node.name == OUTPUT_OF_SCAN and any(
+    return node_position.node.name == SCAN_OUTPUT_PROJECTION and any(
         isinstance(sibling.op, ChunkedScan)
         for sibling in (() if node_position.parent is None else node_position.parent.node.children)
     )

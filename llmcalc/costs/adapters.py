@@ -17,16 +17,16 @@ from ..workload.lora import (
     ALL_LINEAR,
     JOINED_PROJECTIONS,
     PARALLEL_LIBRARIES,
+    PRODUCTS_WITHOUT_ADAPTERS,
     PROJECTIONS,
-    WITHOUT_ADAPTERS,
-    Base,
+    FrozenWeightFormat,
     Library,
     stored_bytes,
 )
 from .adapter_targets import ClassLayer, class_layers, is_read_by_scan, joined_layers, linear_layers, split_targets
 from .trained_tensors import TrainedTensor, is_in_layer
 
-BASES: tuple[Base, ...] = get_args(Base)
+BASES: tuple[FrozenWeightFormat, ...] = get_args(FrozenWeightFormat)
 
 DEFAULT_TARGETS = ("q_proj", "v_proj")
 """PEFT's layers with adapters for most models (peft/utils/constants.py)."""
@@ -52,7 +52,7 @@ class LowRankAdapters:
 
     rank: int
     target_names: frozenset[str]
-    base_format: Base = "none"
+    base_format: FrozenWeightFormat = "none"
     library: Library = "peft"
     trained_modules: frozenset[str] = frozenset()
     quantized_head: bool = False
@@ -267,7 +267,7 @@ def linear_layer_names(
     layer_names = dict.fromkeys(position.node.name for position, _ in linear_layers(node_tree, included_parts))
     if is_parallel:
         layer_names |= dict.fromkeys(position.node.name for position, _ in _expert_layers(node_tree, included_parts))
-    return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in WITHOUT_ADAPTERS)]
+    return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in PRODUCTS_WITHOUT_ADAPTERS)]
 
 
 def adapters_of_targets(

@@ -14,7 +14,7 @@ from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .cache_formats import cache_bits_in, cache_format, state_bits
-from .context_length import check_source_tokens, longest_sequence, usual_context
+from .context_length import check_source_tokens, default_context_tokens, longest_sequence
 from .encoders import EncodedInputs
 from .model_changes import ModelChange, changed_models
 
@@ -217,7 +217,7 @@ def kv(
 ) -> CacheSize:
     """Computes the cache's size after `seq` tokens of each of `batch` sequences.
 
-    seq: tokens per sequence; default `usual_context`.
+    seq: tokens per sequence; default `default_context_tokens`.
     source: tokens that the encoder of an encoder-decoder has read; default as many as seq.
     encoded_inputs: the images and audio whose tokens seq includes; None (default) for text alone.
     Raises `InputError` for an encoder-only model, for a source given to a model without an encoder, and for an unknown
@@ -226,6 +226,6 @@ def kv(
     if spec.one_pass_model_name:
         raise InputError(f"{spec.one_pass_model_name} keeps no KV cache: it reads a sequence in one pass")
     check_source_tokens(spec, source)
-    tokens = usual_context(spec) if seq is None else seq
+    tokens = default_context_tokens(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
     return CacheSize(spec, _cached_tree(spec), workload, cache_format(format_name).name, source, encoded_inputs)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..accelerator import Hardware, MemoryFit
 from ..errors import InputError
-from ..evidence import ON_META, Evidence, Status, evidence_names, weakest_status, witness_texts
+from ..evidence import META_MEASUREMENT, Evidence, Status, evidence_names, weakest_status, witness_texts
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.caching_allocator import CachingAllocator
@@ -130,7 +130,7 @@ class DeviceMemory:
         return MemoryFit(hardware, self.device_bytes - bytes_moved_to_host, self.fragmentation)
 
 
-TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)
+TENSORS = MemoryTerm("tensors", 0, "exact", META_MEASUREMENT, TORCH)
 """The tensors of a run whose parts are all compared with torch."""
 
 
@@ -171,7 +171,7 @@ def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> Memo
             memory_term, status=term_status, witness=f"no measurement of {evidence_names(evidence, term_status)}"
         )
     checks_text = witness_texts(evidence, term_status)
-    if memory_term.witness == ON_META:
+    if memory_term.witness == META_MEASUREMENT:
         checks_text = f"torch on meta, and {checks_text}" if term_status == "source" else checks_text
     else:
         checks_text = f"{memory_term.witness}; {checks_text}"

@@ -24,7 +24,7 @@ from ..simulator.profiles.eager import EagerKernels
 from ..simulator.replay_result import ReplayResult
 from ..simulator.tensor import DTYPES, INT64, Storage, Tensor, count_storages_as, empty
 from ..workload.execution import Execution, LatentForm
-from ..workload.rows import SOURCE, TOKENS
+from ..workload.rows import SOURCE_TOKENS, TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 
@@ -282,11 +282,11 @@ class InferenceRun:
         lowering.run_config = self._run_config(phase, inference_pass)
         inputs[TOKENS] = token_ids = empty(memory_meter, (inference_config.batch, inference_pass.new_tokens), INT64)
         if self.spec.kind == "encoder":
-            inputs[SOURCE] = token_ids
+            inputs[SOURCE_TOKENS] = token_ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.cached_tokens:
             lowering.create_input_frames(self.program)
             if self.program.audio_frames is None:
-                inputs[SOURCE] = empty(
+                inputs[SOURCE_TOKENS] = empty(
                     memory_meter, (inference_config.batch, lowering.run_config.workload.source), INT64
                 )
         received_input = lowering.create_stage_input(self.program)

@@ -14,7 +14,7 @@ from ..algebra import Number, add, ceil_div, is_zero
 from ..costs.adapters import LowRankAdapters, adapters_of_targets
 from ..costs.cache import cache_bits_of
 from ..costs.cache_formats import cache_format
-from ..costs.context_length import longest_sequence, usual_context, usual_sequence
+from ..costs.context_length import default_context_tokens, default_sequence_tokens, longest_sequence
 from ..costs.encoders import EncodedInputs, encoded_inputs
 from ..costs.params import ParameterCount
 from ..costs.quantization import (
@@ -284,7 +284,7 @@ def _inference_memory(
     model_inputs = encoded_inputs(spec, run_settings.inputs, batch) if run_settings.inputs.is_given else None
     added_tokens = 0 if model_inputs is None else model_inputs.added_tokens
     is_decoding = run_settings.phase == "decode"
-    seq = usual_context(spec, is_decoding, added_tokens) if run_settings.seq is None else run_settings.seq
+    seq = default_context_tokens(spec, is_decoding, added_tokens) if run_settings.seq is None else run_settings.seq
     seq += added_tokens
     workload = Workload(batch, seq, source=run_settings.source, phase="prefill")
     if spec.one_pass_model_name:
@@ -343,7 +343,7 @@ def _training_memory(
 ) -> MemoryUse:
     """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if run_settings.batch is None else run_settings.batch
-    seq = usual_sequence(spec) if run_settings.seq is None else run_settings.seq
+    seq = default_sequence_tokens(spec) if run_settings.seq is None else run_settings.seq
     weight_format, has_master_weights = _training_formats(run_settings)
     optimizer_record = _checked_optimizer(run_settings)
     adapters, adapter_dtype = _adapters_and_format(spec, run_settings, parameter_count, weight_format, model_config)

@@ -28,8 +28,8 @@ from ..simulator.repeat_microbatches import EventMeter
 from ..simulator.replay_result import PHASES, ReplayResult
 from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, count_storages_as, empty
 from ..workload.execution import OptimizerImplementation
-from ..workload.recompute import NONE, Recompute
-from ..workload.rows import SOURCE, TOKENS
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
+from ..workload.rows import SOURCE_TOKENS, TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .optimizers.registry import DEFAULT
@@ -80,7 +80,7 @@ class TrainingConfig:
     optimizer: str = DEFAULT
     implementation: OptimizerImplementation | None = None
     has_momentum: bool = False
-    recompute: Recompute = NONE
+    recompute: Recompute = NO_RECOMPUTATION
     kernel_choices: KernelChoices = EAGER
     autocast: bool = False
     adapters: Adapters | None = None
@@ -336,9 +336,9 @@ class TrainingRun:
             source_tokens = (
                 training_config.seq if training_config.source_tokens is None else training_config.source_tokens
             )
-            inputs[SOURCE] = empty(self.meter, (training_config.batch, source_tokens), INT64)
+            inputs[SOURCE_TOKENS] = empty(self.meter, (training_config.batch, source_tokens), INT64)
         if self.spec.kind == "encoder":
-            inputs[SOURCE] = token_ids
+            inputs[SOURCE_TOKENS] = token_ids
         self.labels = None if self.spec.head.type != "lm" else self.lowering.aten.flatten(token_ids)
 
     def _update_parameter(self, weight: Tensor) -> None:

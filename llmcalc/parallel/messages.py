@@ -23,7 +23,7 @@ from ..flow.value import Value
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..optional import MTP
-from ..workload.recompute import NONE, Recompute
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
 from ..workload.rows import LOGITS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
@@ -118,7 +118,7 @@ def rank_messages(
     *,
     element_bytes: int = BFLOAT16,
     extra_parts: frozenset[str] = frozenset(),
-    recompute: Recompute = NONE,
+    recompute: Recompute = NO_RECOMPUTATION,
 ) -> list[Message]:
     """Returns the messages of a rank in a training step.
 

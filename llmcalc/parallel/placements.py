@@ -20,8 +20,8 @@ from ..algebra import Number, exact_div, times
 from ..errors import InputError
 from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from ..flow.value import Value
-from ..workload.recompute import NONE, Recompute
-from ..workload.rows import ONCE, SEQUENCES, RoutedRows, Rows, SourceTokenRows, TokenRows
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
+from ..workload.rows import NO_ROWS, SEQUENCES, RoutedRows, Rows, SourceTokenRows, TokenRows
 from ..workload.run_config import RunConfig
 from .layout import Layout
 from .rank_program import RankFlow, has_equal_shards, is_divided
@@ -115,7 +115,7 @@ class PlacementTracker:
     element_bytes: int = 2
     included_parts: frozenset[str] = frozenset()
     regathers: bool = False
-    recompute: Recompute = NONE
+    recompute: Recompute = NO_RECOMPUTATION
     placements: dict[int, Placement] = field(default_factory=dict)
     gathered_values: set[tuple[int, bool, bool]] = field(default_factory=set)
     messages: list[Collective] = field(default_factory=list)
@@ -190,7 +190,7 @@ class PlacementTracker:
         """
         recompute = self.recompute
         forward_messages = [message for message in self.messages[first_message_index:] if not message.is_backward]
-        if not forward_messages or recompute == NONE or recompute.core:
+        if not forward_messages or recompute == NO_RECOMPUTATION or recompute.core:
             return
         if recompute.saved_operations or recompute.nodes:
             raise InputError(
@@ -242,7 +242,7 @@ class PlacementTracker:
             self.placement(recorded_value) == "divided"
             or gather_key in self.gathered_values
             or recorded_value.is_constant
-            or recorded_value.rows is ONCE
+            or recorded_value.rows is NO_ROWS
         ):
             return
         self.gathered_values.add(gather_key)

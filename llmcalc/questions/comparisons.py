@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..costs.context_length import usual_sequence
+from ..costs.context_length import default_sequence_tokens
 from ..costs.params import ParameterCount
 from ..errors import InputError
 from ..frozen import frozen
@@ -61,7 +61,7 @@ def ask_compare(
     from ..studies.compare import quantities_of_model, sort_order
 
     # the same for all
-    tokens = min(usual_sequence(preset.model) for preset, _ in compared_models) if seq is None else seq
+    tokens = min(default_sequence_tokens(preset.model) for preset, _ in compared_models) if seq is None else seq
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
     decoding_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
@@ -143,7 +143,7 @@ class ShapeQuestion:
         )
         preset = read_model(standard_preset(*budget_options) if target is None else target)
         target_model = None if target is None else preset.model
-        seq = usual_sequence(preset.model) if self.seq is None else self.seq
+        seq = default_sequence_tokens(preset.model) if self.seq is None else self.seq
         with name_in_errors(None if target is None else preset):
             model_family = build_family(
                 preset.model,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..accelerator import Hardware
-from ..costs.context_length import usual_sequence
+from ..costs.context_length import default_sequence_tokens
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import NARROW_PRODUCTS, SERVED_PHASES, Settings, settings_of, users_in_training_error
@@ -21,7 +21,7 @@ from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
 from ..workload.execution import FRAMEWORK_LOSSES
-from ..workload.recompute import SELECTIVE
+from ..workload.recompute import SELECTIVE_MODE
 from ..workload.setting import option, training_option
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class RunQuestion(RunOptions):
 
     def with_framework(self, framework_record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
-        if self.settings.recompute != SELECTIVE:
+        if self.settings.recompute != SELECTIVE_MODE:
             return self
         return replace(self, settings=self.settings.with_changes(recompute=framework_record.selective_recompute))
 
@@ -205,7 +205,7 @@ class RunQuestion(RunOptions):
     @property
     def tokens(self) -> int:
         """The number of tokens per sequence, from which an error suggests possible layouts."""
-        return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
+        return default_sequence_tokens(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def memory_on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
@@ -639,7 +639,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         "workspace": run_question.workspace,
     }
     if launched_run is None and not layout.has_options:
-        if run_question.settings.recompute == SELECTIVE:  # without a framework
+        if run_question.settings.recompute == SELECTIVE_MODE:  # without a framework
             run_question = replace(run_question, settings=run_question.settings.with_changes(recompute="attention"))
         settings = run_question.settings  # the page has no frameworks at first
         if settings.precision in NARROW_PRODUCTS or settings.cross_entropy in FRAMEWORK_LOSSES:

@@ -678,7 +678,7 @@ def _with_server_context(
 
     engine_text, stack_text: as of `_with_usual_scheme`.
     """
-    from ..costs.context_length import usual_context
+    from ..costs.context_length import default_context_tokens
     from ..frameworks.engines.registry import engine_and_version
 
     settings, hardware = run_question.settings, run_question.hardware
@@ -701,7 +701,9 @@ def _with_server_context(
     except InputError:
         return run_memory, ()
     is_context_of_memory = engine_record.default_context is not None
-    if context <= 1 or (not is_context_of_memory and context > usual_context(run_memory.spec, is_decoding=True)):
+    if context <= 1 or (
+        not is_context_of_memory and context > default_context_tokens(run_memory.spec, is_decoding=True)
+    ):
         return run_memory, ()
     return run_memory.with_changes(seq=context - 1), (engine_record.default_context_note(context),)
 

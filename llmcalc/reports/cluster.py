@@ -17,7 +17,7 @@ from ..optional import TOWERS
 from ..parallel.layout import stages
 from ..sources.preset import Preset
 from ..studies.rollout_phases import RolloutPhase
-from ..workload.expert_capacity import CAPACITY, DROPLESS
+from ..workload.expert_capacity import CAPACITY_PREFIX, DROPLESS_VALUE
 from ..workload.setting import option
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import (
@@ -463,12 +463,12 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         )
     has_expert_capacity = getattr(
         cluster.framework_settings, "moe_expert_capacity_factor", None
-    ) or cluster.settings.moe not in (None, DROPLESS)
+    ) or cluster.settings.moe not in (None, DROPLESS_VALUE)
     if cluster.trains and cluster.layout.ep > 1 and not has_expert_capacity:
         uneven_text = (
             ""
             if cluster.framework_settings is not None
-            else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
+            else f"; --moe {CAPACITY_PREFIX}1.5 for ranks that get 1.5 times as many"
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.settings.precision in NARROW_PRODUCTS:

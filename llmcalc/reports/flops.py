@@ -13,7 +13,7 @@ from ..flow.tree import Node, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore, State
-from ..optional import MTP, TOWERS, WITHOUT_FLOPS
+from ..optional import MTP, PARTS_WITHOUT_FLOPS, TOWERS
 from ..sources.preset import Preset
 from ..studies.flop_rules import FlopRule
 from ..studies.utilization import Utilization
@@ -111,7 +111,7 @@ def report(
 def _tree_without_towers(node_tree: Node) -> Node:
     """Returns the tree without uncounted encoders, whose 0 would look like a count."""
     return replace(
-        node_tree, children=tuple(child for child in node_tree.children if child.optional not in WITHOUT_FLOPS)
+        node_tree, children=tuple(child for child in node_tree.children if child.optional not in PARTS_WITHOUT_FLOPS)
     )
 
 

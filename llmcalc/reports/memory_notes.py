@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..workload.execution import AttentionImplementation
-from ..workload.lora import OUTPUT_OF_SCAN
+from ..workload.lora import SCAN_OUTPUT_PROJECTION
 from .memory_data import execution_data, uncounted_tensors_note
 from .notes import binary_unit_note, plural, relative_error_text, tag_notes
 
@@ -187,14 +187,14 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     ):
         return []
     notes = []
-    if OUTPUT_OF_SCAN in adapters.target_names:
+    if SCAN_OUTPUT_PROJECTION in adapters.target_names:
         notes.append(
-            f"the adapter of {OUTPUT_OF_SCAN} has no gradient, since the kernel of the scan reads the weight itself; "
-            f"PEFT raises an error for {OUTPUT_OF_SCAN} in target_modules of Falcon-H1, Mamba and Nemotron-H"
+            f"the adapter of {SCAN_OUTPUT_PROJECTION} has no gradient, since the kernel of the scan reads the weight "
+            f"itself; PEFT raises an error for {SCAN_OUTPUT_PROJECTION} in target_modules of Falcon-H1, Mamba and Nemotron-H"
         )
     if adapters.base_format != "none":
         notes.append(
-            f"{OUTPUT_OF_SCAN} is counted in 16 bits, since the kernel of the scan reads the weight itself: "
+            f"{SCAN_OUTPUT_PROJECTION} is counted in 16 bits, since the kernel of the scan reads the weight itself: "
             "llm_int8_skip_modules has to name it"
         )
     return notes

@@ -15,7 +15,7 @@ from ..timing.device import UNKNOWN_NIC, Device
 from ..timing.stack import find_stack
 from ..timing.time_estimator import QUANTIZED
 from ..timing.time_ranges import TimeRange, round_to_digits
-from ..timing.timing_constants import TimeStack
+from ..timing.timing_constants import SoftwareStack
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row
 from .notes import device_phrase, float16_notes, large_step_notes, plural, too_long_notes, warnings_of_notes
 from .rank_texts import layout_cell
@@ -177,7 +177,7 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     ]
 
 
-def exchange_notes(software_stack: TimeStack, layout: Layout) -> list[str]:
+def exchange_notes(software_stack: SoftwareStack, layout: Layout) -> list[str]:
     """Returns a note on the all-to-all of experts' tokens if the engine's default gathers all tokens instead."""
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
@@ -212,7 +212,7 @@ def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
 
 
 def other_exchange_notes(
-    software_stack: TimeStack, seconds: float, seconds_on: Callable[[TimeStack], float], subject: str = ""
+    software_stack: SoftwareStack, seconds: float, seconds_on: Callable[[SoftwareStack], float], subject: str = ""
 ) -> list[str]:
     """Returns a note if another token dispatcher of the software changes the time of an expert-parallel step.
 
@@ -237,7 +237,7 @@ def other_exchange_notes(
     ]
 
 
-def _exchange_text(software_stack: TimeStack) -> str:
+def _exchange_text(software_stack: SoftwareStack) -> str:
     """Returns the name of the messages that send tokens to experts, such as `NCCL's all-to-all`."""
     if software_stack.gathers_tokens:
         return "all-gathers of all tokens"

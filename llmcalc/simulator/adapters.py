@@ -10,7 +10,7 @@ from dataclasses import field
 
 from ..algebra import Number
 from ..frozen import frozen
-from ..workload.lora import Base, Library, stored_bytes, stored_tensors
+from ..workload.lora import FrozenWeightFormat, Library, stored_bytes, stored_tensors
 from .tensor import BFLOAT16, FLOAT32, UINT8, Dtype
 from .versions import is_older_version
 
@@ -48,7 +48,7 @@ class Adapters:
     targets: frozenset[str]
     dropout: bool = False
     dtype: Dtype = FLOAT32
-    base_storage: Base = "none"
+    base_storage: FrozenWeightFormat = "none"
     library: Library = "peft"
     copied_modules: frozenset[str] = frozenset()
     quantized_head: bool = False

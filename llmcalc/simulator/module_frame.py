@@ -9,7 +9,7 @@ from ..errors import InputError
 from ..flow.program import ModuleScope
 from ..flow.value import Value
 from ..frozen import frozen
-from ..workload.rows import SOURCE, TOKENS
+from ..workload.rows import SOURCE_TOKENS, TOKENS
 from .tensor import Tensor
 
 Path: TypeAlias = tuple[Any, ...]
@@ -18,7 +18,7 @@ Path: TypeAlias = tuple[Any, ...]
 ParameterSet: TypeAlias = tuple[dict[Path, Tensor], set[Path]]
 """Path → parameter or buffer of a program, in the order in which the program reads them; the paths of the buffers."""
 
-INPUTS = (TOKENS, SOURCE)
+INPUTS = (TOKENS, SOURCE_TOKENS)
 """The rows for which the model takes token ids."""
 
 STAGE_INPUT_KEY = "entry"

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from ..components.base import BY_TORCH
 from ..components.stack import BASE, SHARED
-from ..evidence import by_torch, compared, kernels_compared
+from ..evidence import compared, kernels_compared, torch_witness
 from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -389,7 +389,7 @@ class ProgramLowering(CacheTensors):
         """Adds a second result to the program's results."""
         self.further_outputs.append(self.tensor_of(operation.input_values[0]))
 
-    @compared(by_torch("tests/simulator/test_dropout.py"))
+    @compared(torch_witness("tests/simulator/test_dropout.py"))
     def do_dropout(self, operation: Step) -> None:
         """Runs dropout in training, if the model's dropout probability is not 0."""
         self.store_tensor(

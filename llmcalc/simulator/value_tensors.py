@@ -9,8 +9,8 @@ from ..algebra import is_zero
 from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.derived_rows import QueryKeyPairs
-from ..workload.recompute import NONE, Recompute
-from ..workload.rows import ONCE, Rows
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
+from ..workload.rows import NO_ROWS, Rows
 from ..workload.run_config import RunConfig
 from .adapters import Adapters
 from .aten import Aten
@@ -36,7 +36,7 @@ class ValueTensors:
         run_config: RunConfig,
         dtype: Dtype,
         has_trained_weights: bool = True,
-        recompute: Recompute = NONE,
+        recompute: Recompute = NO_RECOMPUTATION,
         included_parts: frozenset[str] = frozenset(),
         choices: KernelChoices = EAGER,
         adapters: Adapters | None = None,
@@ -90,7 +90,7 @@ class ValueTensors:
     def shape(self, recorded_value: Value) -> Shape:
         """Returns the shape of a value: [batch, rows, *axes], [rows, *axes] if shared, or [*axes] without rows."""
         axis_sizes = tuple(axis.size for axis in recorded_value.axes)
-        if recorded_value.rows is ONCE:
+        if recorded_value.rows is NO_ROWS:
             return axis_sizes
         row_count = self.run_config.new_rows(recorded_value.rows)
         return (
@@ -112,7 +112,11 @@ class ValueTensors:
             raise self.unsupported("reads a value that no step has made")
         value_tensor, shape = self.tensor_of(recorded_value.view_source), self.shape(recorded_value)
         # rows of every sequence alike
-        if recorded_value.view_source.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched:
+        if (
+            recorded_value.view_source.rows is NO_ROWS
+            and recorded_value.rows is not NO_ROWS
+            and recorded_value.rows.batched
+        ):
             return self.aten.expand(self.aten.reshape(value_tensor, shape[1:]), shape)
         if (
             isinstance(value_tensor.count, int)
@@ -137,7 +141,7 @@ class ValueTensors:
         """Whether an earlier pass has computed all rows of a tensor, such as an encoder's output."""
         return (
             self.has_earlier_tokens
-            and value_rows is not ONCE
+            and value_rows is not NO_ROWS
             and is_zero(value_rows.new_rows(self.run_config.workload.with_changes(phase="decode")))
         )
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from ..components.choice import PARTS
 from ..components.stack import Stack
-from ..record import NONE
+from ..record import ABSENT_VALUE
 from .description_fields import models_of_field, reachable_models
 from .preset import NOT_IN_FILES, Preset
 
@@ -103,7 +103,7 @@ def _with_references(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "null":
-        return {"const": NONE}
+        return {"const": ABSENT_VALUE}
     schema_with_references = {
         key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")
     }

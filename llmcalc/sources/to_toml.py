@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from ..components.stack import BASE, Stack
 from ..model import ModelSpec
-from ..record import NONE, Record
+from ..record import ABSENT_VALUE, Record
 from .preset import NOT_IN_FILES, Preset
 
 NOT_WRITTEN = {"model", *NOT_IN_FILES}
@@ -93,7 +93,7 @@ def _plain_value(field_value: Any, base_table: Any = None) -> Any:
         return {field_name: _plain_value(nested_value) for field_name, nested_value in field_value.items()}
     if isinstance(field_value, tuple):
         return [_plain_value(list_element) for list_element in field_value]
-    return NONE if field_value is None else field_value
+    return ABSENT_VALUE if field_value is None else field_value
 
 
 def _difference_table(base_table: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:

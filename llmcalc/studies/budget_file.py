@@ -23,7 +23,7 @@ from ..device_memory.settings import Settings as RunSettings
 from ..errors import InputError, short_repr, suggest
 from ..record import Record
 from ..sources.files import parse_toml, read_text, validate
-from ..units import LONGEST_NUMBER, NUMBER, exact_number
+from ..units import LONGEST_NUMBER, NUMBER_PATTERN, exact_number
 from ..workload.setting import DeclaredSetting, Setting, declarations_of
 from ..workload.workload import Phase
 
@@ -79,7 +79,7 @@ Operator: TypeAlias = Literal["<=", ">=", "==", "<", ">"]
 
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
 
-_BOUND = re.compile(rf"\s*+(<=|>=|==|<|>)?\s*+({NUMBER})\s*+([A-Za-z]*+)\s*+")
+_BOUND = re.compile(rf"\s*+(<=|>=|==|<|>)?\s*+({NUMBER_PATTERN})\s*+([A-Za-z]*+)\s*+")
 
 
 class BudgetLimit(Record):

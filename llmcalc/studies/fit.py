@@ -438,7 +438,7 @@ def changes_with_more_devices(
     ]
 
 
-def shorter_narrow_runs(
+def change_to_narrow_weights(
     model_memory: Memory, current_fit: MemoryFit, fit_with_engine: EngineFit
 ) -> list[SettingChange]:
     """Returns the change to the narrowest weights, together with the longest sequences that then fit.

@@ -44,7 +44,7 @@ from ..timing.stack import (
 from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
 from ..timing.time_estimator import QUANTIZED, NumberFormats, TimedOperation, TimedPass
 from ..timing.time_ranges import TimeRange, expected_range, untested_layout_text
-from ..timing.timing_constants import TimeStack
+from ..timing.timing_constants import SoftwareStack
 from ..units import DTYPE_BITS, short_dtype
 from ..workload.execution import CrossEntropy
 from ..workload.lora import stored_bytes
@@ -115,7 +115,7 @@ class TimeSettings:
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
 
-    def supporting_stack(self, phase: TimePhase) -> TimeStack:
+    def supporting_stack(self, phase: TimePhase) -> SoftwareStack:
         """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
         software_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         software_stack = with_overlapped_groups(software_stack, self.overlapped_groups)
@@ -135,8 +135,8 @@ CUDNN_CAPABILITIES = "9.", "10."
 
 
 def _with_attention_of_run(
-    software_stack: TimeStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
-) -> TimeStack:
+    software_stack: SoftwareStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
+) -> SoftwareStack:
     """Returns a software stack with the stated attention implementation, by default the one of transformers.
 
     Torch's own attention runs the kernel that the run's version of torch prefers on the accelerator. calls_torch:
@@ -172,7 +172,7 @@ class TrainingTimes:
             software_stack = with_16_bit_adapters(software_stack)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not software_stack.host_update
-        self.stack: TimeStack = with_optimizer(
+        self.stack: SoftwareStack = with_optimizer(
             software_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host, is_stepwise_adamw(model_memory)
         )
         self._set_timers()
@@ -250,7 +250,7 @@ class TrainingTimes:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
-    def seconds_on(self, software_stack: TimeStack, layout: Layout, micro_batches: int) -> float:
+    def seconds_on(self, software_stack: SoftwareStack, layout: Layout, micro_batches: int) -> float:
         """Returns the seconds of a step of a layout under another software stack."""
         step_timer = StepTimer(self.memory.spec, self.device, software_stack)
         return float(step_timer.step(self.plan(layout, micro_batches)).seconds)
@@ -361,7 +361,7 @@ class TrainingTimes:
         device, software_stack = self.device, self.stack
         older_stack = software_stack.model_copy(update={"attention": "fa2"})
         unfused_stack = software_stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
-        slower_settings: list[tuple[str, Device, TimeStack, StepPlan]] = [
+        slower_settings: list[tuple[str, Device, SoftwareStack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", device, with_overlap(software_stack, "none"), step_plan),
             ("attention of an older kernel", device, older_stack, step_plan),
             (
@@ -521,7 +521,7 @@ def time_training(
     )
 
 
-def with_format_of_stack(model_memory: Memory, software_stack: TimeStack) -> Memory:
+def with_format_of_stack(model_memory: Memory, software_stack: SoftwareStack) -> Memory:
     """Returns an inference run with the software stack's weight format, unless the user states a format.
 
     That is 16 bits if it halves weights published in float32, and its own scheme for weights published in 4 bits.
@@ -572,7 +572,7 @@ def time_inference(
     number_formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
     run_formats = number_formats.formats_on(device)
 
-    def pass_on(device: Device, software_stack: TimeStack) -> InferencePass:
+    def pass_on(device: Device, software_stack: SoftwareStack) -> InferencePass:
         if phase == "decode":
             return decode(spec, device, software_stack, batch, seq, replica_layout, run_formats)
         return prefill(

@@ -27,7 +27,7 @@ from ..timing.device import Device
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
 from ..timing.time_ranges import TIE
-from ..timing.timing_constants import TimeStack
+from ..timing.timing_constants import SoftwareStack
 from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
@@ -182,7 +182,7 @@ class ServeStudy:
     preset: Preset
     hardware: Hardware
     device: Device
-    stack: TimeStack
+    stack: SoftwareStack
     engine: Engine
     version: EngineVersion
     memory_by_formats: dict[tuple[str | None, str | None], Memory]

@@ -19,7 +19,7 @@ from ..timing.kernels import RankPass, RankWork
 from ..timing.step import StepPlan
 from ..timing.time_estimator import NumberFormats, TimedOperation, TimeEstimator
 from ..timing.time_ranges import TimeRange
-from ..timing.timing_constants import TimeStack
+from ..timing.timing_constants import SoftwareStack
 from ..timing.traffic import MemoryTraffic, kernel_traffic
 from ..timing.work_recorder import rank_work
 from ..units import signed_percent
@@ -101,7 +101,7 @@ class TimedRun:
     phase: TimePhase
     hardware: Hardware
     device: Device
-    stack: TimeStack
+    stack: SoftwareStack
     layout: Layout
     sequences: int
     seq: int
@@ -122,7 +122,7 @@ class TimedRun:
     unpriced_options: tuple[str, ...] = ()
     engine_notes: tuple[str, ...] = ()
     seconds_of_alternatives: dict[str, float] = field(default_factory=dict)
-    seconds_on: Callable[[Device, TimeStack], float] | None = field(default=None, repr=False)
+    seconds_on: Callable[[Device, SoftwareStack], float] | None = field(default=None, repr=False)
 
     @property
     def not_counted(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ..simulator.choices import KernelChoices
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
-from ..workload.recompute import MODES
+from ..workload.recompute import RECOMPUTE_MODES
 from .explain import Explanation, FormulaSection, check_layer_kinds, components, merge_sections
 from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, FormulaSetting, TrainingSetting
 from .saved_bytes import LOSS, NodeTrackingEager, Path, PathNames, RecordedPass, SavedBlock, saved_blocks
@@ -94,7 +94,7 @@ class ActivationFormulas:
             seq,
             DTYPES[self.training.dtype],
             KernelChoices(attention=self.training.attention, norm=self.training.norm),
-            recompute=MODES[self.training.recompute],
+            recompute=RECOMPUTE_MODES[self.training.recompute],
             included_parts=self.formulas.include,
             layer_repeats=repeats_by_stack,
         )

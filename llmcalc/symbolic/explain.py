@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import InputError
 from ..model import ModelSpec
-from ..optional import WITHOUT_FLOPS
+from ..optional import PARTS_WITHOUT_FLOPS
 from .formulas import DEFAULT, Formula, FormulaNode, Formulas, FormulaSetting, Quantity, TrainingSetting, merge_nodes
 
 QuantityOrAll: TypeAlias = Literal["params", "flops", "kv", "all"]
@@ -87,7 +87,7 @@ def explain(
     formula_sections = merge_sections(
         replace(section, formulas=_remove_equal_forms(section.formulas)) for section in sections_of_nodes
     )
-    if not formula_sections and any(node.optional_part in WITHOUT_FLOPS for node in formulas.find_nodes(query)):
+    if not formula_sections and any(node.optional_part in PARTS_WITHOUT_FLOPS for node in formulas.find_nodes(query)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not formula_sections:
         raise InputError(f"--quantity {quantity}: {query} has no cache; expected params or flops")
@@ -135,7 +135,7 @@ def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOr
     formulas_of_quantities = [
         shown_quantity
         for shown_quantity in ANSWERS[quantity]
-        if node.optional_part not in WITHOUT_FLOPS or shown_quantity in ANSWERS["params"]
+        if node.optional_part not in PARTS_WITHOUT_FLOPS or shown_quantity in ANSWERS["params"]
     ]  # their FLOPs are not counted
     formulas_by_quantity = {
         shown_quantity: formula

@@ -20,7 +20,7 @@ from ..flow.tree import Cost, CountedOp, Node, NodePosition
 from ..model import ModelSpec
 from ..ops import KVCache, State
 from ..workload.counting import Counting, Pairs
-from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
+from ..workload.execution import EAGER_EXECUTION, AttentionImplementation, Execution, NormImplementation
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .symbolic_model import (
@@ -311,7 +311,7 @@ class Formulas:
         if quantity in ("params", "active"):
             return [CostTerm(total_params_of if quantity == "params" else active_params_of)]
         if quantity in ("flops", "flops_absorbed"):
-            execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
+            execution = EAGER_EXECUTION if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
             return [CostTerm(_scaled_cost(forward_flops_of, inverse_token_count), run_config)]
         run_without_tokens, run_of_one_token = (

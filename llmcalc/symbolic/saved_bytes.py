@@ -20,8 +20,8 @@ from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.lowering import ModuleFrame
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, count_storages_as, empty
-from ..workload.recompute import NONE, Recompute
-from ..workload.rows import SOURCE, TOKENS
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
+from ..workload.rows import SOURCE_TOKENS, TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 
@@ -188,7 +188,7 @@ class RecordedPass:
     seq: Number
     dtype: Dtype = BFLOAT16
     kernel_choices: KernelChoices = EAGER
-    recompute: Recompute = NONE
+    recompute: Recompute = NO_RECOMPUTATION
     included_parts: frozenset[str] = frozenset()
     layer_repeats: Mapping[int, int] = field(default_factory=dict)
 
@@ -213,7 +213,7 @@ def saved_blocks(
     )
     lowering.run_repeats_by_stack = dict(training_pass.layer_repeats)
     with count_storages_as(memory_meter, "input"):
-        token_ids = lowering.inputs[TOKENS] = lowering.inputs[SOURCE] = empty(
+        token_ids = lowering.inputs[TOKENS] = lowering.inputs[SOURCE_TOKENS] = empty(
             memory_meter, (training_pass.batch, training_pass.seq), INT64
         )
         lowering.create_input_frames(program)

@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..frozen import frozen
 from .device import Device
 from .time_ranges import TIE
-from .timing_constants import TimeStack
+from .timing_constants import SoftwareStack
 
 Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
 """Seconds that are estimated for a run with these factors."""
@@ -68,7 +68,7 @@ class CalibrationFactors:
             ),
         )
 
-    def stack(self, software_stack: TimeStack) -> TimeStack:
+    def stack(self, software_stack: SoftwareStack) -> SoftwareStack:
         """Returns the time stack with waits and network times scaled by the factors."""
         scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {

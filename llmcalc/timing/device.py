@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from ..accelerator import Hardware
 from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
-from .timing_constants import AcceleratorGeneration, TimeStack, accelerator_generations
+from .timing_constants import AcceleratorGeneration, SoftwareStack, accelerator_generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 
@@ -124,7 +124,7 @@ class Device:
     is_mesh: bool = False
     vendor: str = ""
 
-    def evidence_class(self, software_stack: TimeStack) -> Literal["profiled", "tested"] | None:
+    def evidence_class(self, software_stack: SoftwareStack) -> Literal["profiled", "tested"] | None:
         """Returns the device's part of the class of estimates under a software stack.
 
         `profiled` if kernel tables of its generation are behind the figures, `tested` if only measured runs under this

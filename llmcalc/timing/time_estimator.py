@@ -19,7 +19,7 @@ from ..parallel.placements import Collective, CollectiveKind
 from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
 from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
-from .timing_constants import TimeStack
+from .timing_constants import SoftwareStack
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
@@ -38,7 +38,7 @@ NARROW_FORMATS = frozenset({"fp8", "fp4", "int8"})
 """Formats of products whose inputs, in 16 bits, are cast first."""
 
 QUANTIZED = "quantized"
-"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `TimeStack.quantized` names."""
+"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to those of `SoftwareStack.quantized`."""
 
 DEQUANTIZATION_FLOPS = 75.0
 """Operations in float32 whose time the decoding of a weight in 4 bits takes: 2.62e9 weights in 2.96 ms on an H200
@@ -69,7 +69,7 @@ MOST_VECTORS = 8
 FUSED_HEAD_DIM = 256
 """Width of a head up to which attention has kernels of an accelerator's generation: FlashAttention and cuDNN refuse
 more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
-kernels of their own, and so has Megatron-Core for a single key of all heads (`TimeStack.wide_single_keys`).
+kernels of their own, and so has Megatron-Core for a single key of all heads (`SoftwareStack.wide_single_keys`).
 """
 
 LOSS_BACKWARD = 0.7
@@ -80,7 +80,7 @@ RING_EXPOSED = 0.3
 
 
 KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
-"""Verb → kernels that a stack's host launches for it, forward and backward (`TimeStack.kernels`)."""
+"""Verb → kernels that a stack's host launches for it, forward and backward (`SoftwareStack.kernels`)."""
 
 
 @frozen
@@ -319,7 +319,7 @@ class TimeEstimator:
     """Estimates the seconds of kernels and messages on a device, with a software stack's efficiencies."""
 
     device: Device
-    stack: TimeStack
+    stack: SoftwareStack
     number_formats: NumberFormats
     rank_pass: RankPass
 
@@ -879,7 +879,7 @@ def _binomial(total_count: Number, selected_count: int) -> Number:
 
 
 def time_pass(
-    rank_work: RankWork, device: Device, software_stack: TimeStack, number_formats: NumberFormats
+    rank_work: RankWork, device: Device, software_stack: SoftwareStack, number_formats: NumberFormats
 ) -> TimedPass:
     """Estimates the seconds of the kernels and messages of a rank's pass."""
     return TimeEstimator(device, software_stack, number_formats, rank_work.rank_pass).timed_pass(rank_work)

@@ -125,7 +125,7 @@ def accelerator_generations() -> dict[str, AcceleratorGeneration]:
     }
 
 
-class TimeStack(Record):
+class SoftwareStack(Record):
     """The efficiencies of a software stack that runs a model; comments in the TOML file explain each field.
 
     name: its name, for `--stack`.
@@ -247,7 +247,7 @@ class TimeStack(Record):
         return self
 
     @property
-    def on_fastest_host(self) -> TimeStack | None:
+    def on_fastest_host(self) -> SoftwareStack | None:
         """The same stack with the kernel-launch time of the fastest measured host CPU, for the low end of a range.
 
         None for a stack whose launch times were measured on hosts of one speed.
@@ -282,10 +282,10 @@ class TimeStack(Record):
 
 
 @cache
-def software_stacks() -> dict[str, TimeStack]:
+def software_stacks() -> dict[str, SoftwareStack]:
     """Returns the constants of every software stack by its name, as `--stack` takes it."""
     tables_by_name = _read_tables("stacks.toml")
-    return {stack_name: TimeStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
+    return {stack_name: SoftwareStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
 
 
 DESCRIPTION = IDENTITY | {"title", "phase", "combines", "exchange_stack", "versions", "rows", "sets", "source"}
@@ -330,7 +330,7 @@ def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def combined_stack(stack_name: str) -> TimeStack | None:
+def combined_stack(stack_name: str) -> SoftwareStack | None:
     """Returns the time stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
 
     None where a name is unknown, where one after the first does not combine with others or is of another phase or
@@ -359,5 +359,5 @@ def combined_stack(stack_name: str) -> TimeStack | None:
             "rows": 0,
             "sets": 0,
         }
-        stack = TimeStack(**{**_merged_figures(stack.model_dump(), setting_figures), **description_fields})
+        stack = SoftwareStack(**{**_merged_figures(stack.model_dump(), setting_figures), **description_fields})
     return stack

@@ -26,7 +26,7 @@ from ..parallel.layout import Layout
 from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
 from ..parallel.rank_program import RankFlow, cached_rank_program, is_divided
 from ..workload.derived_rows import QueryKeyPairs
-from ..workload.rows import LOGITS, ONCE, RoutedRows
+from ..workload.rows import LOGITS, NO_ROWS, RoutedRows
 from ..workload.run_config import RunConfig
 from .eager import eager_kernel_key, eager_kernel_repeats
 from .kernels import (
@@ -294,7 +294,7 @@ class WorkRecorder(PlacementTracker):
         return not operation.output_values or not self._has_no_rows(operation.output_values[0])
 
     def _has_no_rows(self, recorded_value: Value) -> bool:
-        return recorded_value.rows is not ONCE and is_zero(recorded_value.rows.new_rows(self.run_config.workload))
+        return recorded_value.rows is not NO_ROWS and is_zero(recorded_value.rows.new_rows(self.run_config.workload))
 
     def _is_inside_attention(self, operation: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
@@ -417,7 +417,7 @@ class WorkRecorder(PlacementTracker):
 
     def _rows_on_rank(self, recorded_value: Value) -> Number:
         """Returns the number of a value's rows on this rank."""
-        if recorded_value.rows is ONCE:
+        if recorded_value.rows is NO_ROWS:
             return 1
         row_count = self.run_config.rows(recorded_value.rows)
         if isinstance(recorded_value.rows, RoutedRows):  # expert ranks receive as many rows as they send
@@ -440,7 +440,7 @@ class WorkRecorder(PlacementTracker):
     def _lower_linear(self, operation: Step) -> None:
         x, y = operation.input_values[0], operation.output_values[0]
         has_divided_axes = is_divided(y.axes) or is_divided(x.axes)
-        row_count = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
+        row_count = 1 if y.rows is NO_ROWS else self.run_config.rows(y.rows)
         row_count = (
             rank_share(row_count, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else row_count
         )
@@ -454,7 +454,7 @@ class WorkRecorder(PlacementTracker):
             operation.op is not None and "params" in operation.op.effects and operation.op.params() > y.width * x.width
         )
         extra_launches = joins_gradient + (has_bias and not self.rank_pass.fuses_elementwise)
-        constant_rows = 0 if y.rows is ONCE else self.run_config.constant_rows(y.rows)
+        constant_rows = 0 if y.rows is NO_ROWS else self.run_config.constant_rows(y.rows)
         gradient_flops = 0 if x.is_constant else 2 * (row_count - constant_rows) * y.width * x.width
         module_name = self.node_path.rpartition(".")[2]
         is_frozen = self.rank_pass.adapters is not None

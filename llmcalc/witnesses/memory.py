@@ -32,7 +32,7 @@ from ..ops.attention import AttentionCore
 from ..ops.recurrent import State
 from ..simulator.autograd import saved_storages
 from ..simulator.meter import Meter
-from ..workload.recompute import NONE
+from ..workload.recompute import NO_RECOMPUTATION
 from . import kernel_variants
 from .checks import MEMORY, Check, Verdict
 from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, discard_profiler_log, read_events
@@ -448,7 +448,7 @@ def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dic
 def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
     """Returns the bytes saved in a loss's graph, without weights and inputs; None with recomputation."""
     if (
-        training_run.training_config.recompute is not NONE
+        training_run.training_config.recompute is not NO_RECOMPUTATION
         or training_run.training_config.kernel_choices.cross_entropy == "recomputed"
     ):
         return None
@@ -502,7 +502,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
         if loss is not None:
             outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside_tensors}
             results_after_forward["saved"] = (
-                None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
+                None if training.recompute is not NO_RECOMPUTATION else saved_bytes(loss, outside_storages, device)
             )
             results_after_forward["after_forward"] = tracker.now
 

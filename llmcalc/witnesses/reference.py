@@ -20,7 +20,7 @@ from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost, CountedOp
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
-from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
+from ..optional import ALL_PART_NAMES, MTP, PARTS_WITHOUT_FLOPS
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
@@ -162,7 +162,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
     from .meta_device import device_context
 
     dtype_name = device_dtype(device)
-    byte_count = DTYPE_BITS[dtype_name] // 8 * spec.tree().total(total_params_of, include=EVERY_PART)
+    byte_count = DTYPE_BITS[dtype_name] // 8 * spec.tree().total(total_params_of, include=ALL_PART_NAMES)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
     if device == "cuda" and byte_count > torch.cuda.get_device_properties(0).total_memory:
@@ -235,7 +235,7 @@ def _checks(
             checks = remove_zero_checks(checks)
         return checks
 
-    parts_with_parameters = parts_in_forward | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
+    parts_with_parameters = parts_in_forward | PARTS_WITHOUT_FLOPS  # vision and audio encoders are built, but not run
     yield from compare_with_model(
         "parameters", total_params_of, parameter_counts_by_path(module), None, parts_with_parameters
     )

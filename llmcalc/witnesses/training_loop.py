@@ -42,7 +42,7 @@ from ..optional import MTP
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.meter import Meter
 from ..workload.execution import OptimizerImplementation
-from ..workload.recompute import NONE
+from ..workload.recompute import NO_RECOMPUTATION
 from . import kernel_variants, module_measurements
 from .meta_device import device_context
 from .module_measurements import default_dtype, encoder_input
@@ -266,7 +266,7 @@ class InferencePasses:
         self.inference: InferenceConfig = inference_config
         self.device: str = device
         self.module: Any = build_reference(spec, inference_config.dtype, device, inference_config.include).eval()
-        kernel_variants.use_kernels(self.module, inference_config.kernel_choices, NONE)
+        kernel_variants.use_kernels(self.module, inference_config.kernel_choices, NO_RECOMPUTATION)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
     def run_prefill(self) -> None:

@@ -33,8 +33,8 @@ from llmcalc.evidence import (
     Evidence,
     FrameworkEvidence,
     Witness,
-    by_torch,
     kernels_compared,
+    torch_witness,
     weakest_status,
     witness_of,
 )
@@ -79,9 +79,9 @@ MODULES = (
 """The modules with tests that compare."""
 
 RECORDS_OF_FRAMEWORKS = (
-    fsdp2.SHARDED,
-    fsdp2.PIPED,
-    fsdp2.DIVIDED,
+    fsdp2.SHARDED_EVIDENCE,
+    fsdp2.PIPELINE_EVIDENCE,
+    fsdp2.TENSOR_PARALLEL_EVIDENCE,
     deepspeed.EVIDENCE,
     megatron.EVIDENCE,
     distributed_torch.TRAINING,
@@ -178,7 +178,7 @@ def test_a_witness_says_what_it_is() -> None:
 
 
 def test_a_class_of_kernels_states_the_check_of_those_that_state_none() -> None:
-    of_class, of_method = by_torch("tests/of_class.py"), by_torch("tests/of_method.py")
+    of_class, of_method = torch_witness("tests/of_class.py"), torch_witness("tests/of_method.py")
 
     @kernels_compared(of_class, unchecked_kernels=("do_new",))
     class Kernels:
@@ -235,9 +235,9 @@ def test_what_the_runtime_takes_does_not_depend_on_the_run() -> None:
 # --- what was called exact before, and is not now ---------------------------------------------------------------------
 
 ONCE_EXACT = {
-    "fsdp2": fsdp2.SHARDED,
-    "fsdp2, a pipeline": fsdp2.PIPED,
-    "fsdp2, tensor parallelism": fsdp2.DIVIDED,
+    "fsdp2": fsdp2.SHARDED_EVIDENCE,
+    "fsdp2, a pipeline": fsdp2.PIPELINE_EVIDENCE,
+    "fsdp2, tensor parallelism": fsdp2.TENSOR_PARALLEL_EVIDENCE,
     "deepspeed": deepspeed.EVIDENCE,
     "torch, inference on several ranks": distributed_torch.SERVING,
 }

@@ -14,7 +14,7 @@ from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.witnesses import kernel_variants
 from llmcalc.witnesses.cpu_events import BACKWARD, FORWARD, CpuEvents, read_events
 from llmcalc.witnesses.module_measurements import default_dtype
-from llmcalc.workload.recompute import NONE
+from llmcalc.workload.recompute import NO_RECOMPUTATION
 from tests.simulator.models import inputs, result
 from tests.simulator.witness import saved_tensors
 
@@ -39,7 +39,7 @@ def seen(
     with default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
         ids, source = inputs(spec, batch, seq)
-    kernel_variants.use_kernels(module, choices, NONE, adapters)
+    kernel_variants.use_kernels(module, choices, NO_RECOMPUTATION, adapters)
 
     def run_forward() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

@@ -25,7 +25,7 @@ from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.offload import STASH, Offload
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses import kernel_variants
-from llmcalc.workload.recompute import MODES
+from llmcalc.workload.recompute import RECOMPUTE_MODES
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
 from tests.device_memory.published import DATA
@@ -117,7 +117,7 @@ def test_the_closed_form_of_magnitudes_is_what_a_replay_allocates() -> None:
 @pytest.mark.parametrize("number", [0, 2])
 def test_with_checkpoints_the_embedding_wants_a_gradient(number: int, mode: str) -> None:
     """transformers' `enable_input_require_grads`, without which a reentrant checkpoint trains nothing."""
-    recompute = MODES.get(mode) or MODES["full"].__class__(layers=True, every=2)
+    recompute = RECOMPUTE_MODES.get(mode) or RECOMPUTE_MODES["full"].__class__(layers=True, every=2)
     how = Adapters(3, ALL, dropout=True)
     held = without_values(spec(number), recompute=recompute, adapters=how)
     assert held == by_torch(spec(number), recompute=recompute, adapters=how)
@@ -309,7 +309,7 @@ def test_offloading_moves_the_inputs_of_checkpointed_layers() -> None:
     here, away = (
         max(peak.bytes for place, peak in found.peaks.items() if place.phase == "forward")
         for found in (
-            replay(model, TrainingConfig(2, 512, recompute=MODES["full"], offloads_activations=move))
+            replay(model, TrainingConfig(2, 512, recompute=RECOMPUTE_MODES["full"], offloads_activations=move))
             for move in (False, True)
         )
     )

@@ -44,7 +44,7 @@ from llmcalc.timing.stack import (
 )
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.time_estimator import GRAPH_MODULES, NumberFormats
-from llmcalc.timing.timing_constants import TimeStack, software_stacks
+from llmcalc.timing.timing_constants import SoftwareStack, software_stacks
 from llmcalc.timing.work_recorder import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
@@ -267,7 +267,7 @@ class Row:
         return _hardware(self["hardware"])
 
     @property
-    def stack(self) -> TimeStack:
+    def stack(self) -> SoftwareStack:
         return _stack(self["stack"], self.whole("input", 0) + self.whole("output", 0))
 
     @property
@@ -295,7 +295,7 @@ EAGER_FROM = 8192
 
 
 @cache
-def _stack(software: str, tokens: int = 0) -> TimeStack:
+def _stack(software: str, tokens: int = 0) -> SoftwareStack:
     """The stack of a row. software: its name, and its version after `==`. tokens: of a sequence of inference."""
     software, _, version = software.partition("==")
     name = STACKS.get(software, software)
@@ -389,7 +389,7 @@ class KernelChoices(NamedTuple):
         is_stepwise = row["optimizer_impl"] == "foreach"
         return cls(row["cross_entropy"], row["norm"], state_bytes, is_stepwise, row["lora_dtype"] == "bf16")
 
-    def stack(self, stack: TimeStack) -> TimeStack:
+    def stack(self, stack: SoftwareStack) -> SoftwareStack:
         """Returns the stack with these kernels."""
         stack = with_norms(with_loss(stack, self.cross_entropy or None), self.norm or None)
         stack = with_optimizer(stack, self.state_bytes, is_stepwise=self.is_stepwise)

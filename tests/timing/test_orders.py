@@ -19,7 +19,7 @@ from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.step import StepPlan, training_step
 from llmcalc.timing.time_estimator import MOST_VECTORS, NumberFormats
-from llmcalc.timing.timing_constants import TimeStack, software_stacks
+from llmcalc.timing.timing_constants import SoftwareStack, software_stacks
 
 MODELS = "llama3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "mamba2-2.7b", "gemma3-1b"
 FORMATS = (
@@ -48,7 +48,7 @@ def devices() -> list[Device]:
     return answering
 
 
-def stacks_of(phase: str) -> list[TimeStack]:
+def stacks_of(phase: str) -> list[SoftwareStack]:
     return [stack for stack in software_stacks().values() if stack.phase == phase]
 
 
@@ -87,7 +87,7 @@ def drawn_plan(draw: random.Random) -> StepPlan:
     return StepPlan.from_layout(layout, *sizes, dtype=dtype, recomputed_share=recompute)
 
 
-def check_step(spec: ModelSpec, device: Device, stack: TimeStack, plan: StepPlan) -> None:
+def check_step(spec: ModelSpec, device: Device, stack: SoftwareStack, plan: StepPlan) -> None:
     step = training_step(spec, device, stack, plan)
     assert sum(step.seconds_by_part.values()) == pytest.approx(step.seconds, rel=1e-12)
     check_faster(lambda better: float(training_step(spec, better, stack, plan).seconds), device)

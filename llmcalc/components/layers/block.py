@@ -27,7 +27,7 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ...frozen import frozen
-from ...workload.rows import SOURCE
+from ...workload.rows import SOURCE_TOKENS
 from ..base import (
     BY_TORCH,
     Component,
@@ -357,7 +357,7 @@ class Block(Layer):
         if self.norm_placement in ("pre", "sandwich"):
             self._normalize(recorder, f"{sublayer_name}_pre_norm", x, "idle")
         source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
-        memory = Value(SOURCE, source_axes) if recorder.encoder_output is None else recorder.encoder_output
+        memory = Value(SOURCE_TOKENS, source_axes) if recorder.encoder_output is None else recorder.encoder_output
         recorder.part(sublayer_name, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
             self._normalize(recorder, f"{sublayer_name}_post_norm", x, "idle")

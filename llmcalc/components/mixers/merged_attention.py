@@ -15,7 +15,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import ConcatenatedRows
-from ...workload.rows import SOURCE
+from ...workload.rows import SOURCE_TOKENS
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, StackPosition, Window
 from ..norm import Norm
 from ..position import Rope
@@ -67,7 +67,7 @@ class MergedAttention(TwoKeySetsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of the decoder's tokens and of the encoder's output."""
-        memory = Value(SOURCE, x.axes) if recorder.encoder_output is None else recorder.encoder_output
+        memory = Value(SOURCE_TOKENS, x.axes) if recorder.encoder_output is None else recorder.encoder_output
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)

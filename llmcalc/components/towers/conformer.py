@@ -22,7 +22,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import RowsPaddedAboveLeast, StridedConvolutionRows, TableRows
-from ...workload.rows import ONCE
+from ...workload.rows import NO_ROWS
 from ..base import Flag, Heads, Layers, ModelProperties, Part, Positions, Width
 from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
@@ -166,7 +166,7 @@ class Conformer(TowerPart):
                 ),
             )
         if self.relative_buckets is not None:
-            bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
+            bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=NO_ROWS)
         layer_indices = range(layer_count) if isinstance(layer_count, int) else None
         x = recorder.layers(
             x, lambda v: self._record_layer(recorder, v, bias), layer_count, layer_indices, kind="layer"

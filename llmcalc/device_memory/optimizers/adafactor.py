@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...algebra import Number
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, tensor_count
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors, tensor_count
 from ...ops import ParamTensor
 from ...workload.execution import OptimizerImplementation
 from .record import BY_TORCH, STEP_BYTES, Optimizer, States
@@ -24,7 +24,7 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     count_by_state = {"row_var": _row_count, "col_var": _column_count, "variance": _variance_size}
     return {
         **{
-            state_name: packed_bytes(sum_over(tensors, count_elements), dtype)
+            state_name: packed_bytes(sum_over_tensors(tensors, count_elements), dtype)
             for state_name, count_elements in count_by_state.items()
         },
         "step": STEP_BYTES * tensor_count(tensors),

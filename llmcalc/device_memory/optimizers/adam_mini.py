@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...algebra import Number
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, total_elements
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors, total_elements
 from ...evidence import source_code_witness
 from ...ops import ParamTensor
 from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
@@ -24,7 +24,7 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the first moment, and of the means that replace the second moment."""
     return {
         "m": packed_bytes(total_elements(tensors), dtype),
-        "vmean": packed_bytes(sum_over(tensors, _mean_count), dtype),
+        "vmean": packed_bytes(sum_over_tensors(tensors, _mean_count), dtype),
     }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, tensor_count, total_elements
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors, tensor_count, total_elements
 from .low_rank import (
     RANK,
     is_projected_from_the_right,
@@ -35,11 +35,11 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
         projected_tensors, other_tensors = split_by_projection(tensors)
-        projected_elements = sum_over(projected_tensors, lambda tensor: rank * longer_side(tensor))
+        projected_elements = sum_over_tensors(projected_tensors, lambda tensor: rank * longer_side(tensor))
         moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
         return {
             "ortho_matrix": packed_bytes(
-                sum_over(projected_tensors, lambda tensor: rank * shorter_side(tensor)), dtype
+                sum_over_tensors(projected_tensors, lambda tensor: rank * shorter_side(tensor)), dtype
             ),
             "exp_avg": moment_bytes,
             "exp_avg_sq": moment_bytes,

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ...algebra import Number, add, ceil_div, floor_div, minimum
-from ...costs.trained_tensors import TrainedTensor, sum_over
+from ...costs.trained_tensors import TrainedTensor, sum_over_tensors
 from ...evidence import source_code_witness
 from ...frozen import frozen
 from ...ops import ParamTensor
@@ -109,21 +109,23 @@ class _StateLayout:
     def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
         quantized_tensors, float_tensors = self._split_by_format(tensors)
-        quantized_bytes = sum_over(
+        quantized_bytes = sum_over_tensors(
             quantized_tensors,
             lambda tensor: is_large_tensor(tensor) * tensor.size + 4 * (1 - is_large_tensor(tensor)) * tensor.size,
         )
         bytes_by_state: States = {
-            f"state{state_index + 1}": add(quantized_bytes, sum_over(float_tensors, lambda tensor: 4 * tensor.size))
+            f"state{state_index + 1}": add(
+                quantized_bytes, sum_over_tensors(float_tensors, lambda tensor: 4 * tensor.size)
+            )
             for state_index in range(self.moment_count)
         }
         if self.in_8_bits:
-            scale_bytes = 4 * sum_over(
+            scale_bytes = 4 * sum_over_tensors(
                 quantized_tensors, lambda tensor: is_large_tensor(tensor) * ceil_div(tensor.size, BLOCK)
             )
             bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moment_count)}
             bytes_by_state["qmaps"] = (
-                self.moment_count * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large_tensor))
+                self.moment_count * 4 * MAP_ENTRIES * minimum(1, sum_over_tensors(quantized_tensors, is_large_tensor))
             )
         return bytes_by_state
 
@@ -131,7 +133,7 @@ class _StateLayout:
         """Returns the bytes of states in managed memory."""
         quantized_tensors, float_tensors = self._split_by_format(tensors)
         pageable_bytes = [
-            sum_over(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED) * tensor.size)
+            sum_over_tensors(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED) * tensor.size)
             for tensor_group in (quantized_tensors, float_tensors)
         ]
         return self.moment_count * add(pageable_bytes[0], 4 * pageable_bytes[1])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...algebra import Number, minimum
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, total_elements
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors, total_elements
 from ...ops import ParamTensor
 from .low_rank import (
     RANK,
@@ -40,8 +40,12 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
         """Returns the bytes of projectors and of both moments."""
         projected_tensors, other_tensors = split_by_projection(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
-        projector_elements = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
-        projected_elements = sum_over(projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
+        projector_elements = sum_over_tensors(
+            projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor)
+        )
+        projected_elements = sum_over_tensors(
+            projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor)
+        )
         moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
         return {
             "ortho_matrix": packed_bytes(projector_elements, dtype),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...algebra import Number, add
 from ...costs.trained_tensors import TrainedTensor
-from ...evidence import UNTESTED, Witness, by_torch
+from ...evidence import UNTESTED, Witness, torch_witness
 from ...frozen import frozen
 from ...workload.execution import OptimizerImplementation
 
@@ -31,7 +31,7 @@ COMPARISON = "tests/device_memory/test_optimizer_steps.py"
 COMPARISON_WITH_LIBRARIES = "tests/device_memory/test_projected_optimizers.py"
 """The test that compares the steps of Adam-mini, GaLore and APOLLO, by hand and with the libraries' own code."""
 
-BY_TORCH = by_torch(COMPARISON)
+BY_TORCH = torch_witness(COMPARISON)
 """The witness of an optimizer whose steps are compared with those of torch."""
 
 States: TypeAlias = dict[str, Number]

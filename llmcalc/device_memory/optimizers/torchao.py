@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ...algebra import Number, floor_div, minimum
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors
 from ...evidence import source_code_witness
 from ...ops import ParamTensor
 from .bitsandbytes import BLOCK, LEAST_8BIT, is_large_tensor
@@ -31,12 +31,16 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
 
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of two states per element: quantized codes, scales and code map, or plain numbers."""
-        code_bytes = sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, codes_per_byte))
-        other_state_bytes = packed_bytes(
-            sum_over(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype
+        code_bytes = sum_over_tensors(
+            tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, codes_per_byte)
         )
-        scale_bytes = 4 * sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, BLOCK))
-        map_bytes = 2 * 4 * codebook_size * sum_over(tensors, _is_quantized)
+        other_state_bytes = packed_bytes(
+            sum_over_tensors(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype
+        )
+        scale_bytes = 4 * sum_over_tensors(
+            tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, BLOCK)
+        )
+        map_bytes = 2 * 4 * codebook_size * sum_over_tensors(tensors, _is_quantized)
         moment_bytes = code_bytes + other_state_bytes
         return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scale_bytes, "qmaps": map_bytes}
 

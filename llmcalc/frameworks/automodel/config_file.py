@@ -16,7 +16,7 @@ from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import Float8Settings, TitanSettings
-from ..fsdp2.torchtitan_file import RECIPES as FLOAT8_RECIPES
+from ..fsdp2.torchtitan_file import FLOAT8_RECIPES
 from ..launch.record import (
     CommandLine,
     Launch,

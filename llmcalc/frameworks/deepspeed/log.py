@@ -17,7 +17,9 @@ PATTERNS = (
     pattern("DeepSpeed info: version=", r"=(?P<version>[0-9]{1,4}(?:\.[0-9]{1,4}){1,3})"),
 )
 
-_OPTION = re.compile(rf"(?P<host>{AMOUNT}) *\| *(?P<device>{AMOUNT}) *\| *(?P<options>[a-z_=., A-Z0-9]{{1,160}})")
+_OFFLOAD_OPTION = re.compile(
+    rf"(?P<host>{AMOUNT}) *\| *(?P<device>{AMOUNT}) *\| *(?P<options>[a-z_=., A-Z0-9]{{1,160}})"
+)
 
 MILLION = 10**6
 
@@ -49,7 +51,7 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
     if "nodes" in log_values:
         device_count = max(1, log_values.whole_numbers("nodes")[-1] * log_values.whole_numbers("devices")[-1])
     for log_line in log_text.lines_with("offload_optimizer=none"):
-        option_match = _OPTION.search(log_line)
+        option_match = _OFFLOAD_OPTION.search(log_line)
         if option_match is None or "offload_param=cpu" in option_match["options"]:
             continue
         if "offload_param" in option_match["options"]:

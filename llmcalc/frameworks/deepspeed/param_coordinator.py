@@ -17,10 +17,10 @@ from ...simulator.tensor import Meter, Storage, Tensor, allocate_on_stream, coun
 from .partitions import module_path_of, weight_elements
 from .settings import DeepSpeedSettings
 
-GATHERING = 2
+GATHER_STREAM = 2
 """The stream on which parameters are gathered while passes run."""
 
-NEVER = -1
+NEVER_FETCHED = -1
 
 
 class ParameterStorage(Storage):
@@ -91,7 +91,7 @@ class Parameter:
         self.is_persistent: bool = False
         self.is_available: bool = False
         self.gather_handle: AllGatherHandle | None = None
-        self.last_fetched_step: int = NEVER
+        self.last_fetched_step: int = NEVER_FETCHED
 
     @property
     def storage(self) -> ParameterStorage:
@@ -164,7 +164,7 @@ class ParameterCoordinator:
             for module_position, module in enumerate(self.module_order):
                 self.prefetch_queue += ((parameter, module_position) for parameter in self.parameters_by_module[module])
         for parameter in self.parameters:
-            parameter.last_fetched_step = NEVER
+            parameter.last_fetched_step = NEVER_FETCHED
         self.step_index = self.live_elements = 0
 
     def fetch_module(self, module_path: Path) -> None:
@@ -219,7 +219,7 @@ class ParameterCoordinator:
     @contextmanager
     def gathering_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the all-gather stream, or without overlap on the current stream."""
-        cuda_stream = GATHERING if self.settings.has_overlapped_reductions else self.meter.stream
+        cuda_stream = GATHER_STREAM if self.settings.has_overlapped_reductions else self.meter.stream
         with allocate_on_stream(self.meter, cuda_stream), count_storages_as(self.meter, "weights"):
             yield
 

@@ -14,10 +14,10 @@ from ...simulator.lowering import Path
 from ...simulator.strides import count as count_of
 from ...simulator.tensor import Tensor
 
-ALIGNMENT = 2
+PARTITION_ALIGNMENT = 2
 """The number that divides the elements of a partition (`nccl_start_alignment_factor`)."""
 
-Item = TypeVar("Item")
+ParameterType = TypeVar("ParameterType")
 
 
 class PartitionPiece(NamedTuple):
@@ -34,7 +34,7 @@ def weight_elements(weight: Tensor) -> int:
     return element_count
 
 
-def round_robin_order(parameters: Sequence[Item], rank_count: int) -> list[Item]:
+def round_robin_order(parameters: Sequence[ParameterType], rank_count: int) -> list[ParameterType]:
     """Returns parameters in the order of DeepSpeed's round-robin assignment to ranks (`_round_robin_reorder`)."""
     return [parameter for rank in range(rank_count) for parameter in parameters[rank::rank_count]]
 
@@ -57,7 +57,7 @@ def aligned_offsets(element_counts: Sequence[int], element_bytes: int, is_aligne
 
 def padded_flat_size(element_count: int, rank_count: int) -> int:
     """Returns the number of elements of the padded flat tensor."""
-    return -(-element_count // (ALIGNMENT * rank_count)) * ALIGNMENT * rank_count
+    return -(-element_count // (PARTITION_ALIGNMENT * rank_count)) * PARTITION_ALIGNMENT * rank_count
 
 
 def partition_pieces(offset: int, element_count: int, partition_size: int) -> list[PartitionPiece]:

@@ -566,7 +566,7 @@ MAX_SHARED_RANKS = 64
 """Number of ranks that are kept."""
 
 
-def key_heads(spec: ModelSpec) -> list[int]:
+def key_head_counts(spec: ModelSpec) -> list[int]:
     """Returns the number of key and value heads of each attention type in the decoder."""
     head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers(spec))
     return [int(head_count) for head_count in head_counts if head_count]

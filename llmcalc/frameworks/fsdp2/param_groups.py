@@ -35,10 +35,10 @@ from ...simulator.tensor import (
 )
 from .settings import Float8Settings
 
-COPY_IN, REDUCE, ALL_REDUCE = 1, 2, 3
+COPY_IN_STREAM, REDUCE_STREAM, ALL_REDUCE_STREAM = 1, 2, 3
 """Streams beside the default one (`FSDPCommContext.lazy_init`). A block of a stream serves that stream alone."""
 
-Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post-backward"]
+HookMoment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post-backward"]
 """The hooks of a group."""
 
 
@@ -197,7 +197,7 @@ class CommunicationState:
         self.forward_order: list[ParamGroup] = []
         self.reduces_gradients = self.reshards_after_backward = self.is_last_backward = True
         self.collectives: list[Collective] = []
-        self.on_hook: Callable[[ParamGroup, Moment, bool], None] | None = None
+        self.on_hook: Callable[[ParamGroup, HookMoment, bool], None] | None = None
 
     @property
     def meter(self) -> Meter:
@@ -213,7 +213,7 @@ class CommunicationState:
             yield
 
     @contextmanager
-    def watch_hook(self, parameter_group: ParamGroup, hook_moment: Moment) -> Iterator[None]:
+    def watch_hook(self, parameter_group: ParamGroup, hook_moment: HookMoment) -> Iterator[None]:
         """Returns a context that calls `watch` before and after a hook of a group."""
         if self.on_hook is not None:
             self.on_hook(parameter_group, hook_moment, False)
@@ -268,7 +268,7 @@ class ParamGroup:
         self.parameters: list[Parameter] = []
         self.forward_prefetch: Sequence[ParamGroup] = ()
         self.backward_prefetch: Sequence[ParamGroup] = ()
-        self.training_state: Moment | None = None
+        self.training_state: HookMoment | None = None
         self.is_unsharded: bool = False
         self.all_gather_result: Storage | None = None
         self.forward_positions: list[int] = []
@@ -311,7 +311,7 @@ class ParamGroup:
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
-    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN) -> None:
+    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN_STREAM) -> None:
         """Starts the FSDP group's all-gather, unless already started. stream_number: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(is_forward, stream_number)
@@ -537,7 +537,7 @@ class ParamGroup:
         )
         casts_gradients = sharding.reduce_dtype is not sharding.dtype
         with (
-            comm.communication_stream(REDUCE),
+            comm.communication_stream(REDUCE_STREAM),
             count_storages_as(comm.meter, "gradients" if makes_gradients and not casts_gradients else "communication"),
         ):
             reduce_output = Storage(comm.meter, buffer_bytes)
@@ -552,7 +552,7 @@ class ParamGroup:
                 )
                 all_reduce_input = reduce_output
         if casts_gradients:
-            post_reduce_stream = ALL_REDUCE if sharding.replica_count > 1 else REDUCE
+            post_reduce_stream = ALL_REDUCE_STREAM if sharding.replica_count > 1 else REDUCE_STREAM
             with (
                 comm.communication_stream(post_reduce_stream),
                 count_storages_as(comm.meter, "gradients" if makes_gradients else "communication"),
@@ -573,7 +573,7 @@ class ParamGroup:
 class UnwrappedGroup(ParamGroup):
     """Parameters that FSDP leaves as they are: nothing is gathered, and their gradients stay where they are summed."""
 
-    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN) -> None:
+    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN_STREAM) -> None:
         """Gathers nothing."""
 
     def wait_for_unshard(self, is_forward: bool) -> None:

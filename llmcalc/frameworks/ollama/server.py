@@ -80,7 +80,7 @@ class ClassesInRange(VersionRange):
     classes: tuple[str, ...] = Field(min_length=1)
 
 
-class OwnClasses(ClassesInRange):
+class OllamaEngineClasses(ClassesInRange):
     """Classes of models that Ollama runs itself in a range of versions, without llama.cpp.
 
     source: the file of Ollama that says so.
@@ -100,7 +100,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
 
     contexts: tuple[DefaultContextLength, ...] = Field(min_length=1)
     margin: FreeMemoryMargin
-    own_classes: tuple[OwnClasses, ...] = ()
+    own_classes: tuple[OllamaEngineClasses, ...] = ()
     flash_classes: tuple[ClassesInRange, ...] = ()
     single_request_classes: tuple[ClassesInRange, ...] = ()
 

@@ -31,8 +31,8 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors_term = MemoryTerm("tensors", 0, "source", citation, TORCH)
     if titan_settings(training_run.framework_settings).float8 is not None:
-        from ..fsdp2.rank_memory import IN_FLOAT8
+        from ..fsdp2.rank_memory import FLOAT8_STATUS
 
-        tensors_term = IN_FLOAT8
+        tensors_term = FLOAT8_STATUS
     device_memory = summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_term)
     return with_paged_states(device_memory, training_run.memory.states) if is_only_rank else device_memory

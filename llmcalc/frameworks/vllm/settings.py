@@ -19,7 +19,7 @@ from ...parallel.layout import Layout
 from ...parallel.rank_program import routed_experts
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
-from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads, mixers
+from ..engines.rank import EngineRank, MissingKernels, architectures, key_head_counts, mixers
 from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
@@ -181,7 +181,9 @@ class VLLMSettings(EngineServer):
         rank_count = self.context_ranks
         if rank_count == 1:
             return
-        key_head_count = 1 if self.rank_of_stage(0).up_projection_size else min(key_heads(self.preset.model), default=1)
+        key_head_count = (
+            1 if self.rank_of_stage(0).up_projection_size else min(key_head_counts(self.preset.model), default=1)
+        )
         first_version = CONTEXT_RANKS_FROM[key_head_count > 1]
         if self.version_numbers < first_version:
             first_version_text = ".".join(map(str, first_version))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...components.draft_heads import MedusaHeads, SpeculatorHeads
 from ...components.head import LMHead
-from ...costs.draft import check_draft, states_reader_of
+from ...costs.draft import check_draft, hidden_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ..engines.draft_models import read_draft
@@ -100,7 +100,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
 def draft_flags(drafting_method: str, draft_model: Preset | None, draft_tokens: int) -> dict[str, Any]:
     """Returns the flags of speculative decoding. drafting_method: `mtp`, `ngram` or `model`."""
     if draft_model is not None:
-        drafting_method = "draft_model" if states_reader_of(draft_model.model) is None else STATE_METHODS[1]
+        drafting_method = "draft_model" if hidden_state_reader(draft_model.model) is None else STATE_METHODS[1]
     return {
         "speculative_config": {"method": drafting_method, "model": draft_model, "num_speculative_tokens": draft_tokens}
     }
@@ -125,7 +125,7 @@ def _check_draft(
             f"{FLAG}: method {drafting_method}: {draft_model.name} is {'a' if draft_heads else 'no'} draft of Medusa; "
             f"expected the method {MEDUSA} for such drafts alone"
         )
-    if drafting_method in STATE_METHODS and states_reader_of(draft_model.model) is None:
+    if drafting_method in STATE_METHODS and hidden_state_reader(draft_model.model) is None:
         raise InputError(
             f"{FLAG}: method {drafting_method}: the model {draft_model.name} reads no hidden states of its target; "
             "expected draft_model for a model of its own"

@@ -30,7 +30,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.framework import RunOnRanks
 from llmcalc.frameworks.fsdp2.pipeline import ShardedSetup
 from llmcalc.frameworks.fsdp2.rank_memory import (
-    DIVIDED,
+    TENSOR_PARALLEL_STATUS,
     _count_rank,
     counted_rank,
     fsdp_memory,
@@ -41,7 +41,7 @@ from llmcalc.frameworks.fsdp2.rank_memory import (
 from llmcalc.frameworks.fsdp2.settings import OuterGroups, TitanSettings
 from llmcalc.frameworks.fsdp2.training import (
     SEPARATE_HEAD_SINCE,
-    TITAN,
+    TORCHTITAN_FSDP_SETTINGS,
     FsdpRun,
     FsdpSettings,
     check_optimizer,
@@ -236,7 +236,7 @@ LOW = frozenset({"q_proj", "v_proj", "down_proj"})
 @pytest.mark.parametrize(
     ("name", "fields", "layout", "fsdp"),
     [
-        ("llama3-8b", {}, Layout(dp=3, zero=3), TITAN),
+        ("llama3-8b", {}, Layout(dp=3, zero=3), TORCHTITAN_FSDP_SETTINGS),
         (
             "llama3-8b",
             {"microbatches": 3},
@@ -348,7 +348,7 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
     whole = counted_rank(setup, HOPPER)
     assert not whole.repeating_stacks
-    assert folded.memory(0, (), DIVIDED) == whole.memory(0, (), DIVIDED)
+    assert folded.memory(0, (), TENSOR_PARALLEL_STATUS) == whole.memory(0, (), TENSOR_PARALLEL_STATUS)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,9 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
     shared_runs = [counted_rank(replace(setup, rank=rank), HOPPER, shared_results) for rank in range(layout.world_size)]
     for rank, shared_run in zip(ranks, shared_runs, strict=True):
         assert (rank.equal_in_ring is None) or shared_run is shared_runs[layout.coordinates(rank.equal_in_ring).cp]
-        assert rank.counted_run.memory(0, (), DIVIDED) == shared_run.memory(0, (), DIVIDED)
+        assert rank.counted_run.memory(0, (), TENSOR_PARALLEL_STATUS) == shared_run.memory(
+            0, (), TENSOR_PARALLEL_STATUS
+        )
 
 
 def test_adapters_under_version_1_are_refused() -> None:
@@ -596,7 +598,7 @@ def with_layer_count(spec: ModelSpec, layers: int) -> ModelSpec:
 @pytest.mark.parametrize(
     ("name", "recompute", "microbatches", "fsdp"),
     [
-        ("llama3-8b", "none", 1, TITAN),
+        ("llama3-8b", "none", 1, TORCHTITAN_FSDP_SETTINGS),
         ("gemma2-9b", "full", 1, FsdpSettings(keeps_last_layer_gathered=False)),
         ("qwen3-30b-a3b", "attention+matmuls", 3, FsdpSettings(reduces_each_microbatch=False)),
         ("llama3-8b", "full", 2, FsdpSettings(reduction_format="bfloat16", outer_groups="separate")),
@@ -664,7 +666,7 @@ class Sent(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("microbatches", "layout", "fsdp"),
     [
-        (1, Layout(dp=3, zero=3), TITAN),
+        (1, Layout(dp=3, zero=3), TORCHTITAN_FSDP_SETTINGS),
         (
             2,
             Layout(dp=6, hsdp_replicas=2, zero=3),
@@ -879,7 +881,7 @@ LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 # --- with tensor parallelism ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fsdp", [TITAN, FsdpSettings(outer_groups="separate")])
+@pytest.mark.parametrize("fsdp", [TORCHTITAN_FSDP_SETTINGS, FsdpSettings(outer_groups="separate")])
 def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/witnesses)."""
     spec = with_layer_count(family("llama3-8b"), 12)
@@ -925,7 +927,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
         nonlocal sums
         sums = sums.with_addition(size, in_place)
 
-    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0), TITAN)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0), TORCHTITAN_FSDP_SETTINGS)
     run.graph.gradient_sum_hook = add
     run.set_up()
     for _ in range(2):

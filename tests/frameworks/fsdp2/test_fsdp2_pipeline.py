@@ -15,12 +15,12 @@ from llmcalc.device_memory.device_memory import MemoryTerm, summarize_memory
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.pipeline import (
-    FINISHES,
-    FREES_GRADIENTS,
-    INFERS_ON_META,
-    LAST_OUTPUTS,
-    NEWEST,
-    RETURNS_NOTHING,
+    ENDS_REDUCTIONS_SINCE,
+    FREES_GRADIENTS_SINCE,
+    INFERS_ON_META_SINCE,
+    NEWEST_SETTINGS,
+    NO_OUTPUTS_SINCE,
+    ONLY_LAST_OUTPUTS_SINCE,
     ScheduleSettings,
     ShardedRank,
     ShardedSetup,
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     microbatches: int
     stage: int
     fsdp: FsdpSettings = WIDE
-    schedule_settings: ScheduleSettings = NEWEST
+    schedule_settings: ScheduleSettings = NEWEST_SETTINGS
     recompute: str = "none"
 
     def __str__(self) -> str:
@@ -159,19 +159,19 @@ def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
 
 
 def test_outputs_are_returned_before_a_date() -> None:
-    day = RETURNS_NOTHING.replace(day=21)
+    day = NO_OUTPUTS_SINCE.replace(day=21)
     assert schedule_settings_at(day).returns_outputs
-    assert not schedule_settings_at(RETURNS_NOTHING).returns_outputs
-    assert schedule_settings_at(None) == NEWEST
+    assert not schedule_settings_at(NO_OUTPUTS_SINCE).returns_outputs
+    assert schedule_settings_at(None) == NEWEST_SETTINGS
 
 
 @pytest.mark.parametrize(
     ("day", "words"),
     [
-        (LAST_OUTPUTS, {"keeps_outputs"}),
-        (FREES_GRADIENTS, {"keeps_gradients"}),
-        (FINISHES, {"ends_reductions"}),
-        (INFERS_ON_META, {"infers_shapes"}),
+        (ONLY_LAST_OUTPUTS_SINCE, {"keeps_outputs"}),
+        (FREES_GRADIENTS_SINCE, {"keeps_gradients"}),
+        (ENDS_REDUCTIONS_SINCE, {"ends_reductions"}),
+        (INFERS_ON_META_SINCE, {"infers_shapes"}),
     ],
 )
 def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:

@@ -28,7 +28,7 @@ from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.norm import Norm, norm_reference
 from llmcalc.components.runtime import PassState
 from llmcalc.simulator.choices import EAGER, KernelChoices
-from llmcalc.workload.recompute import NONE, Recompute
+from llmcalc.workload.recompute import NO_RECOMPUTATION, Recompute
 from tests.simulator.published.kernels import CONV, SCAN, XL_CHUNK, Of, Sizes, lightning_attn_func, published, wkv
 
 NORM = Norm(type="rmsnorm")
@@ -47,7 +47,7 @@ class ModuleCase:
     part: Callable[[Any], TokenMixer]
     make: Callable[[Any], nn.Module]
     choices: KernelChoices = EAGER
-    recompute: Recompute = NONE
+    recompute: Recompute = NO_RECOMPUTATION
 
 
 def transformers(path: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import are_equal, exact_div
-from ....evidence import by_torch, kernels_compared
+from ....evidence import kernels_compared, torch_witness
 from ....flow.program import Step
 from ....ops import BlockLinear, ChunkedScan, DeltaRule, LinearAttentionCore, MatrixMemory, SelectiveScan
 from ...tensor import FLOAT32, Tensor
@@ -20,7 +20,7 @@ from .scans.module_steps import ModuleSteps
 QKV = ("q_proj", "k_proj", "v_proj")
 """The projections of a delta rule that one convolution reads."""
 
-DECODED_MODULES = by_torch("tests/simulator/test_inference.py")
+DECODED_MODULES = torch_witness("tests/simulator/test_inference.py")
 """The witness of decoding steps."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ....algebra import Number, ceil_div
 from ....components.base import BY_TORCH
 from ....components.norm import Norm
-from ....evidence import Witness, by_torch, compared, kernels_compared, source_code_witness
+from ....evidence import Witness, compared, kernels_compared, source_code_witness, torch_witness
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -31,7 +31,7 @@ LIGER_GRPO = source_code_witness("linkedin/Liger-Kernel's GRPO", "tests/simulato
 FLASH_LOSS = source_code_witness("flash-attn's cross-entropy", "tests/simulator/test_choices.py")
 """The witness of flash-attn's losses, whose storages torch makes in their order without the kernels."""
 
-CHUNKS_KEPT = by_torch("tests/simulator/test_adapter_libraries.py")
+CHUNKS_KEPT = torch_witness("tests/simulator/test_adapter_libraries.py")
 """The witness of a loss chunk by chunk."""
 
 TRL_CHUNKS = source_code_witness("huggingface/trl's chunked_nll", "tests/simulator/test_choices.py")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....algebra import ceil_div
 from ....components.base import BY_TORCH
-from ....evidence import by_torch, compared, kernels_compared, source_code_witness
+from ....evidence import compared, kernels_compared, source_code_witness, torch_witness
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import is_recorded, record
@@ -17,7 +17,7 @@ from ...strides import elementwise_strides, is_size_one
 from ...tensor import BOOL, FLOAT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor
 from .attention import AttentionKernels
 
-CHOSEN = by_torch("tests/simulator/test_choices.py")
+CHOSEN = torch_witness("tests/simulator/test_choices.py")
 """The witness of attention and norms that replace several steps."""
 
 SDPA = source_code_witness(

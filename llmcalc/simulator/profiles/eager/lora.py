@@ -12,7 +12,7 @@ from ....flow.axis import element_count
 from ....flow.program import Step
 from ....flow.tree import CountedOp
 from ....ops import ChunkedScan, Linear
-from ....workload.lora import BLOCK, GATE_AND_UP, OUTPUT_OF_SCAN, PROJECTIONS
+from ....workload.lora import BLOCK_WEIGHTS, GATE_AND_UP, PROJECTIONS, SCAN_OUTPUT_PROJECTION
 from ...autograd import record
 from ...lowering import Path
 from ...strides import Shape, count
@@ -61,7 +61,7 @@ class LoraKernels(FakeQuantizationKernels):
         adapters = self.adapters
         if adapters is None or adapters.base_storage == "none" or operation.node_fields.get("kind") == "router":
             return False
-        if operation.name == OUTPUT_OF_SCAN and any(
+        if operation.name == SCAN_OUTPUT_PROJECTION and any(
             isinstance(step.op, ChunkedScan) for step in module_steps(self.frames[-1].scope)
         ):
             return False
@@ -528,4 +528,6 @@ class LoraKernels(FakeQuantizationKernels):
         """
         assert self.adapters is not None
         has_quantized_scales = self.adapters.base_storage == "nf4-dq"
-        return self.graph.new_tensor((ceil_div(count(shape), BLOCK),), FLOAT32) if has_quantized_scales else None
+        return (
+            self.graph.new_tensor((ceil_div(count(shape), BLOCK_WEIGHTS),), FLOAT32) if has_quantized_scales else None
+        )
