@@ -163,9 +163,9 @@ def sort_options(
 
         names_by_subject[1] = rank_settings()
     if run:
-        from .device_memory.settings import SHORTHANDS, Settings
+        from .device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
 
-        names_by_subject[2] = [*declarations_of(Settings), *SHORTHANDS]
+        names_by_subject[2] = [*declarations_of(Settings), *SETTINGS_BY_SHORTHAND]
     if layout:
         from .parallel.layout_request import LayoutRequest
 

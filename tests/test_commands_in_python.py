@@ -325,13 +325,13 @@ def groups(**which: bool) -> set[str]:
     with pytest.raises(InputError) as error:
         sorted_options({"": 1}, groups, **which)
     assert "there is no such option" in str(error.value)
-    from llmcalc.device_memory.settings import SHORTHANDS, Settings
+    from llmcalc.device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
     from llmcalc.parallel.counted_rank import rank_settings
     from llmcalc.parallel.layout_request import LayoutRequest
     from llmcalc.workload.setting import declarations_of
 
     known: set[str] = set(rank_settings()) if which.get("rank") else set()
-    known |= {*declarations_of(Settings), *SHORTHANDS} if which.get("run") else set()
+    known |= {*declarations_of(Settings), *SETTINGS_BY_SHORTHAND} if which.get("run") else set()
     return known | (set(declarations_of(LayoutRequest)) if which.get("layout") else set())
 
 

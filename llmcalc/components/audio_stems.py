@@ -18,7 +18,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SOURCE_TOKENS
-from .base import ModelProperties, Size, Width
+from .base import InnerWidth, ModelProperties, Size
 from .norm import Norm
 from .stem import Stem
 
@@ -37,8 +37,8 @@ class SubsamplingStem(Stem):
     formula_source: ClassVar[str] = "Wang et al. 2020, §2"
 
     type: Literal["subsampling"] = "subsampling"
-    num_mel_bins: Width
-    conv_channels: Width
+    num_mel_bins: InnerWidth
+    conv_channels: InnerWidth
     conv_kernel_sizes: tuple[Size, ...] = Field(min_length=1, max_length=16)
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SOURCE_TOKENS
-from .base import ModelProperties, Vocab, Width
+from .base import InnerWidth, ModelProperties, Vocab
 from .stem import Stem
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class FeatureStem(Stem):
 
     formula_source: ClassVar[str] = "Choi and Lee 2023, §3"
     type: Literal["features"] = "features"
-    num_features: Width
+    num_features: InnerWidth
     num_styles: Vocab
 
     def input_frames(self) -> Value:

@@ -15,7 +15,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SOURCE_TOKENS
-from .base import ModelProperties, Width
+from .base import InnerWidth, ModelProperties
 from .norm import Norm
 from .stem import Stem
 
@@ -33,7 +33,7 @@ class FrameStem(Stem):
     input_name: ClassVar[str] = "input_values"
 
     type: Literal["frames"] = "frames"
-    frame_size: Width
+    frame_size: InnerWidth
 
     def input_frames(self) -> Value:
         return Value(

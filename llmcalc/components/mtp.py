@@ -24,7 +24,7 @@ from .head import LMHead
 from .norm import Norm
 from .output_part import ModelOutput, OutputPart
 from .runtime import PassState, share_tensors
-from .stack import SHARED
+from .stack import SHARED_LABEL_SUFFIX
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .stack import Stack
 
 
-MODULE = "module"
+MODULE_LABEL = "module"
 """The label of a module that runs several times."""
 
 
@@ -122,14 +122,14 @@ class MultiTokenPrediction(OutputPart):
         first_indices, later_indices = (
             (None, None) if module_indices is None else (module_indices[:1], module_indices[1:])
         )
-        x = recorder.layers(x, record_module, 1, first_indices, "mtp", label=MODULE, **node_fields)
+        x = recorder.layers(x, record_module, 1, first_indices, "mtp", label=MODULE_LABEL, **node_fields)
         return recorder.layers(
             x,
             record_module,
             module_count - 1,
             later_indices,
             "mtp",
-            label=MODULE + SHARED,
+            label=MODULE_LABEL + SHARED_LABEL_SUFFIX,
             role="shared",
             **node_fields,
         )

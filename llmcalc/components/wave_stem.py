@@ -17,7 +17,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SOURCE_TOKENS, Rows
-from .base import Flag, Kernel, ModelProperties, Part, Width
+from .base import Flag, InnerWidth, KernelSize, ModelProperties, Part
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .stem import Stem
@@ -33,9 +33,9 @@ class WaveConvolution(Part):
     kernel, stride: the kernel size and the stride.
     """
 
-    channels: Width
-    kernel: Kernel
-    stride: Kernel
+    channels: InnerWidth
+    kernel: KernelSize
+    stride: KernelSize
 
 
 class WaveStem(Stem):
@@ -58,8 +58,8 @@ class WaveStem(Stem):
     bias: Flag = False
     norms: Literal["first", "all"] = "first"
     hidden_act: Activation = "gelu"
-    position_kernel: Kernel
-    position_groups: Width
+    position_kernel: KernelSize
+    position_groups: InnerWidth
     mask: Flag = True
 
     def _rows_per_convolution(self) -> list[Rows]:

@@ -14,7 +14,7 @@ from ..ops.products import Conv1d
 from ..workload.recompute import NO_RECOMPUTATION, Recompute, check_node_names
 from ..workload.run_config import RunConfig
 
-SAVES_NOTHING = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
+VERBS_THAT_SAVE_NO_INPUT = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
 """Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
 
 
@@ -145,6 +145,6 @@ def _last_product(layer: ModuleScope) -> Linear | Conv1d | None:
     """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
     for operation in layer.steps(includes_idle=False):
-        if operation.verb not in SAVES_NOTHING:
+        if operation.verb not in VERBS_THAT_SAVE_NO_INPUT:
             last_product = operation
     return last_product.op if last_product is not None and isinstance(last_product.op, (Linear, Conv1d)) else None

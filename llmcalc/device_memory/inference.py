@@ -242,12 +242,12 @@ class InferenceRun:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the passes over the prompt: the first and last chunks alone if there are more than `MOST_CHUNKS`.
+        """Runs the passes over the prompt: only the first and last chunks of more than `MOST_REPLAYED_CHUNKS`.
 
         A chunk needs more memory than the one before it.
         """
         chunk_count = self.chunk_count
-        last_chunks_start = max(1, chunk_count - MOST_CHUNKS + 1)
+        last_chunks_start = max(1, chunk_count - MOST_REPLAYED_CHUNKS + 1)
         for chunk_index in (0, *range(last_chunks_start, chunk_count)):
             if chunk_index == last_chunks_start > 1:
                 self.lowering.cached_tensors_by_path = {}
@@ -299,7 +299,7 @@ class InferenceRun:
 _known_parameters: WeakKeyDictionary[Flow, dict[Hashable, ParameterSet]] = WeakKeyDictionary()
 """Program → the parameters that its passes read, by what they depend on."""
 
-MOST_CHUNKS = 4
+MOST_REPLAYED_CHUNKS = 4
 """The largest number of chunks of a prompt that all run."""
 
 

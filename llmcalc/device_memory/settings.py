@@ -39,7 +39,7 @@ from ..workload.setting import (
     option,
     training_option,
 )
-from .optimizers.registry import DEFAULT, NAMES
+from .optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZER_NAMES
 from .setting_checks import (
     check_cache_format,
     check_capacity,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ..model import ModelSpec
 
 MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
-SERVED_PHASES = "inference", "decode"
+SERVING_PHASES = "inference", "decode"
 """The phases that a serving engine runs."""
 
 MasterWeights: TypeAlias = Literal["fp32", "none"]
@@ -81,19 +81,19 @@ PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
 bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16).
 fp16 and fp16-master have fp16 in place of bf16.
 autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
-fp8, mxfp8 and nvfp4 are bf16-master whose matrix products run in 8 or 4 bits (`NARROW_PRODUCTS`).
+fp8, mxfp8 and nvfp4 are bf16-master whose matrix products run in 8 or 4 bits (`PRODUCT_FORMAT_BY_PRECISION`).
 """
 
-NARROW_PRODUCTS: Mapping[str, str] = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+PRODUCT_FORMAT_BY_PRECISION: Mapping[str, str] = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 """Training precision → number format of its matrix products, where that is narrower than the weights'.
 
 fp8 has a scale per tensor, mxfp8 one per 32 elements, nvfp4 one per 16 (Transformer Engine's recipes).
 """
 
-KV_BLOCK = 16
+DEFAULT_KV_BLOCK_TOKENS = 16
 """Default tokens of a block of a paged cache: that of vLLM (vllm/config/cache.py, `block_size`)."""
 
-SERVED_TOKENS = 8192
+DEFAULT_PROMPT_PASS_TOKENS = 8192
 """Default tokens of a pass over prompts in inference: what vLLM takes on GPUs of 70 GiB and more
 (vllm/engine/arg_utils.py, `default_max_num_batched_tokens`).
 """
@@ -103,9 +103,9 @@ MOST_MICROBATCHES = 2**20
 
 
 def _scheme_names() -> Iterable[str]:
-    from ..costs.quantization import COMMON
+    from ..costs.quantization import COMMON_SCHEMES
 
-    return (*COMMON, "none")
+    return (*COMMON_SCHEMES, "none")
 
 
 @frozen
@@ -254,15 +254,15 @@ class Settings:
     optimizer: Annotated[
         str | None,
         Setting(
-            f"adamw, adafactor, muon, adamw-8bit, … Any of {', '.join(NAMES)}.",
+            f"adamw, adafactor, muon, adamw-8bit, … Any of {', '.join(OPTIMIZER_NAMES)}.",
             "Training",
-            DEFAULT,
+            DEFAULT_OPTIMIZER,
             TRAINING_PHASES,
             check=check_optimizer,
             example="adamw",
             metavar="NAME",
             is_common=True,
-            completions=lambda: NAMES,
+            completions=lambda: OPTIMIZER_NAMES,
         ),
     ] = None
     recompute: Annotated[
@@ -607,7 +607,7 @@ class Settings:
         Setting(
             "Tokens of each sequence in a pass over the prompts.",
             "Inference",
-            f"as many as make {SERVED_TOKENS:,} of all sequences in inference, else whole prompts",
+            f"as many as make {DEFAULT_PROMPT_PASS_TOKENS:,} of all sequences in inference, else whole prompts",
             INFERENCE_PHASES,
         ),
     ] = None
@@ -616,7 +616,7 @@ class Settings:
         Setting(
             "Tokens of a block of a paged cache; 0 for a cache that grows by concatenation.",
             "Inference",
-            f"{KV_BLOCK} in inference and where the cache has a format of its own, else 0",
+            f"{DEFAULT_KV_BLOCK_TOKENS} in inference and where the cache has a format of its own, else 0",
             INFERENCE_PHASES,
             minimum=0,
         ),
@@ -721,10 +721,12 @@ def _check_model(run_settings: Settings, spec: ModelSpec) -> None:
         raise InputError("--moe: the model has no experts; expected no --moe")
 
 
-CHECKPOINTING = DeclaredSetting("gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training"))
+CHECKPOINTING_SETTING = DeclaredSetting(
+    "gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training")
+)
 
-SHORTHANDS: Mapping[str, DeclaredSetting] = {
-    declaration.name: declaration for declaration in (USERS_SETTING, CHECKPOINTING)
+SETTINGS_BY_SHORTHAND: Mapping[str, DeclaredSetting] = {
+    declaration.name: declaration for declaration in (USERS_SETTING, CHECKPOINTING_SETTING)
 }
 """Names that stand for a setting, beside its own."""
 
@@ -737,7 +739,7 @@ def users_in_training_error(conflicting_option: str) -> InputError:
 
 
 def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
-    """Returns the settings with these values, whose names may be the short names in `SHORTHANDS`.
+    """Returns the settings with these values, whose names may be the short names in `SETTINGS_BY_SHORTHAND`.
 
     Without a phase it is training if a value is of an option that only training has, else inference.
     Raises `InputError` where two of them say one setting.
@@ -746,11 +748,11 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
         **{
             setting_name: setting_value
             for setting_name, setting_value in setting_values.items()
-            if setting_name not in SHORTHANDS and setting_value is not None
+            if setting_name not in SETTINGS_BY_SHORTHAND and setting_value is not None
         }
     )
     if setting_values.get("phase") is None and (
-        training_option(run_settings) or setting_values.get(CHECKPOINTING.name)
+        training_option(run_settings) or setting_values.get(CHECKPOINTING_SETTING.name)
     ):
         run_settings = run_settings.with_changes(phase="training")
     conflicting_option = training_option(run_settings)
@@ -759,7 +761,7 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
     run_settings = run_settings.with_changes(
         batch=batch_from_options(run_settings.batch, setting_values.get(USERS_SETTING.name), run_settings.phase)
     )
-    if not setting_values.get(CHECKPOINTING.name):
+    if not setting_values.get(CHECKPOINTING_SETTING.name):
         return run_settings
     if run_settings.recompute not in (None, "full"):
         raise InputError(
@@ -774,4 +776,6 @@ def settings_of(**setting_values: Any) -> Settings:
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    return settings_with_shorthands(checked_values({**declarations_of(Settings), **SHORTHANDS}, setting_values))
+    return settings_with_shorthands(
+        checked_values({**declarations_of(Settings), **SETTINGS_BY_SHORTHAND}, setting_values)
+    )

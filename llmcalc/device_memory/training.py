@@ -32,7 +32,7 @@ from ..workload.recompute import NO_RECOMPUTATION, Recompute
 from ..workload.rows import SOURCE_TOKENS, TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .optimizers.registry import DEFAULT
+from .optimizers.registry import DEFAULT_OPTIMIZER
 from .optimizers.run_step import run_step
 from .optimizers.step import OptimizedParameter
 
@@ -77,7 +77,7 @@ class TrainingConfig:
     microbatches: int = 1
     dtype: str = "bfloat16"
     has_master_weights: bool = False
-    optimizer: str = DEFAULT
+    optimizer: str = DEFAULT_OPTIMIZER
     implementation: OptimizerImplementation | None = None
     has_momentum: bool = False
     recompute: Recompute = NO_RECOMPUTATION

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ..algebra import Number, exact_div, times
 from ..errors import InputError
-from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from ..flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from ..flow.value import Value
 from ..workload.recompute import NO_RECOMPUTATION, Recompute
 from ..workload.rows import NO_ROWS, SEQUENCES, RoutedRows, Rows, SourceTokenRows, TokenRows
@@ -145,14 +145,14 @@ class PlacementTracker:
             id(recorded_value.storage), self.default_placement if has_tokens(recorded_value.rows) else "whole"
         )
 
-    def _run_items(self, program_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _run_items(self, program_items: Iterable[ProgramItem], module_path: str, repeat_count: Number) -> None:
         """Runs through a module's operations. repeat_count: how often the module runs."""
         for program_item in program_items:
             if isinstance(program_item, AlternativeBranches):
                 self._run_items(next(iter(program_item.branches.values())).items, module_path, repeat_count)
                 continue
             item_attributes = program_item.node_fields
-            if item_attributes.get("role") in NEVER_RUN or (
+            if item_attributes.get("role") in UNEXECUTED_ROLES or (
                 item_attributes.get("optional") and item_attributes["optional"] not in self.included_parts
             ):
                 continue

@@ -17,10 +17,10 @@ from ..algebra import Number
 from ..components.towers import record_towers
 from ..errors import InputError
 from ..flow.axis import Axis, JoinedShapes, Shape
-from ..flow.program import AlternativeBranches, Item, ModuleScope, Step
+from ..flow.program import AlternativeBranches, ModuleScope, ProgramItem, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..flow.verbs.weights import Index
+from ..flow.verbs.weights import IndexSource
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..optional import TOWERS
@@ -302,7 +302,7 @@ class RankFlow(Flow):
                 weight.output_axes, weight.input_axes = undivided_weight.input_axes, undivided_weight.output_axes
         return super().linear(node_name, x, *map(self.part_on_rank, output), **options)
 
-    def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
+    def look_up(self, weight: Weight, of: Rows = TOKENS, by: IndexSource = "ids") -> Value:
         table_weight = self._stage_copy(weight)
         if not table_weight.is_counted:
             self._record_copy(table_weight)
@@ -457,7 +457,7 @@ for _name in WITH_AXES:
     setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
-def _is_function_boundary(scope_item: Item) -> bool:
+def _is_function_boundary(scope_item: ProgramItem) -> bool:
     """Whether a program item only marks the start or end of a function in the forward pass."""
     return isinstance(scope_item, Step) and scope_item.verb in ("enter", "leave")
 

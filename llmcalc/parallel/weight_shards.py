@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, times
-from ..flow.program import AlternativeBranches, Item, Step
+from ..flow.program import AlternativeBranches, ProgramItem, Step
 from ..ops.base import ParamTensor
 from .rank_program import RankFlow, is_divided
 
@@ -54,7 +54,7 @@ def weight_shards(program: RankFlow, extra_part_names: frozenset[str] = frozense
 
 
 def _weight_shards(
-    program_items: Iterable[Item],
+    program_items: Iterable[ProgramItem],
     module_path: Path,
     module_count: Number,
     extra_part_names: frozenset[str],

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import NARROW_PRODUCTS, Settings
+from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION, Settings
 from ..errors import InputError
 from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
@@ -36,7 +36,7 @@ def refuse_missing_units(run_question: RunQuestion) -> None:
     from ..timing.device import has_product_units
 
     precision, hardware = run_question.settings.precision or "", run_question.hardware
-    dtype = NARROW_PRODUCTS.get(precision)
+    dtype = PRODUCT_FORMAT_BY_PRECISION.get(precision)
     if dtype is not None and hardware is not None and not has_product_units(hardware, dtype):
         raise missing_units_error(precision, dtype, hardware)
 

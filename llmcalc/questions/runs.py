@@ -13,7 +13,13 @@ from ..accelerator import Hardware
 from ..costs.context_length import default_sequence_tokens
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import NARROW_PRODUCTS, SERVED_PHASES, Settings, settings_of, users_in_training_error
+from ..device_memory.settings import (
+    PRODUCT_FORMAT_BY_PRECISION,
+    SERVING_PHASES,
+    Settings,
+    settings_of,
+    users_in_training_error,
+)
 from ..errors import InputError, short_repr
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
@@ -157,7 +163,7 @@ class RunQuestion(RunOptions):
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
             settings.seq is not None
-            or settings.phase not in SERVED_PHASES
+            or settings.phase not in SERVING_PHASES
             or len(self.accelerators) != 1
             or not library_engine.runs_on(self.accelerators[0])
             or layout.framework is not None
@@ -548,7 +554,7 @@ def check_framework(settings: Settings, framework_record: Framework) -> None:
 def _check_precision(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
-    if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
+    if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
         supporting_frameworks = [
@@ -642,7 +648,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         if run_question.settings.recompute == SELECTIVE_MODE:  # without a framework
             run_question = replace(run_question, settings=run_question.settings.with_changes(recompute="attention"))
         settings = run_question.settings  # the page has no frameworks at first
-        if settings.precision in NARROW_PRODUCTS or settings.cross_entropy in FRAMEWORK_LOSSES:
+        if settings.precision in PRODUCT_FORMAT_BY_PRECISION or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of
 
             check_framework(settings, framework_of(layout))

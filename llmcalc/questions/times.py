@@ -8,7 +8,7 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeGuard
 
-from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
+from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION, Settings, users_in_training_error
 from ..errors import InputError, short_repr
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..parallel.schedules import check_micro_batches
@@ -172,7 +172,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
             check_layout(layout)
         timed_run = time_training(run_memory, hardware, layout, micro_batches, time_settings_of_run)
     precision = run_question.settings.precision or ""
-    is_planned = precision not in NARROW_PRODUCTS or any(
+    is_planned = precision not in PRODUCT_FORMAT_BY_PRECISION or any(
         precision in framework(field_name).narrow_precisions for field_name in FRAMEWORK_NAMES
     )
     return replace(

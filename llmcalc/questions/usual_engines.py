@@ -10,7 +10,7 @@ from typing import Any
 
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import SERVED_PHASES
+from ..device_memory.settings import SERVING_PHASES
 from ..errors import InputError
 from ..frameworks.engines.engine import NEWEST, Engine, EngineMemory
 from ..frameworks.engines.flags import read_flag_values
@@ -82,7 +82,7 @@ class UsualEngine:
             for engine_record in map(engine, FOLDERS)
             if engine_record.software_stack(NEWEST) == stack_name
         ]
-        if settings.phase not in SERVED_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
+        if settings.phase not in SERVING_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
         typed_options = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import units
 from ..accelerator import Hardware, MemoryFit
-from ..device_memory.settings import NARROW_PRODUCTS
+from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION
 from ..frameworks.framework import Framework
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster
@@ -471,7 +471,7 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
             else f"; --moe {CAPACITY_PREFIX}1.5 for ranks that get 1.5 times as many"
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
-    if cluster.settings.precision in NARROW_PRODUCTS:
+    if cluster.settings.precision in PRODUCT_FORMAT_BY_PRECISION:
         estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
         notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
     if cluster.attention == "eager":

@@ -9,7 +9,7 @@ from ..components.evidence import nested_components
 from ..costs.adapter_targets import is_read_by_scan, linear_layers
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import SERVED_PHASES
+from ..device_memory.settings import SERVING_PHASES
 from ..device_memory.simulated_run import cache_block_tokens, optimizer_implementation, prompt_chunk
 from ..device_memory.static import MemoryUse
 from ..errors import InputError
@@ -165,7 +165,7 @@ def llama_cpp_note(run_memory: Memory, target: str, hardware: Hardware | None) -
 
     hardware: the accelerator, if a single one was named.
     """
-    if run_memory.settings.phase not in SERVED_PHASES or run_memory.spec.kind != "decoder":
+    if run_memory.settings.phase not in SERVING_PHASES or run_memory.spec.kind != "decoder":
         return ""
     runs_llama_cpp = run_memory.has_gguf_weights
     if hardware is not None:
@@ -190,7 +190,8 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     if SCAN_OUTPUT_PROJECTION in adapters.target_names:
         notes.append(
             f"the adapter of {SCAN_OUTPUT_PROJECTION} has no gradient, since the kernel of the scan reads the weight "
-            f"itself; PEFT raises an error for {SCAN_OUTPUT_PROJECTION} in target_modules of Falcon-H1, Mamba and Nemotron-H"
+            f"itself; PEFT raises an error for {SCAN_OUTPUT_PROJECTION} in target_modules of Falcon-H1, Mamba and "
+            "Nemotron-H"
         )
     if adapters.base_format != "none":
         notes.append(

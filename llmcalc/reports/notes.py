@@ -10,7 +10,7 @@ from ..accelerator import Hardware
 from ..costs.context_length import too_long_note
 from ..flow.tree import Node
 from ..model import ModelSpec
-from ..ops.base import SKIPPED_PARAMS
+from ..ops.base import SKIPPED_PARAM_EFFECTS
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag
 from ..studies.step_size import LARGEST_STEP_TOKENS
@@ -172,7 +172,7 @@ def warnings_of_notes(preset: Preset, notes: Sequence[str]) -> list[str]:
 def identity_experts_note(node_tree: Node) -> str:
     """Returns a note about tokens routed to identity experts; empty for a model without identity experts."""
     ops = (node_position.node.op for node_position in node_tree.walk())
-    identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)
+    identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAM_EFFECTS)
     expert_counts_text = ", ".join(
         f"{identity_op.expert_layers[0].top_k} of {identity_op.expert_layers[0].num_experts:,} beside "
         f"{identity_op.identity_count:,}"

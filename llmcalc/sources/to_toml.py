@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..components.stack import BASE, Stack
+from ..components.stack import BASE_LAYER_NAME, Stack
 from ..model import ModelSpec
 from ..record import ABSENT_VALUE, Record
 from .preset import NOT_IN_FILES, Preset
@@ -80,7 +80,7 @@ def _part_table(spec_part: BaseModel, base_table: dict[str, Any] | None = None) 
         part_fields["variants"] = {
             field_name: _difference_table(block, _part_table(layer, block))
             for field_name, layer in spec_part.variants.items()
-            if field_name != BASE
+            if field_name != BASE_LAYER_NAME
         }
     return part_fields
 

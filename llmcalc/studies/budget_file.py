@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import model_validator
 
-from ..device_memory.settings import SHORTHANDS
+from ..device_memory.settings import SETTINGS_BY_SHORTHAND
 from ..device_memory.settings import Settings as RunSettings
 from ..errors import InputError, short_repr, suggest
 from ..record import Record
@@ -38,7 +38,7 @@ KINDS: Mapping[str, Kind] = {
 }
 """Key of a bound → the kind of its value."""
 
-RUN = {**declarations_of(RunSettings), **SHORTHANDS}
+RUN = {**declarations_of(RunSettings), **SETTINGS_BY_SHORTHAND}
 """Name → setting of a run on one device."""
 
 CACHE_FORMAT = RUN["kv_dtype"]

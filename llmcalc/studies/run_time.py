@@ -15,7 +15,7 @@ from ..costs.cache_formats import cache_bits_in, cache_format
 from ..costs.trained_tensors import trained_tensors
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
-from ..device_memory.settings import NARROW_PRODUCTS
+from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION
 from ..device_memory.simulated_run import supports_sdpa
 from ..errors import InputError
 from ..flow.module_names import config_fields
@@ -181,7 +181,7 @@ class TrainingTimes:
         if model_memory.settings.fake_quantize is not None:
             raise InputError("--fake-quantize: the time of rounding is not modelled; expected none")
         self.dtype: str = time_settings.product_format or _training_format(model_memory)
-        if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
+        if self.dtype in PRODUCT_FORMAT_BY_PRECISION.values() and self.device.format_of(self.dtype) != self.dtype:
             raise missing_units_error(model_memory.settings.precision or self.dtype, self.dtype, hardware)
         if model_memory.settings.precision == "mxfp8" and float(hardware.compute_capability or BLACKWELL) < BLACKWELL:
             raise InputError(
@@ -461,8 +461,8 @@ def _refuse_wide_products(model_memory: Memory) -> None:
 def _training_format(model_memory: Memory) -> str:
     """Returns the number format of matrix products in training, which is 16-bit under autocast."""
     precision = model_memory.settings.precision or ""
-    if precision in NARROW_PRODUCTS:
-        return NARROW_PRODUCTS[precision]
+    if precision in PRODUCT_FORMAT_BY_PRECISION:
+        return PRODUCT_FORMAT_BY_PRECISION[precision]
     return "fp32" if model_memory.states.precision == "fp32" or model_memory.settings.precision == "fp32" else "bf16"
 
 

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from ..algebra import Number, is_zero
 from ..components.base import Network, Part, SizeSymbol, TokenMixer
 from ..components.layers.block import Layer
-from ..components.stack import BASE, SHARED, Stack
+from ..components.stack import BASE_LAYER_NAME, SHARED_LABEL_SUFFIX, Stack
 from ..errors import MissingExtra
 from ..flow.tree import Node
 from ..model import ModelSpec
@@ -330,7 +330,7 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
             else layer
         )
 
-    changed_fields["block"] = layer_with_symbols(BASE, stack.block)
+    changed_fields["block"] = layer_with_symbols(BASE_LAYER_NAME, stack.block)
     changed_fields["variants"] = {name: layer_with_symbols(name, layer) for name, layer in stack.variants.items()}
     return stack.model_copy(update=changed_fields)
 
@@ -401,10 +401,13 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     traits_of_other_layers = {
-        trait for name, layer in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(layer))
+        trait
+        for name, layer in blocks_by_kind.items()
+        if name != BASE_LAYER_NAME
+        for trait in (name, *_layer_traits(layer))
     }
     trait_of_base = next((trait for trait in _layer_traits(stack.block) if trait not in traits_of_other_layers), "base")
-    return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
+    return {layer_name: trait_of_base if layer_name == BASE_LAYER_NAME else layer_name for layer_name in blocks_by_kind}
 
 
 def _layer_traits(layer: Layer) -> tuple[str, str]:
@@ -425,14 +428,22 @@ def _add_depth_symbols(
     """
     stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
     shared_labels = frozenset(
-        child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
+        child.label.removesuffix(SHARED_LABEL_SUFFIX)
+        for child in node.children
+        if child.label.endswith(SHARED_LABEL_SUFFIX)
     )
     child_nodes = tuple(_add_depth_symbols(child, stack_name, layer_groups, shared_labels) for child in node.children)
     if node.kind != "layer":
         return replace(node, children=child_nodes)
-    layer_kind = node.label.removesuffix(SHARED) or BASE
+    layer_kind = node.label.removesuffix(SHARED_LABEL_SUFFIX) or BASE_LAYER_NAME
     layer_count, layer_label = layer_groups[stack_name, layer_kind]
-    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in shared_kinds else layer_count
+    repeat = (
+        layer_count - 1
+        if node.label.endswith(SHARED_LABEL_SUFFIX)
+        else 1
+        if layer_kind in shared_kinds
+        else layer_count
+    )
     return replace(node, repeat=repeat, label=node.label or layer_label, children=child_nodes)
 
 

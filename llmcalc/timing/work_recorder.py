@@ -16,8 +16,8 @@ from typing import Any
 
 from ..algebra import Number, exact_div, is_zero, maximum, minimum
 from ..costs.params import total_params_of
-from ..costs.recomputation import SAVES_NOTHING
-from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from ..costs.recomputation import VERBS_THAT_SAVE_NO_INPUT
+from ..flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from ..flow.tree import Node
 from ..flow.value import Value
 from ..model import ModelSpec
@@ -144,7 +144,7 @@ class WorkRecorder(PlacementTracker):
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
-    def _items_of_chosen_branches(self, scope_items: Iterable[Item]) -> Iterator[Step | ModuleScope]:
+    def _items_of_chosen_branches(self, scope_items: Iterable[ProgramItem]) -> Iterator[Step | ModuleScope]:
         """Returns the items, with alternatives replaced by the branch that runs."""
         for scope_item in scope_items:
             if not isinstance(scope_item, AlternativeBranches):
@@ -176,10 +176,12 @@ class WorkRecorder(PlacementTracker):
             if isinstance(scope_item, ModuleScope):
                 yield from self._executed_scopes(scope_item)
 
-    def _executed_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
+    def _executed_steps(self, scope_items: Iterable[ProgramItem]) -> Iterator[Step]:
         """Yields every executed step in order, and records which values are identities of others."""
         for scope_item in self._items_of_chosen_branches(scope_items):
-            if scope_item.node_fields.get("role") in NEVER_RUN or scope_item.node_fields.get("optional", "") not in (
+            if scope_item.node_fields.get("role") in UNEXECUTED_ROLES or scope_item.node_fields.get(
+                "optional", ""
+            ) not in (
                 "",
                 *self.included_parts,
             ):
@@ -191,7 +193,7 @@ class WorkRecorder(PlacementTracker):
                 self.aliases[id(scope_item.output_values[0].storage)] = scope_item.input_values[0]
             yield scope_item
 
-    def _run_items(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _run_items(self, scope_items: Iterable[ProgramItem], module_path: str, repeat_count: Number) -> None:
         module_scope, shares_parameters = self.scopes.get(id(scope_items)), self.shares_parameters
         scope_attributes = {} if module_scope is None else module_scope.node_fields
         self.shares_parameters = shares_parameters or scope_attributes.get("role") == "shared"
@@ -201,11 +203,13 @@ class WorkRecorder(PlacementTracker):
             self._record_scope(scope_items, module_path, repeat_count)
         self.shares_parameters = shares_parameters
 
-    def _record_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _record_scope(self, scope_items: Iterable[ProgramItem], module_path: str, repeat_count: Number) -> None:
         chosen_items = list(self._items_of_chosen_branches(scope_items))
         super()._run_items(chosen_items, module_path, repeat_count)
         for scope_item in chosen_items:  # parameters that this pass does not use
-            if scope_item.node_fields.get("role") in NEVER_RUN and scope_item.node_fields.get("optional", "") in (
+            if scope_item.node_fields.get("role") in UNEXECUTED_ROLES and scope_item.node_fields.get(
+                "optional", ""
+            ) in (
                 "",
                 *self.included_parts,
             ):
@@ -217,7 +221,7 @@ class WorkRecorder(PlacementTracker):
                 self._count_parameters(program_node.total(total_params_of), exact_div(repeat_count, self.layers))
 
     def _record_layer(
-        self, attributes: Mapping[str, Any], scope_items: Iterable[Item], module_path: str, repeats: Number
+        self, attributes: Mapping[str, Any], scope_items: Iterable[ProgramItem], module_path: str, repeats: Number
     ) -> None:
         self._record_elementwise_group()
         layer_indices = attributes.get("indices")
@@ -232,13 +236,15 @@ class WorkRecorder(PlacementTracker):
         self.last_product, self.is_past_last_product = None, False
         self.layer, self.layers = AFTER, 1
 
-    def _last_product(self, scope_items: Iterable[Item]) -> Step | None:
+    def _last_product(self, scope_items: Iterable[ProgramItem]) -> Step | None:
         """Returns a layer's last product if only steps follow that save no tensor; None for another end or adapters.
 
         None for routed experts too: Automodel runs shared experts before them, torchtitan after them.
         """
         saving_steps = [
-            operation for operation in self._executed_steps(scope_items) if operation.verb not in SAVES_NOTHING
+            operation
+            for operation in self._executed_steps(scope_items)
+            if operation.verb not in VERBS_THAT_SAVE_NO_INPUT
         ]
         is_routed = any(operation.verb == "dispatch" for operation in saving_steps)
         ends_in_product = bool(saving_steps) and saving_steps[-1].verb == "linear" and not is_routed

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ..device_memory.cuda_runtime import (
     LARGE_GPU_CAPABILITIES,
-    LARGE_WORKSPACE,
-    WORKSPACE,
+    LARGE_GPU_WORKSPACE_BYTES,
+    WORKSPACE_BYTES,
     CudaRuntime,
     workspace_bytes,
 )
@@ -286,7 +286,7 @@ def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mappin
     major_version = int(gpu_facts["compute_capability"].partition(".")[0])
     config = allocator_settings.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (
-        (LARGE_WORKSPACE if major_version in LARGE_GPU_CAPABILITIES else WORKSPACE)
+        (LARGE_GPU_WORKSPACE_BYTES if major_version in LARGE_GPU_CAPABILITIES else WORKSPACE_BYTES)
         if config is None
         else workspace_bytes(config)
     )

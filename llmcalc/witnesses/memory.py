@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..algebra import Number
 from ..device_memory.estimate import memory
 from ..device_memory.inference import InferenceConfig, replay_inference
-from ..device_memory.optimizers.registry import DEFAULT, optimizer
+from ..device_memory.optimizers.registry import DEFAULT_OPTIMIZER, optimizer
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import has_storage_format, inference_passes, kernel_choices, training_run
 from ..device_memory.training import TrainingConfig, TrainingRun
@@ -188,7 +188,7 @@ def fill_reference_defaults(settings: Settings) -> Settings:
         settings = settings.with_changes(attn_implementation=attention, norm=norm, fused_qkv=bool(settings.fused_qkv))
     if settings.phase != "training":
         return settings
-    default_implementation = optimizer(settings.optimizer or DEFAULT).implementations[0]
+    default_implementation = optimizer(settings.optimizer or DEFAULT_OPTIMIZER).implementations[0]
     return settings.with_changes(optimizer_impl=settings.optimizer_impl or default_implementation)
 
 

@@ -2,8 +2,8 @@
 
 The names of these modules differ from those of the reference.
 
-The names are data: `USUAL_NAMES` in `flow/module_names` for names that most classes share, and `Family.modules` for
-those of one family. Nodes are found from the top down, by name and never by number or size: below the modules of the
+The names are data: `MODULE_NAMES_BY_PATH` in `flow/module_names` for names that most classes share, and
+`Family.modules` for those of one family. Nodes are found from the top down, by name and never by number or size: below the modules of the
 parent node, under the node's own name unless the data says otherwise. A node that is not found is not compared
 individually, and the coverage of a verdict lists it.
 """
@@ -15,7 +15,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..flow.module_names import USUAL_NAMES
+from ..flow.module_names import MODULE_NAMES_BY_PATH
 from ..flow.tree import Node
 from ..sources.huggingface.family import Modules
 from ..sources.huggingface.towers.names import TOWER_MODULES
@@ -76,7 +76,7 @@ def find_modules_of_nodes(
     return {
         **dict(
             _ModuleSearch(
-                class_paths, {**USUAL_NAMES, **class_module_names}, class_module_names
+                class_paths, {**MODULE_NAMES_BY_PATH, **class_module_names}, class_module_names
             ).find_modules_outside_towers(model_tree, model_kind, base_path)
         ),
         **dict(tower_modules),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..device_memory.evidence import evidence_of_optimizer, evidence_of_run
-from ..device_memory.optimizers.registry import NAMES as OPTIMIZERS
+from ..device_memory.optimizers.registry import OPTIMIZER_NAMES as OPTIMIZERS
 from ..evidence import Evidence
 from ..frameworks.registry import NAMES, framework
 from ..model import ModelSpec

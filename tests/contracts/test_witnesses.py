@@ -24,7 +24,7 @@ import llmcalc.components
 from llmcalc.components.base import Part
 from llmcalc.components.evidence import snake_case_name
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.device_memory.device_memory import TENSORS, with_evidence
+from llmcalc.device_memory.device_memory import TENSORS_TERM, with_evidence
 from llmcalc.device_memory.optimizers.registry import optimizers
 from llmcalc.errors import InputError
 from llmcalc.evidence import (
@@ -224,11 +224,11 @@ def test_a_sum_is_known_as_well_as_its_least_known_term(status: Any) -> None:
     below = STATUSES[: STATUSES.index(status) + 1]
     assert weakest_status(below) == status
     evidence = [Evidence("optimizer", one, Witness(one, f"a {one}", "")) for one in below]
-    assert with_evidence(TENSORS, evidence).status == status
+    assert with_evidence(TENSORS_TERM, evidence).status == status
 
 
 def test_what_the_runtime_takes_does_not_depend_on_the_run() -> None:
-    term = TENSORS.__class__("CUDA context", 1, "estimate", "", belongs_to_runtime=True)
+    term = TENSORS_TERM.__class__("CUDA context", 1, "estimate", "", belongs_to_runtime=True)
     assert with_evidence(term, [Evidence("optimizer", "signum")]) == term
 
 

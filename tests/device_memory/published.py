@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import WORKSPACE, CudaRuntime
+from llmcalc.device_memory.cuda_runtime import WORKSPACE_BYTES, CudaRuntime
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
@@ -32,7 +32,7 @@ SERVERS = ("infer_kv_bytes", "infer_kv_bytes_per_token", "infer_mem_breakdown")
 
 MIB, GIB, GB = 2**20, 2**30, 10**9
 
-A100 = CudaRuntime(workspace_bytes=WORKSPACE, gpu_name="A100")
+A100 = CudaRuntime(workspace_bytes=WORKSPACE_BYTES, gpu_name="A100")
 A100_40GB = 40 * GIB
 
 

@@ -20,7 +20,7 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import params, total_params_of
 from llmcalc.errors import InputError
-from llmcalc.flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from llmcalc.flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from llmcalc.model import ModelSpec
 from llmcalc.optional import ALL_PART_NAMES
 from llmcalc.parallel.layout import ONE_DEVICE, Layout, stages
@@ -57,14 +57,14 @@ class Placed(NamedTuple):
     runs: bool
 
 
-def placed(items: Sequence[Item], path: str = "", runs: bool = True) -> Iterator[Placed]:
+def placed(items: Sequence[ProgramItem], path: str = "", runs: bool = True) -> Iterator[Placed]:
     """Every step of every branch, but those that repeat heads: a rank may have as many of both."""
     for item in items:
         if isinstance(item, AlternativeBranches):
             for name, branch in item.branches.items():
                 yield from placed(branch.items, f"{path}<{name}>", runs)
             continue
-        does = runs and item.node_fields.get("role") not in NEVER_RUN
+        does = runs and item.node_fields.get("role") not in UNEXECUTED_ROLES
         if isinstance(item, ModuleScope):
             yield from placed(item.items, f"{path}.{item.name}", does)
         elif item.verb != "repeat":

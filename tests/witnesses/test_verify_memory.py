@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, CudaRuntime
+from llmcalc.device_memory.cuda_runtime import LARGE_GPU_WORKSPACE_BYTES, WORKSPACE_BYTES, CudaRuntime
 from llmcalc.device_memory.optimizers import adamw
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
@@ -347,10 +347,10 @@ def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_runtime_is_that_of_the_measured_gpu() -> None:
-    assert gpu.cuda_runtime_of_gpu({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_WORKSPACE)
+    assert gpu.cuda_runtime_of_gpu({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_GPU_WORKSPACE_BYTES)
     older = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, older) == CudaRuntime(
-        WORKSPACE, has_expandable_segments=True
+        WORKSPACE_BYTES, has_expandable_segments=True
     )
     set_to = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
     assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, set_to) == CudaRuntime(128 << 10)

@@ -29,10 +29,11 @@ from ...flow.value import Value
 from ...frozen import frozen
 from ...workload.rows import SOURCE_TOKENS
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     Component,
     Flag,
     HeadSizes,
+    InnerWidth,
     ModelProperties,
     Network,
     Nothing,
@@ -40,7 +41,6 @@ from ..base import (
     StackPosition,
     TokenMixer,
     UnscalableError,
-    Width,
 )
 from ..choices import ChannelMixer, Mixer
 from ..mixers.attention import Attention
@@ -52,7 +52,7 @@ from ..runtime import PassState, apply_dropout, vector_module
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-AFFINE, SCALE = Norm.model_construct(type="affine"), Norm.model_construct(type="affine", bias=False)
+AFFINE_NORM, SCALE_NORM = Norm.model_construct(type="affine"), Norm.model_construct(type="affine", bias=False)
 
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 """The fields of a layer that are sublayers, in the order they run."""
@@ -213,14 +213,14 @@ class Block(Layer):
         source is an image).
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["block"] = "block"
     input_norm: Norm | None = None
     cross_attention: Attention | None = None
     residual_scale: Flag | Literal["residual", "output", "gate"] = False
     idle_cross_attention: Flag = False
-    idle_source_size: Width | None = None
+    idle_source_size: InnerWidth | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -342,7 +342,7 @@ class Block(Layer):
             return self._normalize(recorder, f"{sublayer_name}_post_norm", recorder.add(x, sublayer_output))
         if self.norm_placement != "pre":
             sublayer_output = self._normalize(recorder, f"{sublayer_name}_post_norm", sublayer_output)
-        scale_kind = AFFINE if self.residual_scale is True else SCALE
+        scale_kind = AFFINE_NORM if self.residual_scale is True else SCALE_NORM
         if self.residual_scale in (True, "output"):
             sublayer_output = recorder.part(f"{sublayer_name}_out_scale", scale_kind, sublayer_output)
         if self.residual_scale == "gate":

@@ -19,7 +19,7 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ...workload.rows import SOURCE_TOKENS
-from ..base import BY_TORCH, Component, Flag, ModelProperties, PartWitness, Width
+from ..base import TORCH_WITNESS, Component, Flag, InnerWidth, ModelProperties, PartWitness
 from ..mixers.attention import Attention
 from ..mixers.qk_norm import QKNorm
 from ..networks.feed_forward import FeedForward
@@ -56,11 +56,11 @@ class GatedCrossLayer(PreNormLayer):
 
     formula_source: ClassVar[str] = "Alayrac et al. 2022, §2.2"
     runs_on_text: ClassVar[bool] = False
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["gated_cross"] = "gated_cross"
     attention: Attention
-    source_size: Width | None = None
+    source_size: InnerWidth | None = None
     feed_forward_norm: Norm | None = None
     gate_per_feature: Flag = False
 

@@ -12,7 +12,7 @@ from ..axis import Axis, JoinedShapes, Shape
 from ..recorder import Recorder
 from ..value import Value, Weight
 
-Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "all"]
+IndexSource: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "all"]
 
 
 class NormSpec(Protocol):
@@ -150,7 +150,7 @@ class WeightVerbs(Recorder):
         rows: Axis,
         *axes: Axis | JoinedShapes,
         of: Rows = TOKENS,
-        by: Index = "ids",
+        by: IndexSource = "ids",
         rows_read: Number = None,
         **node_fields: Any,
     ) -> tuple[Value, Weight]:
@@ -177,7 +177,7 @@ class WeightVerbs(Recorder):
         )
         return weight
 
-    def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
+    def look_up(self, weight: Weight, of: Rows = TOKENS, by: IndexSource = "ids") -> Value:
         """Records another look-up in an existing table, of token ids by default."""
         weight.is_tied = True
         return self.step("table", "", (), Value(of, weight.output_axes), weight=weight, by=by)

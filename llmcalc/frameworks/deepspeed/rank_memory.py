@@ -6,7 +6,13 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ...device_memory.cuda_runtime import CudaRuntime
-from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
+from ...device_memory.device_memory import (
+    TORCH_VERSION,
+    DeviceMemory,
+    MemoryTerm,
+    summarize_memory,
+    without_garbage_collection,
+)
 from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import CountedSteps, TrainingConfig, count_steps
 from ...errors import InputError
@@ -27,7 +33,7 @@ from .zero import ZeroRun, ZeroSetup, number_format
 from .zero3 import Stage3Run
 from .zero_stages_1_2 import PartitionedRun
 
-MODELLED_VERSIONS = f"deepspeed {VERSION}, {TORCH}"
+MODELLED_VERSIONS = f"deepspeed {VERSION}, {TORCH_VERSION}"
 
 FUSED_ADAM_TYPES = ("adam", "adamw", "fusedadam")
 """Types of `optimizer` for which DeepSpeed uses its fused Adam, unless `torch_adam` is set."""

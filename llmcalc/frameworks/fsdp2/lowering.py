@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...algebra import Number, ceil_div
-from ...components.base import BY_TORCH
+from ...components.base import TORCH_WITNESS
 from ...components.norm import Norm
 from ...evidence import compared
 from ...flow.program import ModuleScope, Step
@@ -316,7 +316,7 @@ class FsdpProfile(RingAttentionKernels):
 
     # --- experts of other ranks -------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_dispatch(self, operation: Step) -> None:
         """Sends token rows to the ranks of the selected experts, and sorts the received rows by expert.
 
@@ -330,7 +330,7 @@ class FsdpProfile(RingAttentionKernels):
             )
             self.store_tensor(dispatched_rows, self._reorder_rows(received_rows))
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_combine(self, operation: Step) -> None:
         """Sends the experts' output rows back to the ranks of their tokens, in the original order."""
         if self.has_row_exchange:

@@ -9,8 +9,15 @@ from typing import Any
 from ...algebra import Number
 from ...components.evidence import evidence_of_parts
 from ...costs.trained_tensors import TrainedTensor
-from ...device_memory.cuda_runtime import HOPPER, CudaRuntime
-from ...device_memory.device_memory import TORCH, CountedRun, DeviceMemory, MemoryTerm, summarize_memory, with_evidence
+from ...device_memory.cuda_runtime import HOPPER_RUNTIME, CudaRuntime
+from ...device_memory.device_memory import (
+    TORCH_VERSION,
+    CountedRun,
+    DeviceMemory,
+    MemoryTerm,
+    summarize_memory,
+    with_evidence,
+)
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
 from ...device_memory.host_memory import pinned_bytes
@@ -51,43 +58,63 @@ from .training import (
 )
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
-DEFAULT_STATUS = MemoryTerm("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
+DEFAULT_STATUS = MemoryTerm("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH_VERSION)
 """Verification status of a run without a pipeline, by default."""
 
 PIPELINE_STATUS = MemoryTerm(
-    "tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH
+    "tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH_VERSION
 )
 """Verification status of a rank of a pipeline."""
 
 FLOAT8_STATUS = MemoryTerm(
-    "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH
+    "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH_VERSION
 )
 """Verification status of a run with float8 products."""
 
 RING_ATTENTION_STATUS = MemoryTerm(
-    "tensors", 0, "source", "torch/distributed/tensor/experimental/_context_parallel and fsdp/_fully_shard", TORCH
+    "tensors",
+    0,
+    "source",
+    "torch/distributed/tensor/experimental/_context_parallel and fsdp/_fully_shard",
+    TORCH_VERSION,
 )
 """Verification status of a run with context parallelism: attention was compared with torch, a whole model was not."""
 
 FOUR_BIT_STATUS = MemoryTerm(
-    "tensors", 0, "source", "bitsandbytes/nn/modules.py, Params4bit, under fsdp/_fully_shard: codes sharded", TORCH
+    "tensors",
+    0,
+    "source",
+    "bitsandbytes/nn/modules.py, Params4bit, under fsdp/_fully_shard: codes sharded",
+    TORCH_VERSION,
 )
 """Verification status of a run whose frozen weights are in 4 bits."""
 
 MODULES_TO_SAVE_STATUS = MemoryTerm(
-    "tensors", 0, "source", "peft/utils/other.py, ModulesToSaveWrapper, under fsdp/_fully_shard: both sharded", TORCH
+    "tensors",
+    0,
+    "source",
+    "peft/utils/other.py, ModulesToSaveWrapper, under fsdp/_fully_shard: both sharded",
+    TORCH_VERSION,
 )
 """Verification status of a run with trained copies of frozen modules."""
 
 EXPERT_PARALLEL_STATUS = MemoryTerm(
-    "tensors", 0, "estimate", "torchtitan's all-to-all of rows and its groups of experts, with even routing", TORCH
+    "tensors",
+    0,
+    "estimate",
+    "torchtitan's all-to-all of rows and its groups of experts, with even routing",
+    TORCH_VERSION,
 )
 """Verification status of a run whose ranks divide the experts."""
 
-OFFLOAD_STATUS = MemoryTerm("tensors", 0, "source", "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy", TORCH)
+OFFLOAD_STATUS = MemoryTerm(
+    "tensors", 0, "source", "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy", TORCH_VERSION
+)
 """Verification status of a run whose shards are on the host."""
 
-TENSOR_PARALLEL_STATUS = MemoryTerm("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
+TENSOR_PARALLEL_STATUS = MemoryTerm(
+    "tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH_VERSION
+)
 """Verification status of a run with tensor parallelism that was not compared with FSDPMemTracker."""
 
 
@@ -96,7 +123,7 @@ def fsdp_memory(
     training_config: TrainingConfig,
     layout: Layout,
     rank: int = 0,
-    cuda_runtime: CudaRuntime = HOPPER,
+    cuda_runtime: CudaRuntime = HOPPER_RUNTIME,
     fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS,
     tensors_term: MemoryTerm | None = None,
     schedule_settings: ScheduleSettings = NEWEST_SETTINGS,

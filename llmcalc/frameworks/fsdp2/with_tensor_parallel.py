@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ...flow.axis import Shape as Axes
-from ...flow.program import Item, Step
+from ...flow.program import ProgramItem, Step
 from ...flow.record import Flow
 from ...parallel.rank_program import AxisShard, axes_with_concatenated_parts, is_divided
 from ...simulator.lowering import Path
@@ -71,7 +71,7 @@ def _path_without_indices(parameter: Path) -> str:
     return ".".join(str(path_part).strip(".") for path_part in parameter if type(path_part) is not int and path_part)
 
 
-def _unsharded_shapes(program_items: Iterable[Item], module_path: str) -> Iterator[tuple[str, Shape]]:
+def _unsharded_shapes(program_items: Iterable[ProgramItem], module_path: str) -> Iterator[tuple[str, Shape]]:
     """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
     for step_path, operation in named_steps(program_items, module_path):
         if operation.weight is not None and is_divided((*operation.weight.input_axes, *operation.weight.output_axes)):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ...algebra import Number, ceil_div
 from ...components.norm import Norm
 from ...errors import InputError
-from ...flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from ...flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, PlacementTracker, has_tokens
@@ -523,12 +523,12 @@ class DTensorKernels(EagerKernels):
         return logit_gradient
 
 
-def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
+def named_steps(scope_items: Iterable[ProgramItem], path: str = "") -> Iterator[tuple[str, Step]]:
     """Yields the executed operations with module paths."""
     for scope_item in scope_items:
         if isinstance(scope_item, AlternativeBranches):
             yield from named_steps(next(iter(scope_item.branches.values())).items, path)
-        elif scope_item.node_fields.get("optional") or scope_item.node_fields.get("role") in NEVER_RUN:
+        elif scope_item.node_fields.get("optional") or scope_item.node_fields.get("role") in UNEXECUTED_ROLES:
             continue
         else:
             step_path = ".".join(filter(None, (path, scope_item.name)))

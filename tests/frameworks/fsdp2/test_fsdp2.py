@@ -21,7 +21,7 @@ import llmcalc
 from llmcalc.components.base import Component
 from llmcalc.costs.params import params
 from llmcalc.costs.trained_tensors import trained_tensors
-from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
+from llmcalc.device_memory.cuda_runtime import HOPPER_RUNTIME, CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.host_memory import pinned_bytes
 from llmcalc.device_memory.settings import Settings
@@ -342,11 +342,11 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     settings = Settings("training", batch=1, seq=64, lora_rank=4)
     run = memory(llmcalc.load("smollm2-135m?num_hidden_layers=12").model, settings)
     training, fsdp = torchtitan_training(run.spec, run.training())
-    setup = ShardedSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER.workspace_bytes, fsdp)
-    folded = counted_rank(setup, HOPPER)
+    setup = ShardedSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
+    folded = counted_rank(setup, HOPPER_RUNTIME)
     assert folded.repeating_stacks
     monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
-    whole = counted_rank(setup, HOPPER)
+    whole = counted_rank(setup, HOPPER_RUNTIME)
     assert not whole.repeating_stacks
     assert folded.memory(0, (), TENSOR_PARALLEL_STATUS) == whole.memory(0, (), TENSOR_PARALLEL_STATUS)
 
@@ -367,8 +367,8 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
         llmcalc.load("smollm2-135m?num_hidden_layers=6" + changes).model, Settings("training", batch=1, seq=16)
     )
     training, fsdp = torchtitan_training(run.spec, run.training())
-    setup = ShardedSetup(run.spec, training, layout, 0, HOPPER.workspace_bytes, fsdp)
-    ranks = [_count_rank(replace(setup, rank=rank), HOPPER) for rank in range(layout.world_size)]
+    setup = ShardedSetup(run.spec, training, layout, 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
+    ranks = [_count_rank(replace(setup, rank=rank), HOPPER_RUNTIME) for rank in range(layout.world_size)]
     assert [rank.equal_in_ring for rank in ranks] == places
     for rank in ranks:
         for other_rank in ranks:
@@ -378,7 +378,9 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
                     other_rank.recording_units,
                 )
     shared_results: dict[Any, Any] = {}
-    shared_runs = [counted_rank(replace(setup, rank=rank), HOPPER, shared_results) for rank in range(layout.world_size)]
+    shared_runs = [
+        counted_rank(replace(setup, rank=rank), HOPPER_RUNTIME, shared_results) for rank in range(layout.world_size)
+    ]
     for rank, shared_run in zip(ranks, shared_runs, strict=True):
         assert (rank.equal_in_ring is None) or shared_run is shared_runs[layout.coordinates(rank.equal_in_ring).cp]
         assert rank.counted_run.memory(0, (), TENSOR_PARALLEL_STATUS) == shared_run.memory(
@@ -471,12 +473,14 @@ def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
     training, fsdp = torchtitan_training(run.memory.spec, run.memory.training())
     shared: dict[Any, Any] = {}
     first_run, last_run = (
-        counted_rank(ShardedSetup(run.memory.spec, training, run.layout, rank, fsdp_settings=fsdp), HOPPER, shared)
+        counted_rank(
+            ShardedSetup(run.memory.spec, training, run.layout, rank, fsdp_settings=fsdp), HOPPER_RUNTIME, shared
+        )
         for rank in (0, last)
     )
     assert (first_run is last_run) == are_equal
-    bytes_of_ranks = [tensor_bytes(run, rank, HOPPER) for rank in (0, last)]
-    assert bytes_of_ranks == [rank_memory(run, rank, HOPPER).exact_bytes for rank in (0, last)]
+    bytes_of_ranks = [tensor_bytes(run, rank, HOPPER_RUNTIME) for rank in (0, last)]
+    assert bytes_of_ranks == [rank_memory(run, rank, HOPPER_RUNTIME).exact_bytes for rank in (0, last)]
     assert (bytes_of_ranks[0] == bytes_of_ranks[1]) == are_equal
 
 

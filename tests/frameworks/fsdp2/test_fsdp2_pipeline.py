@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import HOPPER
+from llmcalc.device_memory.cuda_runtime import HOPPER_RUNTIME
 from llmcalc.device_memory.device_memory import MemoryTerm, summarize_memory
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
@@ -144,7 +144,7 @@ def test_many_layers_from_few(layout: Layout) -> None:
     training = TrainingConfig(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
     tensors = MemoryTerm("tensors", 0, "exact", "")
     for expandable in (False, True):
-        runtime = replace(HOPPER, has_expandable_segments=expandable)
+        runtime = replace(HOPPER_RUNTIME, has_expandable_segments=expandable)
         replay_result = replay_sharded_rank(
             spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace_bytes
         )

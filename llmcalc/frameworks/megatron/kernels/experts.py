@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ....algebra import Number
-from ....flow.program import Item, ModuleScope, Step
+from ....flow.program import ModuleScope, ProgramItem, Step
 from ....simulator.autograd import record
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Gradient, Needs, Tensor, empty
 from .head import HeadKernels
@@ -622,7 +622,7 @@ class ExpertKernels(HeadKernels):
         return self.aten.to(scaled_x, BFLOAT16)
 
 
-def _shared_experts(module_scope: ModuleScope) -> list[Item]:
+def _shared_experts(module_scope: ModuleScope) -> list[ProgramItem]:
     """Returns the operations of a module's shared experts, including the output gate."""
     scope_items = module_scope.items
     scope_positions = [
@@ -645,6 +645,6 @@ def _shared_experts(module_scope: ModuleScope) -> list[Item]:
     return scope_items[scope_positions[0] : end_position]
 
 
-def _operation_name(module_item: Item) -> str:
+def _operation_name(module_item: ProgramItem) -> str:
     """Returns an operation's name; empty for a scope of the program."""
     return module_item.verb if isinstance(module_item, Step) else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ....flow.program import AlternativeBranches, Item, ModuleScope, Step
+from ....flow.program import AlternativeBranches, ModuleScope, ProgramItem, Step
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded
 from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storage, Tensor, empty
@@ -228,7 +228,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
-    def run_items(self, items: Sequence[Item]) -> None:
+    def run_items(self, items: Sequence[ProgramItem]) -> None:
         """Runs a module's operations, and frees and recomputes the up-projections of latents (`mla_up_proj`)."""
         if not (self.rank_choices.recompute_up_projections and self.graph.is_grad_enabled):
             super().run_items(items)

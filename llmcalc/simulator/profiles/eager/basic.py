@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import Number, times
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....components.norm import Norm
 from ....evidence import kernels_compared
 from ....flow.axis import Shape
@@ -21,7 +21,7 @@ BY_TOKEN = ("ids", "known ids")
 """Look-ups by the ids of the tokens. All others are by numbers that all sequences share."""
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class BasicKernels(Lowering):
     """Kernels of the operations in most models: linear layers, tables, norms, activations and the loss."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....algebra import Number, ceil_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.axis import Shape
 from ....flow.program import Step
@@ -13,7 +13,7 @@ from ...tensor import FLOAT32, INT64, Tensor
 from .basic import BasicKernels
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class ElementwiseKernels(BasicKernels):
     """Elementwise steps whose operands are aligned by axis names."""
 

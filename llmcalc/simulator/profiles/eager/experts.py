@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.axis import element_count
 from ....flow.program import Step
@@ -27,7 +27,7 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 """The linear layers of gated experts that read the experts' input."""
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class ExpertKernels(Lowering):
     """Kernels of mixtures of experts, which run the operations of the reference with `grouped_experts`."""
 

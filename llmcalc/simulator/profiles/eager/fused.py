@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ....algebra import Number, ceil_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....components.norm import Norm
 from ....evidence import Witness, compared, kernels_compared, source_code_witness, torch_witness
 from ....flow.axis import Shape
@@ -69,7 +69,7 @@ def _chunk_sizes(axis_size: int, part_size: int) -> list[int]:
     return [min(part_size, axis_size - part_start) for part_start in range(0, axis_size, part_size)]
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     """The fused kernels that the settings select instead of the reference's operations."""
 

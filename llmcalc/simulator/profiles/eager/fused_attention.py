@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....algebra import ceil_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import compared, kernels_compared, source_code_witness, torch_witness
 from ....flow.program import Step
 from ....flow.value import Value
@@ -30,7 +30,7 @@ CUDNN_WORKSPACE = 256
 """Bytes that cuDNN's attention takes beside the sums of dQ, on an H200 with cuDNN 9.19."""
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class FusedAttention(AttentionKernels):
     """The attention kernels that the settings select instead of the reference's operations."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....algebra import Number, are_equal, ceil_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import compared
 from ....flow.axis import element_count
 from ....flow.program import Step
@@ -41,7 +41,7 @@ class LoraKernels(FakeQuantizationKernels):
     def embedding_table(self, operation: Step) -> Tensor:
         return self._trained_copy(operation, super().embedding_table(operation))
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_table(self, operation: Step) -> None:
         """Looks up embeddings; with activation checkpointing the output needs a gradient despite a frozen table.
 
@@ -138,7 +138,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     # --- queries, keys and values as one product --------------------------------------------------------------------
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_linear(self, operation: Step) -> None:
         fused_steps = self._fused_projections(operation)
         if not fused_steps:

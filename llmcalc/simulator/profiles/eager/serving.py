@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....algebra import Number, ceil_div, minimum
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import compared
 from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.value import Value
@@ -82,14 +82,14 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
             or self._value_with_tensor(recorded_value) is not None
         )
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_hold(self, operation: Step) -> None:
         module_frame = self.frames[-2 if operation.options["outside"] else -1]
         for value_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             if self.is_computed(recorded_value) and not self.is_from_earlier_pass(recorded_value):
                 module_frame.local_tensors[value_name] = self.tensor_of(recorded_value)
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_keep(self, operation: Step) -> None:
         for value_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             if self.is_computed(recorded_value):
@@ -179,7 +179,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         self.store_tensor(output_value, output)
         self.joint_output = output_value
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_add(self, operation: Step) -> None:
         if (
             self.computes_scores_in_kernel

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .....algebra import exact_div, is_zero
-from .....components.base import BY_TORCH, PUBLISHED
+from .....components.base import PUBLISHED_KERNELS_WITNESS, TORCH_WITNESS
 from .....evidence import compared, kernels_compared
 from .....flow.program import ModuleScope, Step, all_steps
 from .....ops import State
@@ -20,7 +20,7 @@ from ..convolution import ConvolutionKernels
 from .module_steps import ModuleSteps, module_steps
 
 
-@kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
+@kernels_compared(TORCH_WITNESS, unchecked_kernels=("module_kernel",))
 class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
@@ -216,7 +216,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     def _normalize_with(self, operation: Step, x: Tensor) -> Tensor:
         return self.norm(x, operation.options["spec"], operation.name, x.shape[-1:])
 
-    @compared(PUBLISHED)
+    @compared(PUBLISHED_KERNELS_WITNESS)
     def do_scan(self, operation: Step) -> None:
         """Runs an elementwise recurrence with the profile's method for its kind."""
         kernel = getattr(self, f"{'next' if self.decodes_one_token else 'scan'}_{operation.options['kind']}", None)

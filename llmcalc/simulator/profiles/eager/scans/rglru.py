@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....algebra import exact_div
-from .....components.base import PUBLISHED
+from .....components.base import PUBLISHED_KERNELS_WITNESS
 from .....evidence import compared
 from .....flow.program import Step
 from .....ops import BlockLinear
@@ -21,7 +21,7 @@ ONE_BY_ONE = 4
 class RGLRUKernels(ScanModuleKernels):
     """Kernels of RG-LRU."""
 
-    @compared(PUBLISHED)
+    @compared(PUBLISHED_KERNELS_WITNESS)
     def module_rglru(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs an RG-LRU block as transformers does (modeling_recurrent_gemma.py, `RecurrentGemmaRecurrentBlock`).
 
