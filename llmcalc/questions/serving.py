@@ -81,7 +81,7 @@ def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
     """Builds the study of servers from the options of `serve`. Raises the `InputError`s of `ask_serve`."""
-    from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine, engine_and_version
+    from ..frameworks.engines.registry import ENGINE_FOLDERS, USUAL_ENGINE, engine, engine_and_version
     from ..studies.server import LatencyLimits
     from ..studies.serving import ServeStudy, SizesRequest
     from ..timing.batching import RequestSizes
@@ -98,7 +98,7 @@ def serve_study(
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
     engine_record, version = engine_and_version(options.engine or USUAL_ENGINE)
     if engine_record.layout_flags is None:
-        engine_names = [engine_name for engine_name in FOLDERS if engine(engine_name).layout_flags is not None]
+        engine_names = [engine_name for engine_name in ENGINE_FOLDERS if engine(engine_name).layout_flags is not None]
         raise InputError(
             f"--engine {options.engine}: its servers under load are not modelled; "
             f"expected one of {', '.join(engine_names)}"

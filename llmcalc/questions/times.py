@@ -710,9 +710,9 @@ def _with_server_context(
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:
     """Whether a text names an engine, with or without a version, and not a software stack."""
-    from ..frameworks.engines.registry import FOLDERS
+    from ..frameworks.engines.registry import ENGINE_FOLDERS
 
-    return engine_text is not None and engine_text.partition("==")[0].strip().lower() in FOLDERS
+    return engine_text is not None and engine_text.partition("==")[0].strip().lower() in ENGINE_FOLDERS
 
 
 def _inference_stack_of_framework(framework_name: str | None, options: TimeOptions) -> str:
@@ -746,30 +746,31 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.
     """
-    from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine_and_version
+    from ..frameworks.engines.registry import ENGINE_FOLDERS, USUAL_ENGINE, engine_and_version
     from ..frameworks.engines.registry import engine as registered_engine
     from ..frameworks.engines.versions import parse_version
     from ..timing.stack import stack_names
 
     engine_name = (engine_text or USUAL_ENGINE).partition("==")[0].strip().lower()
     if (
-        engine_name not in FOLDERS
+        engine_name not in ENGINE_FOLDERS
         and engine_text is not None
         and "==" not in engine_text
         and engine_name in stack_names("inference")
     ):
         return engine_name
-    if engine_name not in FOLDERS:
-        known_names = sorted({*FOLDERS, *stack_names("inference")})
+    if engine_name not in ENGINE_FOLDERS:
+        known_names = sorted({*ENGINE_FOLDERS, *stack_names("inference")})
         raise InputError(
-            f"--engine {short_repr(engine_text)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
+            f"--engine {short_repr(engine_text)}: not known; expected NAME or NAME==VERSION of "
+            f"{', '.join(ENGINE_FOLDERS)}, "
             f"or one of {', '.join(known_names)}"
         )
     engine_record, version = engine_and_version(engine_text or USUAL_ENGINE)
     if not engine_record.is_timed_on(hardware):
         other_engines = [
             f"--engine {other_engine}, or "
-            for other_engine in FOLDERS
+            for other_engine in ENGINE_FOLDERS
             if registered_engine(other_engine).is_timed_on(hardware)
         ][:1]
         raise InputError(

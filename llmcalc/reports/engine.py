@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
+from ..frameworks.engines.engine import HOST_DEVICE, EngineMemory, FlagChange, MemoryTerm
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, single_document_or_list
 from .notes import device_phrase, plural, published_tag_notes, tag_notes
 from .summary import model_data
@@ -377,7 +377,7 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
     for device in dict.fromkeys(memory_term.device for memory_term in engine_use.memory.terms):
         used_bytes = sum(memory_term.bytes for memory_term in engine_use.memory.terms if memory_term.device == device)
         capacity_text = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
-        capacity_or_host_text = "the host's memory" if device == HOST else capacity_text
+        capacity_or_host_text = "the host's memory" if device == HOST_DEVICE else capacity_text
         table_rows.append(row(f"all, {device}", used_bytes, "", capacity_or_host_text, is_bold=True, is_sum=True))
     return [*table_rows, row("disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file")]
 
@@ -452,7 +452,7 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
             bytes_by_device[memory_term.device] = bytes_by_device.get(memory_term.device, 0) + memory_term.bytes
             bytes_by_kind[memory_term.name] = bytes_by_kind.get(memory_term.name, 0) + memory_term.bytes
     fullest_device_bytes = max(
-        (device_bytes for device, device_bytes in bytes_by_device.items() if device != HOST), default=0
+        (device_bytes for device, device_bytes in bytes_by_device.items() if device != HOST_DEVICE), default=0
     )
     return {
         "model": model_data(engine_use.preset),

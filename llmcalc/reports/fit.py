@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .. import units
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
-from ..frameworks.engines.registry import FOLDERS, engine
+from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.fit import DEEP, FEW_CHANGES, FitAnswer, SettingChange, has_many_layers
@@ -197,7 +197,9 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
 
 def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
     """Returns an addition to the engine's title on accelerators that need the engine's plugin; else empty."""
-    engines = [engine_record for engine_record in map(engine, FOLDERS) if engine_record.title == timed_run.stack.title]
+    engines = [
+        engine_record for engine_record in map(engine, ENGINE_FOLDERS) if engine_record.title == timed_run.stack.title
+    ]
     return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
 
 

@@ -9,7 +9,7 @@ from ..costs.quantization.mlx import MLXScheme
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import SERVING_PHASES
 from ..errors import InputError
-from ..frameworks.engines.engine import NEWEST
+from ..frameworks.engines.engine import NEWEST_VERSION
 from ..frameworks.engines.registry import USUAL_ENGINE, engine
 from ..parallel.layout import ONE_DEVICE, Layout
 from .run_time import TimeSettings, time_inference
@@ -44,7 +44,7 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
     )
     if has_both_stacks:
         return TRANSFORMERS_STACK
-    return engine(USUAL_ENGINE).software_stack(NEWEST, hardware.vendor)
+    return engine(USUAL_ENGINE).software_stack(NEWEST_VERSION, hardware.vendor)
 
 
 def runs_llama_cpp(hardware: Hardware) -> bool:

@@ -3,9 +3,9 @@
 The names of these modules differ from those of the reference.
 
 The names are data: `MODULE_NAMES_BY_PATH` in `flow/module_names` for names that most classes share, and
-`Family.modules` for those of one family. Nodes are found from the top down, by name and never by number or size: below the modules of the
-parent node, under the node's own name unless the data says otherwise. A node that is not found is not compared
-individually, and the coverage of a verdict lists it.
+`Family.modules` for those of one family. Nodes are found from the top down, by name and never by number or size: below
+the modules of the parent node, under the node's own name unless the data says otherwise. A node that is not found is
+not compared individually, and the coverage of a verdict lists it.
 """
 
 from __future__ import annotations

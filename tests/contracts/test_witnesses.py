@@ -84,8 +84,8 @@ RECORDS_OF_FRAMEWORKS = (
     fsdp2.TENSOR_PARALLEL_EVIDENCE,
     deepspeed.EVIDENCE,
     megatron.EVIDENCE,
-    distributed_torch.TRAINING,
-    distributed_torch.SERVING,
+    distributed_torch.TRAINING_EVIDENCE,
+    distributed_torch.SERVING_EVIDENCE,
 )
 
 
@@ -239,7 +239,7 @@ ONCE_EXACT = {
     "fsdp2, a pipeline": fsdp2.PIPELINE_EVIDENCE,
     "fsdp2, tensor parallelism": fsdp2.TENSOR_PARALLEL_EVIDENCE,
     "deepspeed": deepspeed.EVIDENCE,
-    "torch, inference on several ranks": distributed_torch.SERVING,
+    "torch, inference on several ranks": distributed_torch.SERVING_EVIDENCE,
 }
 """Runs of which the tensors were called exact, whatever the model and the optimizer were."""
 

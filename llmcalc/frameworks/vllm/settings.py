@@ -48,7 +48,7 @@ Logs: "Forcing kv cache block size to 64 for FlashMLASparse backend" (0.13), "Se
 DEEPSEEK_V32_INDEXER backend" (index:65913604092).
 """
 
-SCHEMES = {
+SCHEME_BY_QUANTIZATION = {
     "fp8": "fp8",  # one scale of a matrix (layers/quantization/fp8.py, `scaled_fp8_quant(layer.weight, scale=None)`)
     "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4",
     "bitsandbytes": "nf4",  # of plain weights, with float32 scales (bitsandbytes_loader.py, `quantize_4bit`)
@@ -374,7 +374,7 @@ class VLLMSettings(EngineServer):
     def quantize(self) -> str | None:
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
         quantization_flag = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
-        return self.scheme_of(quantization_flag, SCHEMES)
+        return self.scheme_of(quantization_flag, SCHEME_BY_QUANTIZATION)
 
     @property
     def max_num_seqs(self) -> int:
