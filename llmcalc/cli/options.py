@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..optional import MTP, TOWERS, OptionalPart
 from ..reports.formats import Format
 from ..sources.names import STDIN
-from ..studies.model_selection import ATTENTION_EXAMPLES, KINDS
+from ..studies.model_selection import ATTENTION_EXAMPLES, MODEL_KINDS
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation
@@ -273,7 +273,9 @@ def count_option(option_name: str, help_text: str) -> Any:
     return typer.Option(option_name, metavar="N", parser=parse_count_text, help=help_text, show_default=False)
 
 
-Kind: TypeAlias = Annotated[str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}.")]
+Kind: TypeAlias = Annotated[
+    str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(MODEL_KINDS)}.")
+]
 AttentionKind: TypeAlias = Annotated[
     str | None,
     value_option("--attention", "KIND", f"Only models with such layers: {ATTENTION_EXAMPLES}"),

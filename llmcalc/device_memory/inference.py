@@ -14,7 +14,7 @@ from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
 from ..parallel.rank_program import RankFlow
 from ..simulator.autograd import AutogradGraph
-from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.choices import EAGER_CHOICES, KernelChoices
 from ..simulator.event_log import EventRecorder, RecordedEvents
 from ..simulator.layer_pattern import shortened_layers
 from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
@@ -59,7 +59,7 @@ class InferenceConfig:
     source_tokens: int | None = None
     chunk_tokens: int | None = None
     dtype: str = "bfloat16"
-    kernel_choices: KernelChoices = EAGER
+    kernel_choices: KernelChoices = EAGER_CHOICES
     latent_form: LatentForm = "auto"
     include: frozenset[str] = frozenset()
     has_paged_cache: bool = False

@@ -15,7 +15,7 @@ from ..flow.program import AlternativeBranches, ProgramItem, Step
 from ..ops.base import ParamTensor
 from .rank_program import RankFlow, is_divided
 
-Path: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
+ParameterPath: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
 """The names of the modules around a parameter, each with the indices that it stands for in a module list."""
 
 
@@ -30,7 +30,7 @@ class WeightShard(NamedTuple):
         partial sum.
     """
 
-    path: Path
+    path: ParameterPath
     tensor: ParamTensor
     module_count: Number
     is_expert: bool
@@ -55,7 +55,7 @@ def weight_shards(program: RankFlow, extra_part_names: frozenset[str] = frozense
 
 def _weight_shards(
     program_items: Iterable[ProgramItem],
-    module_path: Path,
+    module_path: ParameterPath,
     module_count: Number,
     extra_part_names: frozenset[str],
     has_expert_groups: bool,

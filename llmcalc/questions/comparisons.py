@@ -18,7 +18,7 @@ from ..workload.validation import number_text
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
-    from ..reports.compare import Layout
+    from ..reports.compare import TableLayout
     from ..studies.timed_run import TimedRun
 
 
@@ -43,7 +43,7 @@ def ask_compare(
     seq: int | None = None,
     kv_dtype: str = "bfloat16",
     sort_key: str | None = None,
-    layout: Layout = "terminal",
+    layout: TableLayout = "terminal",
     hardware: Hardware | None = None,
     users: int | None = None,
 ) -> ReportedAnswer:

@@ -22,7 +22,7 @@ from ..device_memory.settings import (
 )
 from ..errors import InputError, short_repr
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
-from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
+from ..reports.memory_answer import ASSUMED_ACCELERATOR, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
@@ -344,7 +344,7 @@ def memory_question(
     from ..frameworks.launch.adapter_targets import translate_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED_ACCELERATOR
     release_date = version_date(run_options.layout.framework_version or "")
     typed_options = _options_beside_file(run_options.settings, run_options.layout)
     launched_run = read_launch(
@@ -684,7 +684,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
-            hardware = run_question.hardware or find_hardware(ASSUMED.lower())
+            hardware = run_question.hardware or find_hardware(ASSUMED_ACCELERATOR.lower())
             _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
             cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware

@@ -16,7 +16,7 @@ from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..sources.target import load
-from ..timing.calibration import UNCHANGED, Calibration
+from ..timing.calibration import UNIT_FACTORS, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
 from .options import OPTIONS_OF_AN_ORDER, TimeOptions
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
     from ..parallel.layout_request import LayoutRequest
-    from ..studies.plan import LayoutPlan, Order
+    from ..studies.plan import LayoutPlan, OrderName
     from ..studies.run_time import TimeSettings
     from ..studies.timed_run import TimedRun
 
@@ -324,8 +324,8 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
     from ..frameworks.registry import layout_of
     from ..parallel.nearest import nearest_layouts_text
-    from ..parallel.search import BATCH, EXPERTS, HEADS, LAYERS, WIDTHS
-    from ..studies.plan import TOO_MUCH
+    from ..parallel.search import TOO_MANY_STAGES, UNDIVIDED_BATCH, UNDIVIDED_EXPERTS, UNDIVIDED_HEADS, UNDIVIDED_WIDTHS
+    from ..studies.plan import TOO_MUCH_MEMORY
     from .plans import untried_frameworks
 
     ranked_layouts = plan.ranked_layouts
@@ -333,9 +333,9 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
     if not ranked_layouts.tried_count:
         layout_of(replace(run_question.layout, framework=plan.framework.name))  # raises if it is impossible
         return InputError(f"--devices {devices}: no layout of this number is possible; expected another number")
-    if ranked_layouts.refusal_counts and TOO_MUCH not in ranked_layouts.refusal_counts:
+    if ranked_layouts.refusal_counts and TOO_MUCH_MEMORY not in ranked_layouts.refusal_counts:
         refusal_reason = max(ranked_layouts.refusal_counts, key=ranked_layouts.refusal_counts.__getitem__)
-        if refusal_reason == BATCH:
+        if refusal_reason == UNDIVIDED_BATCH:
             expected_text = f"--global-batch as a multiple of {devices}, or another number of devices"
             return InputError(
                 f"--devices {devices}: {ranked_layouts.tried_count:,} layouts were tried, and {refusal_reason}; "
@@ -343,7 +343,12 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
             )
         suggestion, layout_request = "", run_question.layout
         has_typed_sizes = any((layout_request.tp, layout_request.pp, layout_request.cp, layout_request.ep))
-        if has_typed_sizes and refusal_reason in (HEADS, WIDTHS, LAYERS, EXPERTS):
+        if has_typed_sizes and refusal_reason in (
+            UNDIVIDED_HEADS,
+            UNDIVIDED_WIDTHS,
+            TOO_MANY_STAGES,
+            UNDIVIDED_EXPERTS,
+        ):
             suggestion = nearest_layouts_text(run_question.preset.model, layout_request, run_question.tokens)
         return InputError(
             f"--devices {devices}: none of {ranked_layouts.tried_count:,} layouts can be counted, "
@@ -451,7 +456,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
         framework_record.product_format(file_settings)
         if has_format_reader and framework_record.product_format is not None
         else "",
-        options.factors or UNCHANGED,
+        options.factors or UNIT_FACTORS,
         None
         if launched_run is None or options.stack is not None or framework_record.overlapped_groups is None
         else framework_record.overlapped_groups(launched_run),
@@ -500,7 +505,7 @@ def ask_timed_plan(
     options: TimeOptions,
     global_batch: int | None = None,
     row_count: int = 10,
-    order_name: Order | None = None,
+    order_name: OrderName | None = None,
     size_filter: str | None = None,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
@@ -564,7 +569,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             ),
             options.overlap,
             options.nic,
-            factors=options.factors or UNCHANGED,
+            factors=options.factors or UNIT_FACTORS,
         )
         run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
         if layout_request.framework is None:

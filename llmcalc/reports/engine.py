@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..frameworks.engines.engine_use import EngineOption, EngineUse
     from ..studies.timed_run import TimedRun
 
-TITLES = {
+TERM_TITLES = {
     "budget": "budget",
     "weights": "weights",
     "profile_run": "profile run",
@@ -340,7 +340,11 @@ def _terms_table(engine_use: EngineUse) -> Table:
     table_rows = []
     has_budget = any(memory_term.name == "budget" for memory_term in engine_use.memory.terms)
     for memory_term in engine_use.memory.terms:
-        title = f"{TITLES[memory_term.name]}, {memory_term.device}" if memory_term.device else TITLES[memory_term.name]
+        title = (
+            f"{TERM_TITLES[memory_term.name]}, {memory_term.device}"
+            if memory_term.device
+            else TERM_TITLES[memory_term.name]
+        )
         row_cells = [
             title,
             _signed_bytes(memory_term, has_budget),
@@ -422,7 +426,7 @@ def _engine_columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
     table_rows = [
         row(
-            TITLES.get(term_name, term_name),
+            TERM_TITLES.get(term_name, term_name),
             *(units.GIB.write(engine_use.memory.bytes_of(term_name)) for engine_use in engine_uses),
         )
         for term_name in term_names

@@ -17,29 +17,31 @@ from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
 
 MULTIPLY_ADD = "1 multiply-add = 2 FLOPs"
-PRODUCTS = (
+PRODUCTS_NOTE = (
     f"{MULTIPLY_ADD}; matrix multiplications only, as in torch.utils.flop_counter: embedding lookups, norms, softmax "
     "and activations are not counted"
 )
-FULL_PAIRS = "full pairs: every query against every key (no causal-mask saving)"
-CAUSAL_PAIRS = "causal pairs: only the pairs that the attention mask allows (causal, sliding-window, chunked)"
-PAIRS = {"full": FULL_PAIRS, "causal": CAUSAL_PAIRS}
+FULL_PAIRS_NOTE = "full pairs: every query against every key (no causal-mask saving)"
+CAUSAL_PAIRS_NOTE = "causal pairs: only the pairs that the attention mask allows (causal, sliding-window, chunked)"
+PAIRS_NOTES = {"full": FULL_PAIRS_NOTE, "causal": CAUSAL_PAIRS_NOTE}
 
-MLA = {
+MLA_NOTES = {
     "expanded": "MLA expanded: kv_b_proj makes keys and values of each head from the latents",
     "absorbed": "MLA absorbed: kv_b_proj is applied to queries and to outputs, and each head attends to the latents",
 }
 """Form of latent attention → the operations that it runs (DeepSeek-V2, arXiv:2405.04434, §2.1.2)."""
-ONE_OUTPUT = "decode: a convolution computes the new token's output alone, from the inputs that its state keeps"
-ONE_STEP = "decode: a recurrence takes one step from the state that it keeps"
-CHOSEN_KEYS = "decode: attention reads the chosen keys alone; a pass over several tokens computes all scores and masks"
+ONE_OUTPUT_NOTE = "decode: a convolution computes the new token's output alone, from the inputs that its state keeps"
+ONE_STEP_NOTE = "decode: a recurrence takes one step from the state that it keeps"
+CHOSEN_KEYS_NOTE = (
+    "decode: attention reads the chosen keys alone; a pass over several tokens computes all scores and masks"
+)
 
-_BINARY = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
+_BINARY_UNITS = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
 
 
 def binary_unit_note(unit_scale: units.UnitScale) -> str:
     """Writes the meaning of a binary unit: `1 GiB = 2^30 bytes`; empty for a decimal unit."""
-    return f"1 {unit_scale.name} = {_BINARY[unit_scale.name]} bytes" if unit_scale.name in _BINARY else ""
+    return f"1 {unit_scale.name} = {_BINARY_UNITS[unit_scale.name]} bytes" if unit_scale.name in _BINARY_UNITS else ""
 
 
 def flops_per_token_note(seq: int) -> str:

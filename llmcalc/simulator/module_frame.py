@@ -12,13 +12,13 @@ from ..frozen import frozen
 from ..workload.rows import SOURCE_TOKENS, TOKENS
 from .tensor import Tensor
 
-Path: TypeAlias = tuple[Any, ...]
+ModulePath: TypeAlias = tuple[Any, ...]
 """The path of a module or parameter, with the indices of layers."""
 
-ParameterSet: TypeAlias = tuple[dict[Path, Tensor], set[Path]]
+ParameterSet: TypeAlias = tuple[dict[ModulePath, Tensor], set[ModulePath]]
 """Path → parameter or buffer of a program, in the order in which the program reads them; the paths of the buffers."""
 
-INPUTS = (TOKENS, SOURCE_TOKENS)
+TOKEN_ID_ROWS = (TOKENS, SOURCE_TOKENS)
 """The rows for which the model takes token ids."""
 
 STAGE_INPUT_KEY = "entry"

@@ -19,7 +19,7 @@ from .cache_tensors import CacheTensors
 from .layer_pattern import shortened_layers, types_of_layers
 from .liveness import last_readers
 from .meter import NoMeter
-from .module_frame import INPUTS, STAGE_INPUT_KEY, ModuleFrame, ParameterSet
+from .module_frame import STAGE_INPUT_KEY, TOKEN_ID_ROWS, ModuleFrame, ParameterSet
 from .simulated_work import SIMULATED_WORK, UNITS_PER_OPERATION
 from .tensor import INT64, Tensor, count_storages_as, empty
 
@@ -97,7 +97,7 @@ class ProgramLowering(CacheTensors):
             row_axis: empty(
                 parameter_lowering.graph.meter, (self.run_config.batch, self.run_config.new_rows(row_axis)), INT64
             )
-            for row_axis in INPUTS
+            for row_axis in TOKEN_ID_ROWS
         }
         parameter_lowering.create_input_frames(program)
         parameter_lowering.create_stage_input(program)

@@ -23,7 +23,7 @@ from ..frozen import frozen
 from ..parallel.layout import Layout, Schedule
 from ..parallel.rank_program import check_exchanged_heads
 from ..simulator.versions import is_older_version
-from ..timing.calibration import UNCHANGED, CalibrationFactors
+from ..timing.calibration import UNIT_FACTORS, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankWork
@@ -42,7 +42,7 @@ from ..timing.stack import (
     with_schedule,
 )
 from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
-from ..timing.time_estimator import QUANTIZED, NumberFormats, TimedOperation, TimedPass
+from ..timing.time_estimator import QUANTIZED_FORMAT, NumberFormats, TimedOperation, TimedPass
 from ..timing.time_ranges import TimeRange, expected_range, untested_layout_text
 from ..timing.timing_constants import SoftwareStack
 from ..units import DTYPE_BITS, short_dtype
@@ -76,13 +76,13 @@ UNMEASURED_SCHEDULES = "zb-h1", "dualpipe"
 GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 """Number formats of gradients whose sums are timed."""
 
-BLACKWELL = 10.0
+BLACKWELL_CAPABILITY = 10.0
 """NVIDIA's first compute capability whose units multiply numbers with a scale per 32 elements (mxfp8)."""
 
-LARGE_WEIGHT = 2**24
+LARGE_WEIGHT_ELEMENTS = 2**24
 """Elements of a weight matrix by which the bits of an element with its scales are counted."""
 
-KEPT_PRODUCTS = 0.5
+SELECTIVE_RECOMPUTE_SHARE = 0.5
 """Share of a layer that runs again where checkpointing keeps some of its products."""
 
 
@@ -106,7 +106,7 @@ class TimeSettings:
     overlap: str | None = None
     nic: float | None = None
     product_format: str = ""
-    factors: CalibrationFactors = UNCHANGED
+    factors: CalibrationFactors = UNIT_FACTORS
     overlapped_groups: frozenset[str] | None = None
     unpriced_settings: tuple[str, ...] = ()
     calls_torch_attention: bool = False
@@ -122,7 +122,7 @@ class TimeSettings:
         return self.factors.stack(with_overlap(software_stack, self.overlap))
 
 
-PREFERS_CUDNN = (2, 11)
+PREFERS_CUDNN_SINCE = (2, 11)
 """First version of torch whose scaled_dot_product_attention prefers cuDNN's kernel on compute capabilities 9 and 10.
 
 Its code does so for cuDNN above 9.15.0 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
@@ -148,7 +148,7 @@ def _with_attention_of_run(
         implementation = "eager"
     prefers_cudnn = (hardware.compute_capability or "").startswith(CUDNN_CAPABILITIES)
     is_torch_attention = implementation in (None, "sdpa") or (calls_torch and implementation == "flash")
-    if is_torch_attention and prefers_cudnn and not is_older_version(run_settings.torch or "", PREFERS_CUDNN):
+    if is_torch_attention and prefers_cudnn and not is_older_version(run_settings.torch or "", PREFERS_CUDNN_SINCE):
         software_stack = with_cudnn_attention(software_stack)
     return with_attention(software_stack, implementation)
 
@@ -183,7 +183,10 @@ class TrainingTimes:
         self.dtype: str = time_settings.product_format or _training_format(model_memory)
         if self.dtype in PRODUCT_FORMAT_BY_PRECISION.values() and self.device.format_of(self.dtype) != self.dtype:
             raise missing_units_error(model_memory.settings.precision or self.dtype, self.dtype, hardware)
-        if model_memory.settings.precision == "mxfp8" and float(hardware.compute_capability or BLACKWELL) < BLACKWELL:
+        if (
+            model_memory.settings.precision == "mxfp8"
+            and float(hardware.compute_capability or BLACKWELL_CAPABILITY) < BLACKWELL_CAPABILITY
+        ):
             raise InputError(
                 f"--precision mxfp8: {hardware.name} (compute capability {hardware.compute_capability}) has no units "
                 "for products with a scale per 32 elements; expected fp8, bf16-master or another --hardware"
@@ -387,7 +390,7 @@ class TrainingTimes:
 
 def recomputed_share(recompute: Recompute) -> float:
     """Returns the share of the layers whose whole forward pass runs again."""
-    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) * recompute.share_of_layers
+    return (SELECTIVE_RECOMPUTE_SHARE if recompute.saved_operations else 1.0) * recompute.share_of_layers
 
 
 def _gradient_buffer_bytes(model_memory: Memory) -> float | None:
@@ -441,7 +444,9 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = run_adapters.base_format != "none"
     bits_per_element = (
-        8 * stored_bytes(run_adapters.base_format, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
+        8 * stored_bytes(run_adapters.base_format, 1, LARGE_WEIGHT_ELEMENTS) / LARGE_WEIGHT_ELEMENTS
+        if is_in_4_bits
+        else 0.0
     )
     return Adapters(
         run_adapters.rank,
@@ -478,7 +483,9 @@ def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
         return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.parameter_count.total), cache_bits)
     scheme_label = quantized_weights.scheme.label
-    dtype = next((format_name for prefix, format_name in SCHEME_FORMATS if scheme_label.startswith(prefix)), QUANTIZED)
+    dtype = next(
+        (format_name for prefix, format_name in SCHEME_FORMATS if scheme_label.startswith(prefix)), QUANTIZED_FORMAT
+    )
     elements_by_component = memory_use.parameter_count.by_component
     head_kinds = [component for component in ("lm_head", "embedding") if component in elements_by_component]
     layer_bits, *head_bits = (

@@ -24,13 +24,13 @@ from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
 from .symbolic_int import SymbolicInt
 
-KEYS = "S"
+KEYS_LETTER = "S"
 """The number of keys that a token attends to, which is the number of tokens of a sequence."""
-ELEMENT_BYTES = "b"
+ELEMENT_BYTES_LETTER = "b"
 """Bytes per cached element."""
-SEQUENCES = "B"
+SEQUENCES_LETTER = "B"
 """The number of sequences of a pass."""
-DEPTH = "num_hidden_layers"
+DEPTH_FIELD = "num_hidden_layers"
 
 PART_NAMES = {"attention": "self", "cross_attention": "cross", "feed_forward": "dense", "shared_expert": "shared"}
 """Field of a part → its subscript; other parts use their own names."""
@@ -92,11 +92,15 @@ def numeric_tree(spec: ModelSpec) -> SymbolicModel:
     return SymbolicModel(spec, model_tree, model_tree, {}, {})
 
 
-GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}
+GROUP_MEANINGS = {
+    "tp": "ranks of a tensor group",
+    "ep": "ranks that divide the experts",
+    "etp": "ranks that divide an expert",
+}
 """Size of a layout in the formulas of a rank → its meaning."""
 
 
-_latest: dict[int, tuple[ModelSpec, SymbolicModel]] = {}
+_latest_models: dict[int, tuple[ModelSpec, SymbolicModel]] = {}
 """The latest model, by its identity, with its tree in symbols."""
 
 
@@ -105,10 +109,10 @@ def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
 
     Who asks for the formulas of one part after another, as the page does, has the tree made once.
     """
-    cached_model = _latest.get(id(spec))
+    cached_model = _latest_models.get(id(spec))
     if cached_model is None:
-        _latest.clear()
-        cached_model = _latest[id(spec)] = spec, model_in_symbols(spec)
+        _latest_models.clear()
+        cached_model = _latest_models[id(spec)] = spec, model_in_symbols(spec)
     return cached_model[1]
 
 
@@ -171,7 +175,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
             layer_groups[size_occurrence.side, layer_name] = (
                 symbol(
                     f"{base_name}_{labels_by_kind[layer_name]}",
-                    f"{DEPTH} ({labels_by_kind[layer_name]}){label_suffix}",
+                    f"{DEPTH_FIELD} ({labels_by_kind[layer_name]}){label_suffix}",
                     layer_count,
                 ),
                 labels_by_kind[layer_name],
@@ -220,7 +224,7 @@ def _rank_in_symbols(
     if layout.expert_tp == layout.tp:
         del layout_sizes["etp"]
     degrees: dict[str, Any] = {
-        size_name: SymbolicInt(group_size, create_symbol(size_name, GROUPS[size_name], group_size))
+        size_name: SymbolicInt(group_size, create_symbol(size_name, GROUP_MEANINGS[size_name], group_size))
         for size_name, group_size in layout_sizes.items()
         if group_size > 1
     }
@@ -275,17 +279,17 @@ def bytes_symbol() -> Any:
     """Returns the symbol of the bytes per cached element, which may be a fraction (4 bits)."""
     import sympy
 
-    return sympy.Symbol(ELEMENT_BYTES, positive=True)
+    return sympy.Symbol(ELEMENT_BYTES_LETTER, positive=True)
 
 
 def keys_symbol() -> Any:
     """Returns the symbol of the number of keys."""
-    return _symbol(KEYS)
+    return _symbol(KEYS_LETTER)
 
 
 def sequences_symbol() -> Any:
     """Returns the symbol of the number of sequences."""
-    return _symbol(SEQUENCES)
+    return _symbol(SEQUENCES_LETTER)
 
 
 # --- where the sizes stand --------------------------------------------------------------------------------------------
@@ -320,7 +324,7 @@ def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> M
 def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
     layer_labels = _layer_labels(stack)
     changed_fields = _symbol_changes(
-        stack, stack_name, "", "", size_replacer, unchanged_fields=frozenset({"block", "variants", DEPTH})
+        stack, stack_name, "", "", size_replacer, unchanged_fields=frozenset({"block", "variants", DEPTH_FIELD})
     )
 
     def layer_with_symbols(layer_name: str, layer: Layer) -> Part:
@@ -365,9 +369,10 @@ def _symbol_changes(
 
 
 def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
-    symbol_letter = letter_of_field(Stack.model_fields[DEPTH]) or "L"
+    symbol_letter = letter_of_field(Stack.model_fields[DEPTH_FIELD]) or "L"
     return [
-        SizeOccurrence(name, "", "", DEPTH, symbol_letter, stack.num_hidden_layers) for name, stack in spec.stacks()
+        SizeOccurrence(name, "", "", DEPTH_FIELD, symbol_letter, stack.num_hidden_layers)
+        for name, stack in spec.stacks()
     ]
 
 
@@ -457,7 +462,9 @@ def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence
         letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.symbol_letter == letter]
         for i, field_name in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
             base_name = (
-                letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field_name)}"
+                letter
+                if i == 0 and letter not in (KEYS_LETTER, ELEMENT_BYTES_LETTER)
+                else f"{letter}_{_short_name(field_name)}"
             )
             occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field_name]
             subscripts = _subscripts(occurrences_of_field)

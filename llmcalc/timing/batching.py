@@ -49,13 +49,13 @@ from .inference import (
     seconds_without_graphs,
 )
 from .speculation import Speculation
-from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedOperation
+from .time_estimator import SIXTEEN_BIT_FORMATS, NumberFormats, TimedOperation
 from .timing_constants import SoftwareStack
 
-PER_SEQUENCE = frozenset({"attention", "state"})
+PER_SEQUENCE_KERNELS = frozenset({"attention", "state"})
 """Kinds of kernels that run for each sequence by itself, whatever else the step computes."""
 
-SHARED_WEIGHTS = frozenset({"product", "experts"})
+SHARED_WEIGHT_KERNELS = frozenset({"product", "experts"})
 """Kinds of kernels whose weights a step reads once for all of its tokens."""
 
 
@@ -145,7 +145,7 @@ class Replica:
     stack: SoftwareStack
     requests: RequestSizes
     layout: Layout = ONE_DEVICE
-    number_formats: NumberFormats = SIXTEEN_BITS
+    number_formats: NumberFormats = SIXTEEN_BIT_FORMATS
     step_tokens: int | None = None
     speculation: Speculation | None = None
     graph_batches: tuple[int, ...] = ()
@@ -392,9 +392,11 @@ def _added_operation_seconds(operation: TimedOperation) -> float:
     """Returns the seconds that a decoding operation adds to a step with prompts."""
     if operation.is_message:
         return 0.0
-    if operation.kind in SHARED_WEIGHTS:
+    if operation.kind in SHARED_WEIGHT_KERNELS:
         return float(operation.compute)
-    return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
+    return float(
+        max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE_KERNELS else operation.memory
+    )
 
 
 def _poisson_probability(maximum: int, mean: float) -> float:

@@ -12,7 +12,7 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .kernels import RankPass
-from .time_estimator import NARROW_FORMATS, SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
+from .time_estimator import NARROW_FORMATS, SIXTEEN_BIT_FORMATS, NumberFormats, TimedPass, time_pass
 from .timing_constants import SoftwareStack
 from .work_recorder import rank_work
 
@@ -118,7 +118,7 @@ def decode(
     batch: Number,
     cached_tokens: Number,
     layout: Layout = ONE_DEVICE,
-    number_formats: NumberFormats = SIXTEEN_BITS,
+    number_formats: NumberFormats = SIXTEEN_BIT_FORMATS,
 ) -> InferencePass:
     """Returns the seconds of decoding one token of each of `batch` sequences, with `cached_tokens` cached tokens."""
     return forward_pass(
@@ -140,7 +140,7 @@ def prefill(
     cached_tokens: int = 0,
     chunk: int | None = None,
     layout: Layout = ONE_DEVICE,
-    number_formats: NumberFormats = SIXTEEN_BITS,
+    number_formats: NumberFormats = SIXTEEN_BIT_FORMATS,
     has_server_delay: bool = False,
 ) -> InferencePass:
     """Returns the seconds of the prompts of `batch` sequences.

@@ -18,7 +18,7 @@ from ..model import ModelSpec
 from ..parallel.layout import Layout
 from .device import Device
 from .inference import forward_pass, prefill, rank_pass
-from .time_estimator import SIXTEEN_BITS, NumberFormats
+from .time_estimator import SIXTEEN_BIT_FORMATS, NumberFormats
 from .timing_constants import SoftwareStack
 
 BISECTIONS = 60
@@ -88,7 +88,7 @@ class Speculation:
                 software_stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode"
             )
             return draft_passes * float(
-                forward_pass(self.draft_model, device, software_stack, draft_pass, SIXTEEN_BITS).seconds
+                forward_pass(self.draft_model, device, software_stack, draft_pass, SIXTEEN_BIT_FORMATS).seconds
             )
         if not self.with_mtp:
             return 0.0

@@ -9,7 +9,7 @@ from ..frozen import frozen
 from ..parallel.layout import Schedule
 from .timing_constants import MOST_SETTINGS, SoftwareStack, combined_stack, software_stacks
 
-OVERLAPS = ("none", "dp", "tp", "ep", "all")
+OVERLAP_VALUES = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
 
 
@@ -59,7 +59,7 @@ class Overlap:
     ep: float = 0.45
 
 
-WITH_OVERLAP = Overlap()
+MEGATRON_OVERLAP = Overlap()
 """What Megatron-Core's options of overlap hide (the stack `megatron`)."""
 
 
@@ -98,7 +98,9 @@ def with_schedule(software_stack: SoftwareStack, schedule: Schedule) -> Software
     if schedule != "dualpipe":
         return software_stack
     return software_stack.model_copy(
-        update={"hidden": {**software_stack.hidden, "ep": max(software_stack.hidden.get("ep", 0.0), WITH_OVERLAP.ep)}}
+        update={
+            "hidden": {**software_stack.hidden, "ep": max(software_stack.hidden.get("ep", 0.0), MEGATRON_OVERLAP.ep)}
+        }
     )
 
 
@@ -206,10 +208,10 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
     if overlapped_groups is None:
         return software_stack
     usual_hidden_shares = {
-        "dp": WITH_OVERLAP.dp,
-        "weights": WITH_OVERLAP.dp,
-        "tp": WITH_OVERLAP.tp,
-        "ep": WITH_OVERLAP.ep,
+        "dp": MEGATRON_OVERLAP.dp,
+        "weights": MEGATRON_OVERLAP.dp,
+        "tp": MEGATRON_OVERLAP.tp,
+        "ep": MEGATRON_OVERLAP.ep,
     }
     hidden_share_by_group = {
         group_name: hidden_share if group_name in overlapped_groups else 0.0
@@ -225,12 +227,12 @@ def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> Software
     """
     if overlap is None:
         return software_stack
-    if overlap not in OVERLAPS:
-        raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
+    if overlap not in OVERLAP_VALUES:
+        raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAP_VALUES)}")
     overlapped_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
     return software_stack.model_copy(
         update={
-            "hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in overlapped_groups},
+            "hidden": {group_name: getattr(MEGATRON_OVERLAP, group_name) for group_name in overlapped_groups},
             "overlapped_stages": (0, 1, 2, 3),
         }
     )

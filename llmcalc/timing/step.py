@@ -21,7 +21,7 @@ from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
 from ..workload.recompute import check_node_names
 from .device import Device
-from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_share
+from .kernels import AFTER_LAYERS, BEFORE_LAYERS, Adapters, LayerKind, RankPass, rank_share
 from .time_estimator import NumberFormats, TimedPass, time_pass
 from .timing_constants import SoftwareStack
 from .work_recorder import rank_work
@@ -32,10 +32,10 @@ WEIGHT_BYTES = 2.0
 FP32_BYTES = 4.0
 """Bytes per gradient in messages where the weights are in 32 bits."""
 
-UPDATED_BYTES = 8.0
+UPDATE_BYTES_PER_PARAMETER = 8.0
 """Bytes per parameter of a rank that an update moves beside optimizer states: gradients, and new 16-bit weights."""
 
-BESIDE_PRODUCTS = 0.7
+BACKWARD_WORK_SHARE = 0.7
 """Share of a step's work beside which gradients can be sent: its backward pass."""
 
 
@@ -226,8 +226,8 @@ def layer_costs(timed_pass: TimedPass, software_stack: SoftwareStack, step_plan:
         tuple(pass_work.layer_kinds),
         both_pass_seconds,
         repeated_passes,
-        timed_pass.layer_seconds(BEFORE),
-        timed_pass.layer_seconds(AFTER),
+        timed_pass.layer_seconds(BEFORE_LAYERS),
+        timed_pass.layer_seconds(AFTER_LAYERS),
         [pass_work.params_by_layer.get((kind_index, False), 0) for kind_index in kind_indices],
         [pass_work.params_by_layer.get((kind_index, True), 0) for kind_index in kind_indices],
         sum(
@@ -401,7 +401,9 @@ def _step_seconds(
     update_seconds = (
         software_stack.host_update * updated_params
         if software_stack.host_update
-        else device.memory_seconds(software_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
+        else device.memory_seconds(
+            software_stack.optimizer_bytes * updated_params + UPDATE_BYTES_PER_PARAMETER * parameters
+        )
         + software_stack.optimizer_flops * updated_params / device.product_rate("bf16", is_sustained=True)
     )
     part_seconds = {
@@ -479,8 +481,8 @@ def _data_parallel_seconds(
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     sends_once = _sends_once_per_step(step_plan, software_stack)
     reduced_seconds = pipeline_seconds if step_plan.zero == 2 else ranks.slowest_seconds
-    backward_seconds = BESIDE_PRODUCTS * choose(sends_once, ranks.slowest_seconds, reduced_seconds)
-    forward_seconds = (1 - BESIDE_PRODUCTS) * ranks.slowest_seconds
+    backward_seconds = BACKWARD_WORK_SHARE * choose(sends_once, ranks.slowest_seconds, reduced_seconds)
+    forward_seconds = (1 - BACKWARD_WORK_SHARE) * ranks.slowest_seconds
     exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, software_stack.hidden_share("weights"))
     exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, software_stack.hidden_share("dp"))
     if step_plan.zero == 3:
@@ -591,7 +593,7 @@ class StepTimer:
         return step_time_of_pass(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
 
 
-COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
+PLAN_COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
 """Fields of a plan that `training_steps` takes as columns, beside tp."""
 
 
@@ -600,7 +602,7 @@ def training_steps(
 ) -> Any:
     """Returns the seconds of many layouts as an array (needs NumPy).
 
-    step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `COLUMNS`.
+    step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `PLAN_COLUMNS`.
     """
     import numpy
 

@@ -22,11 +22,11 @@ from ..sources.presets import presets_dir
 from .device import Device
 from .timing_constants import SoftwareStack
 
-TIE = 0.03
+TIE_SHARE = 0.03
 """Difference of two estimates, as a share, below which they cannot be told apart: equal runs repeat within 3 to 5 %."""
 
 
-DIGITS = 10
+DOCUMENT_DIGITS = 10
 """Significant digits of seconds in documents."""
 
 
@@ -106,7 +106,7 @@ def _tested_classes() -> _TestedClasses:
 
 def round_to_digits(number: Number) -> float:
     """Rounds a number to digits that do not depend on the platform's floating-point library."""
-    return float(f"{number:.{DIGITS}g}")
+    return float(f"{number:.{DOCUMENT_DIGITS}g}")
 
 
 class RangedAmount(NamedTuple):

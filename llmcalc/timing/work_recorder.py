@@ -23,15 +23,15 @@ from ..flow.value import Value
 from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..parallel.layout import Layout
-from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
+from ..parallel.placements import FLOAT32_BYTES, Collective, CollectiveKind, PlacementTracker, ProcessGroup
 from ..parallel.rank_program import RankFlow, cached_rank_program, is_divided
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.rows import LOGITS, NO_ROWS, RoutedRows
 from ..workload.run_config import RunConfig
 from .eager import eager_kernel_key, eager_kernel_repeats
 from .kernels import (
-    AFTER,
-    BEFORE,
+    AFTER_LAYERS,
+    BEFORE_LAYERS,
     STATE_BITS,
     Kernel,
     KernelKind,
@@ -42,7 +42,7 @@ from .kernels import (
     rank_share,
 )
 
-NO_KERNEL = frozenset(
+VERBS_WITHOUT_KERNEL = frozenset(
     {
         "hold", "keep", "enter", "leave", "add_output", "mask",
         "split", "take", "copies", "positions", "vector", "buffer",
@@ -51,16 +51,16 @@ NO_KERNEL = frozenset(
 )  # fmt: skip
 """Verbs of the recorder that run no kernel of their own: views, masks inside of kernels, writes of a few rows."""
 
-IDENTITIES = frozenset({"dropout", "repeat"})
+IDENTITY_VERBS = frozenset({"dropout", "repeat"})
 """Verbs whose result is their input: dropout of probability 0, and heads that an attention kernel repeats itself."""
 
-SUMMED_LATER = frozenset({"combine", "to_tokens", "add", "dropout", "mul"})
+VERBS_BEFORE_REDUCTION = frozenset({"combine", "to_tokens", "add", "dropout", "mul"})
 """Verbs that can run on partial sums, which ranks reduce later (`RankPass.reduces_late`).
 
 The other factor of `mul` is whole, such as the gate of a shared expert.
 """
 
-IN_16_BITS = frozenset({"lm_head", "router"})
+PARTS_IN_16_BITS = frozenset({"lm_head", "router"})
 """Parts whose products stay in 16 bits in a run of narrower formats."""
 
 CAST_KERNELS = 2
@@ -69,7 +69,7 @@ CAST_KERNELS = 2
 CAST_ELEMENTS = 3
 """Elements of 16 bits that a cast between float32 and 16 bits moves for each of its elements: 6 bytes."""
 
-READ_AGAIN = frozenset({"norm", "act", "mul", "rope"})
+VERBS_READING_INPUT_AGAIN = frozenset({"norm", "act", "mul", "rope"})
 """Element-wise verbs whose backward pass reads the input again."""
 
 ROW_COPIES = 3
@@ -93,7 +93,7 @@ class WorkRecorder(PlacementTracker):
         """Walks the operations of a rank's forward pass, and returns its kernels and messages."""
         self.work = RankWork(self.rank_pass)
         self.full_run: RunConfig = self.rank_pass.run_config()
-        self.layer: int = BEFORE
+        self.layer: int = BEFORE_LAYERS
         self.layers: int = 1
         self.cache_reads: dict[str | int, Number] = {}
         self.aliases: dict[int, Value] = {}
@@ -110,7 +110,9 @@ class WorkRecorder(PlacementTracker):
         self.readers: dict[int, int] = {}
         for operation in self._executed_steps(program.root.items):
             for recorded_value in (
-                operation.input_values if operation.verb not in NO_KERNEL and operation.verb not in IDENTITIES else ()
+                operation.input_values
+                if operation.verb not in VERBS_WITHOUT_KERNEL and operation.verb not in IDENTITY_VERBS
+                else ()
             ):
                 self._count_reader(recorded_value)
         for module_scope in self.scopes.values():
@@ -129,8 +131,8 @@ class WorkRecorder(PlacementTracker):
         self.repeat_count: int = 1
         self._add_kernel("loss", "loss", m=row_count, n=vocabulary_size, launches=(2, 2))
         if is_divided(program.result.axes) and self.rank_pass.phase == "training":
-            message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, row_count * FLOAT32, 3)
-            self.work.messages.append(LayerMessage(AFTER, message))
+            message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, row_count * FLOAT32_BYTES, 3)
+            self.work.messages.append(LayerMessage(AFTER_LAYERS, message))
 
     def _count_reader(self, recorded_value: Value) -> None:
         storage_key = id(self._storage_owner(recorded_value))
@@ -189,7 +191,7 @@ class WorkRecorder(PlacementTracker):
             if isinstance(scope_item, ModuleScope):
                 yield from self._executed_steps(scope_item.items)
                 continue
-            if scope_item.verb in IDENTITIES and scope_item.input_values:
+            if scope_item.verb in IDENTITY_VERBS and scope_item.input_values:
                 self.aliases[id(scope_item.output_values[0].storage)] = scope_item.input_values[0]
             yield scope_item
 
@@ -234,7 +236,7 @@ class WorkRecorder(PlacementTracker):
         self._record_scope(scope_items, module_path, repeats)
         self._record_elementwise_group()
         self.last_product, self.is_past_last_product = None, False
-        self.layer, self.layers = AFTER, 1
+        self.layer, self.layers = AFTER_LAYERS, 1
 
     def _last_product(self, scope_items: Iterable[ProgramItem]) -> Step | None:
         """Returns a layer's last product if only steps follow that save no tensor; None for another end or adapters.
@@ -262,7 +264,7 @@ class WorkRecorder(PlacementTracker):
         self._count_storage(operation)
         if not self._is_executed(operation):
             return
-        if operation.verb in NO_KERNEL or operation.verb in IDENTITIES:
+        if operation.verb in VERBS_WITHOUT_KERNEL or operation.verb in IDENTITY_VERBS:
             if (
                 operation.verb == "dropout"
                 and operation.options["probability"]
@@ -311,7 +313,7 @@ class WorkRecorder(PlacementTracker):
 
     def _has_partial_sum_output(self, operation: Step) -> bool:
         """Whether a step's result is a partial sum, because it is linear in its inputs that are partial sums."""
-        if operation.verb not in SUMMED_LATER:
+        if operation.verb not in VERBS_BEFORE_REDUCTION:
             return False
         partial_inputs = list(map(self._is_partial, operation.input_values))
         if operation.verb == "mul":
@@ -351,7 +353,7 @@ class WorkRecorder(PlacementTracker):
         self,
         collective_kind: CollectiveKind,
         recorded_value: Value,
-        process_group: Group = "tp",
+        process_group: ProcessGroup = "tp",
         is_backward: bool = False,
         element_count: Number = None,
         messages: int = 1,
@@ -465,7 +467,7 @@ class WorkRecorder(PlacementTracker):
         module_name = self.node_path.rpartition(".")[2]
         is_frozen = self.rank_pass.adapters is not None
         self.is_past_last_product |= operation is self.last_product
-        is_in_16_bits = not {operation.node_fields.get("kind"), module_name}.isdisjoint(IN_16_BITS)
+        is_in_16_bits = not {operation.node_fields.get("kind"), module_name}.isdisjoint(PARTS_IN_16_BITS)
         self._add_kernel(
             "product",
             "linear",
@@ -755,7 +757,9 @@ class WorkRecorder(PlacementTracker):
                     written_values[storage_key] = recorded_value
         read_elements = sum(map(self._element_count, read_values.values()))
         moved_elements = read_elements + sum(map(self._element_count, written_values.values()))
-        reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0
+        reread_elements = (
+            read_elements if any(operation.verb in VERBS_READING_INPUT_AGAIN for operation in elementwise_group) else 0
+        )
         module_path, repeats = self.node_path, self.repeat_count
         self.node_path, self.repeat_count = self.group_position
         elements_by_pass = moved_elements, moved_elements + reread_elements

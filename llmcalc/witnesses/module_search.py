@@ -45,7 +45,7 @@ class NodeModules:
 ModulesByNode: TypeAlias = dict[str, NodeModules]
 """Path of a node in the reference → its modules in the class."""
 
-TOWERS = "towers."
+TOWERS_PREFIX = "towers."
 """The prefix of the path of nodes in a vision or audio encoder."""
 
 
@@ -66,9 +66,9 @@ def find_modules_of_nodes(
     context_modules: the module names of the wrapper around it; none by default.
     """
     tower_names = {
-        tower_key[len(TOWERS) :]: tower_module_names
+        tower_key[len(TOWERS_PREFIX) :]: tower_module_names
         for tower_key, tower_module_names in (context_modules or class_module_names).items()
-        if tower_key.startswith(TOWERS)
+        if tower_key.startswith(TOWERS_PREFIX)
     }
     tower_modules = _ModuleSearch(class_paths, {**TOWER_MODULES, **tower_names}, tower_names).find_tower_modules(
         model_tree, base_path
@@ -131,9 +131,9 @@ class _ModuleSearch:
     def _modules_of_stack(
         self, module_prefix: str, child_nodes: Sequence[Node], root_modules: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
-        stack_name = module_prefix.removeprefix(TOWERS)
+        stack_name = module_prefix.removeprefix(TOWERS_PREFIX)
         for child in child_nodes:
-            if module_prefix.startswith(TOWERS) and f"{stack_name}{child.name}.layers" in self.family_names:
+            if module_prefix.startswith(TOWERS_PREFIX) and f"{stack_name}{child.name}.layers" in self.family_names:
                 yield from self._modules_of_stack(f"{module_prefix}{child.name}.", child.children, root_modules)
             elif child.name != "layers":
                 table_keys = (f"{stack_name}{child.name}", child.name)

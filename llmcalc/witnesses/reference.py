@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 Device: TypeAlias = Literal["meta", "cpu", "cuda"]
 
 LEAST_SEQ = 32
-BUSY_SEQ = 2048
+GPU_FILLING_TOKENS = 2048
 """The number of tokens of the pass that is timed on a GPU."""
 
-LARGEST_REAL = 4_000_000_000
+MOST_CPU_BYTES = 4_000_000_000
 """The most bytes of weights, and of activations kept for the backward pass, that are allocated on a CPU."""
 
 
@@ -93,7 +93,7 @@ def max_prompt_length(spec: ModelSpec) -> int | None:
 def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
     """Returns a number of tokens that keeps a GPU busy: at least `seq`, within the learned positions."""
     longest_tokens = max_prompt_length(spec)
-    tokens = max(seq, BUSY_SEQ)
+    tokens = max(seq, GPU_FILLING_TOKENS)
     return tokens if longest_tokens is None else min(tokens, longest_tokens)
 
 
@@ -171,7 +171,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
             f"--device cuda: {byte_count:,} bytes of weights do not fit {device_bytes:,}; expected fewer layers (--set "
             "num_hidden_layers=1)"
         )
-    if device == "cpu" and byte_count > LARGEST_REAL:
+    if device == "cpu" and byte_count > MOST_CPU_BYTES:
         raise InputError(
             f"--device cpu: {byte_count:,} bytes of weights are too many; expected --device meta, or fewer layers "
             "(--set num_hidden_layers=1)"
@@ -200,7 +200,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         // 8
         * spec.tree().total(saved_elements, RunConfig(Workload(batch=batch, seq=seq)))
     )
-    if byte_count > LARGEST_REAL:
+    if byte_count > MOST_CPU_BYTES:
         raise InputError(
             f"--device cpu: {batch} × {seq:,} tokens keep at least {byte_count:,} bytes for a backward pass; "
             "expected a smaller --batch or --seq"

@@ -39,7 +39,7 @@ from ..device_memory.training import TrainingConfig, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import MTP
-from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.choices import EAGER_CHOICES, KernelChoices
 from ..simulator.meter import Meter
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NO_RECOMPUTATION
@@ -86,7 +86,7 @@ def loss_or_output(
     module: Any,
     ids: Tensor,
     source_input: Tensor | None,
-    kernels: KernelChoices = EAGER,
+    kernels: KernelChoices = EAGER_CHOICES,
     included_parts: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""

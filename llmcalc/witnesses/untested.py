@@ -9,7 +9,7 @@ from ..frameworks.registry import NAMES, framework
 from ..model import ModelSpec
 from ..optional import MTP
 from ..parallel.layout import ONE_DEVICE
-from ..simulator.choices import EAGER
+from ..simulator.choices import EAGER_CHOICES
 
 
 def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
@@ -19,5 +19,5 @@ def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
         evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
-    all_evidence = [*evidence_of_run(spec, EAGER, None, included_parts), *optimizers, *frameworks]
+    all_evidence = [*evidence_of_run(spec, EAGER_CHOICES, None, included_parts), *optimizers, *frameworks]
     return tuple(dict.fromkeys(evidence for evidence in all_evidence if evidence.status == "untested"))

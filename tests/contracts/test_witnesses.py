@@ -44,7 +44,7 @@ from llmcalc.frameworks.fsdp2 import evidence as fsdp2
 from llmcalc.frameworks.megatron import evidence as megatron
 from llmcalc.frameworks.registry import NAMES
 from llmcalc.frameworks.torch import evidence as distributed_torch
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.evidence import choice_name, evidence_of_chosen_kernels, kernel_title
 from llmcalc.simulator.profiles.eager import EagerKernels
 from tests.comparisons import Thing, compared_things
@@ -208,7 +208,7 @@ def test_a_chosen_kernel_without_a_statement_is_untested() -> None:
     assert found.status == "exact"
     (found,) = evidence_of_chosen_kernels(EagerKernels, KernelChoices(attention="paged"))  # type: ignore[arg-type]
     assert (str(found), found.status) == ("kernel paged attention", "untested")
-    assert list(evidence_of_chosen_kernels(EagerKernels, EAGER)) == []
+    assert list(evidence_of_chosen_kernels(EagerKernels, EAGER_CHOICES)) == []
 
 
 def test_a_framework_states_nothing_by_default() -> None:

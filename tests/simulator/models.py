@@ -11,7 +11,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.autograd import AutogradGraph, backward, saved_storages
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, Dtype, Tensor, empty
@@ -55,7 +55,7 @@ def without_values(
     recompute: Recompute = NO_RECOMPUTATION,
     autocast: bool = False,
     include: frozenset[str] = frozenset(),
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
     adapters: Adapters | None = None,
     dtype: str = "bfloat16",
     adds_in_place: bool = False,
@@ -120,7 +120,7 @@ def by_torch(
     recompute: Recompute = NO_RECOMPUTATION,
     autocast: bool = False,
     include: frozenset[str] = frozenset(),
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
     adapters: Adapters | None = None,
     device: str = "",
     dtype: str = "bfloat16",
@@ -173,7 +173,7 @@ def result(
     module: Any,
     ids: torch.Tensor,
     source: torch.Tensor | None,
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
     include: frozenset[str] = frozenset(),
 ) -> torch.Tensor:
     """The loss; of a model without a language-model head, its output."""

@@ -11,7 +11,7 @@ import torch
 
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.autograd import AutogradGraph
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, empty
 from llmcalc.witnesses import kernel_variants
@@ -62,7 +62,7 @@ def without_values(
     passes: Sequence[int] = ONE_PROMPT,
     log: list[str] | None = None,
     mla: LatentForm = "auto",
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
 ) -> list[Pass]:
     """What each pass holds, by the eager profile. Raises `UnsupportedKernel`."""
     program, meter = spec.program(), Logged()
@@ -102,7 +102,7 @@ def by_torch(
     passes: Sequence[int] = ONE_PROMPT,
     log: list[str] | None = None,
     mla: LatentForm = "auto",
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
 ) -> list[Pass]:
     """What each pass of the reference holds on meta."""
     with default_dtype(torch.bfloat16), torch.device("meta"):

@@ -22,7 +22,7 @@ from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.offload import STASH, Offload
+from llmcalc.simulator.offload import RECENT_TENSORS, Offload
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses import kernel_variants
 from llmcalc.workload.recompute import RECOMPUTE_MODES
@@ -295,9 +295,9 @@ def test_offloaded_tensors_leave_the_device() -> None:
     graph = AutogradGraph(meter)
     offload = Offload(graph)
     saved = [offload.pack(graph.new_tensor((1024,), BFLOAT16)) for _ in range(10)]
-    assert meter.live_bytes == STASH * 2048
+    assert meter.live_bytes == RECENT_TENSORS * 2048
     small = offload.pack(graph.new_tensor((8,), BFLOAT16))
-    assert meter.live_bytes == (STASH - 1) * 2048 + 16
+    assert meter.live_bytes == (RECENT_TENSORS - 1) * 2048 + 16
     back = saved[0].unpack()
     assert meter.live_bytes == 2048 + 16
     assert (back.shape, small.unpack().shape) == ((1024,), (8,))
@@ -313,7 +313,7 @@ def test_offloading_moves_the_inputs_of_checkpointed_layers() -> None:
             for move in (False, True)
         )
     )
-    assert here - away >= (16 - STASH) * 2 * 2 * 512 * model.hidden_size
+    assert here - away >= (16 - RECENT_TENSORS) * 2 * 2 * 512 * model.hidden_size
 
 
 def test_an_update_in_the_backward_pass_keeps_one_gradient_at_a_time() -> None:

@@ -28,7 +28,7 @@ from llmcalc.sources.preset import Preset
 from llmcalc.studies.server import LayoutSizes, Server
 from llmcalc.studies.serving import cache_flag
 from llmcalc.timing.batching import LoadLatencies, Replica, RequestSizes
-from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
+from llmcalc.timing.calibration import UNIT_FACTORS, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
@@ -416,7 +416,7 @@ def pricer_of(row: Row) -> Callable[[CalibrationFactors], float]:
     return lambda factors: estimate(row, factors)
 
 
-def estimate(row: Row, factors: CalibrationFactors = UNCHANGED) -> float:
+def estimate(row: Row, factors: CalibrationFactors = UNIT_FACTORS) -> float:
     """The seconds that `llmcalc.timing` estimates for a row.
 
     Raises `NotAsked` for what it has no question for, and `InputError` for what it refuses.
@@ -426,7 +426,7 @@ def estimate(row: Row, factors: CalibrationFactors = UNCHANGED) -> float:
 
 def fast_host_seconds(row: Row) -> float:
     """The estimate of a training step on the fastest measured host."""
-    return _step_seconds(row, UNCHANGED, on_fastest_host=True)
+    return _step_seconds(row, UNIT_FACTORS, on_fastest_host=True)
 
 
 def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool = False) -> float:
@@ -500,12 +500,12 @@ def _stage_sizes(text: str) -> tuple[int, ...] | None:
     return tuple(chain.from_iterable([int(layers)] * int(count or 1) for layers, _, count in runs))
 
 
-def replica_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> Replica:
+def replica_of(row: Row, factors: CalibrationFactors = UNIT_FACTORS) -> Replica:
     """The replica of a row that serves requests."""
     return _replica(*_key(row, factors))
 
 
-def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
+def load_of(row: Row, factors: CalibrationFactors = UNIT_FACTORS) -> LoadLatencies:
     """The load of a row's replica by its requests: those that arrive at a rate, or a number of them at any time.
 
     in_flight: the mean number where a client states it, which is below the most of a benchmark that begins and ends.
@@ -515,7 +515,7 @@ def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
     return _load(float(row["in_flight"] or row["batch"]), *_key(row, factors))
 
 
-def load_as_arrived(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
+def load_as_arrived(row: Row, factors: CalibrationFactors = UNIT_FACTORS) -> LoadLatencies:
     """The load of a row, with the latencies of a burst where its requests arrive in bursts."""
     load = load_of(row, factors)
     return load.latencies_in_waves if row.arrives_in_bursts else load

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import gcd
 from typing import NamedTuple, TypeVar
 
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.strides import count as count_of
 from ...simulator.tensor import Tensor
 
@@ -70,19 +70,19 @@ def partition_pieces(offset: int, element_count: int, partition_size: int) -> li
     return weight_pieces
 
 
-def sort_in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
+def sort_in_module_order(parameter_paths: Sequence[ModulePath]) -> list[ModulePath]:
     """Returns the paths of parameters in the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A layer has its sublayers before its norms (as in transformers
     and the reference), and a module its weight before its bias.
     """
-    layer_positions: dict[Path, int] = {}
-    module_positions: dict[Path, int] = {}
+    layer_positions: dict[ModulePath, int] = {}
+    module_positions: dict[ModulePath, int] = {}
     for path in parameter_paths:
         layer_positions.setdefault(_layer_path_of(path), len(layer_positions))
         module_positions.setdefault(module_path_of(path), len(module_positions))
 
-    def position_in_module(tensor_path: Path) -> tuple[int, bool, int, bool]:
+    def position_in_module(tensor_path: ModulePath) -> tuple[int, bool, int, bool]:
         layer_path, module_path = _layer_path_of(tensor_path), module_path_of(tensor_path)
         is_norm = type(layer_path[-1]) is int and len(module_path) <= len(layer_path) + 1
         return (
@@ -95,14 +95,14 @@ def sort_in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
     return sorted(parameter_paths, key=position_in_module)
 
 
-def module_path_of(parameter_path: Path) -> Path:
+def module_path_of(parameter_path: ModulePath) -> ModulePath:
     """Returns the path of a parameter's module."""
     *parent_path, parameter_name = parameter_path
     module_name = str(parameter_name).rpartition(".")[0]
     return (*parent_path, module_name) if module_name else tuple(parent_path)
 
 
-def _layer_path_of(parameter_path: Path) -> Path:
+def _layer_path_of(parameter_path: ModulePath) -> ModulePath:
     """Returns the path of a parameter's layer, or of its module outside of the layers."""
     index_positions = [i for i, path_part in enumerate(parameter_path) if type(path_part) is int]
     return parameter_path[: index_positions[0] + 1] if index_positions else module_path_of(parameter_path)

@@ -18,7 +18,7 @@ from ...flow.program import ModuleScope, Step
 from ...flow.record import Flow
 from ...simulator.autograd import record
 from ...simulator.liveness import unused_modules
-from ...simulator.lowering import STAGE_INPUT_KEY, ModuleFrame, Path
+from ...simulator.lowering import STAGE_INPUT_KEY, ModuleFrame, ModulePath
 from ...simulator.meter import AllocationPlace
 from ...simulator.profiles.context_parallel import RingAttentionKernels
 from ...simulator.strides import Shape
@@ -90,7 +90,7 @@ class FsdpProfile(RingAttentionKernels):
         self.groups: dict[LayerKey, ParamGroup] = {
             MODEL_GROUP: ParamGroup(communication_state, "", reshards_after_forward=False)
         }
-        self.sharded: dict[Path, Parameter] = {}
+        self.sharded: dict[ModulePath, Parameter] = {}
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class FsdpProfile(RingAttentionKernels):
             if isinstance(module_scope, ModuleScope) and module_scope.name in HEAD_MODULES
         ]
 
-    def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, parameter_key: ModulePath, template: Tensor) -> Tensor:
         """Creates a parameter's shard and returns the unsharded parameter. Buffers are not sharded."""
         assert self.communication_state is not None
         sharding = self.communication_state.sharding
@@ -155,7 +155,7 @@ class FsdpProfile(RingAttentionKernels):
         )
         return self.parameter(weight_path, (code_bytes,), UINT8, trained=False)
 
-    def gathers_float8(self, parameter_key: Path, template: Tensor) -> bool:
+    def gathers_float8(self, parameter_key: ModulePath, template: Tensor) -> bool:
         """Whether a parameter is all-gathered in float8: the weight of a float8 linear layer."""
         assert self.communication_state is not None
         float8_settings = self.communication_state.sharding.float8
@@ -167,11 +167,11 @@ class FsdpProfile(RingAttentionKernels):
         row_count, column_count = self.unsharded_shape(parameter_key, template.shape)
         return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
 
-    def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
+    def unsharded_shape(self, parameter_key: ModulePath, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
         return shape
 
-    def has_partial_gradient(self, parameter_key: Path) -> bool:
+    def has_partial_gradient(self, parameter_key: ModulePath) -> bool:
         """Whether the rank's gradient of a replicated parameter is a partial sum over its tensor-parallel group."""
         return False
 
@@ -186,7 +186,7 @@ class FsdpProfile(RingAttentionKernels):
         """The path and the shard of every trained parameter."""
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.is_leaf]
 
-    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created in the layer's FSDP group."""
         if self.communication_state is not None and parameter_key in self.sharded:
             layer = self.parameter_layer(parameter_key)
@@ -194,7 +194,7 @@ class FsdpProfile(RingAttentionKernels):
                 raise self.unsupported(SHARED_LAYERS_REFUSAL, self.parameter_name(parameter_key))
         return super().parameter(parameter_key, shape, dtype, trained)
 
-    def parameter_layer(self, parameter_key: Path) -> LayerKey:
+    def parameter_layer(self, parameter_key: ModulePath) -> LayerKey:
         """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""
         if self.outer_groups and len(parameter_key) > 1:
             top_module = str(parameter_key[1]).partition(".")[0]
@@ -215,7 +215,7 @@ class FsdpProfile(RingAttentionKernels):
                 return LayerKey(".".join(module_names), path_part)
         return MODEL_GROUP
 
-    def parameter_name(self, parameter_key: Path) -> str:
+    def parameter_name(self, parameter_key: ModulePath) -> str:
         """Returns a parameter's path as one string."""
         return ".".join(str(path_part).strip(".") for path_part in parameter_key[1:] if path_part != "")
 
@@ -232,7 +232,7 @@ class FsdpProfile(RingAttentionKernels):
         return MODEL_GROUP
 
     def norm(
-        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: ModulePath | None = None
     ) -> Tensor:
         """Runs a norm. torchtitan compiles norms inside layers only (`apply_compile`)."""
         kernel_choices = self.choices
@@ -381,7 +381,7 @@ def layer_norm_names(program: Flow) -> frozenset[str]:
 
 
 def module_order_key(
-    parameter_paths: Sequence[Path], layer_norms: Collection[str]
+    parameter_paths: Sequence[ModulePath], layer_norms: Collection[str]
 ) -> Callable[[Parameter], tuple[bool, int, bool]]:
     """Returns a sort key that puts a group's parameters in the order of `nn.Module.named_parameters`.
 
@@ -392,7 +392,7 @@ def module_order_key(
     parameter_paths: paths of the parameters in the order of their use.
     layer_norms: names of the norms right below a layer.
     """
-    module_positions: dict[Path, int] = {}
+    module_positions: dict[ModulePath, int] = {}
     for parameter_path in parameter_paths:
         module_positions.setdefault(_module_path_of(parameter_path), len(module_positions))
 
@@ -412,7 +412,7 @@ def module_order_key(
     return position_in_module_order
 
 
-def _module_path_of(parameter_path: Path) -> Path:
+def _module_path_of(parameter_path: ModulePath) -> ModulePath:
     """Returns the path of a parameter's module."""
     *parent_path, parameter_name = parameter_path
     return (*parent_path, str(parameter_name).rpartition(".")[0])

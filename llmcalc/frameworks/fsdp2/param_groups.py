@@ -20,13 +20,13 @@ from ...frozen import frozen
 from ...parallel.placements import Collective
 from ...simulator.aten import Aten
 from ...simulator.autograd import AutogradGraph, record
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.strides import count
 from ...simulator.tensor import (
     UINT8,
     Dtype,
     Meter,
-    Needs,
+    NeedsInputGrad,
     Storage,
     Tensor,
     allocate_on_stream,
@@ -133,7 +133,7 @@ class Parameter:
     def __init__(
         self,
         memory_meter: Meter,
-        parameter_path: Path,
+        parameter_path: ModulePath,
         template: Tensor,
         fsdp_sharding: FsdpSharding,
         element_bytes: int,
@@ -148,7 +148,7 @@ class Parameter:
             row_count, row_shape = row_shape[0], [row_count, *row_shape[1:]]
         rows_per_shard = ceil_div(row_count, fsdp_sharding.shard_count)
         shard_rows = max(0, min(rows_per_shard, row_count - fsdp_sharding.shard_index * rows_per_shard))
-        self.path: Path = parameter_path
+        self.path: ModulePath = parameter_path
         self.shard_elements: int = rows_per_shard * count(tuple(row_shape))
         self.element_bytes: int = element_bytes
         dtype = fsdp_sharding.dtype if template.is_leaf else fsdp_sharding.frozen_dtype or fsdp_sharding.dtype
@@ -409,7 +409,7 @@ class ParamGroup:
                 autograd_graph, "RegisterPostBackwardFunction", [activation], activation.detached(), self._pass_gradient
             )
 
-    def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+    def _pass_gradient(self, gradient: Tensor, needs_input_grad: NeedsInputGrad) -> list[Tensor]:
         """Passes a gradient on unchanged."""
         self.post_backward()
         return [gradient]

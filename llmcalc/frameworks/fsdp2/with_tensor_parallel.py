@@ -13,7 +13,7 @@ from ...flow.axis import Shape as Axes
 from ...flow.program import ProgramItem, Step
 from ...flow.record import Flow
 from ...parallel.rank_program import AxisShard, axes_with_concatenated_parts, is_divided
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.profiles.dtensor import DTensorKernels, named_steps
 from ...simulator.strides import Shape
 from .lowering import FsdpProfile, LayerKey, torchtitan_name
@@ -48,7 +48,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         overlaps_messages = self.communication_state is not None and self.communication_state.sharding.overlaps_products
         return overlaps_messages and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
-    def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
+    def unsharded_shape(self, parameter_key: ModulePath, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
         return self.unsharded_shapes.get(_path_without_indices(parameter_key), shape)
 
@@ -61,12 +61,12 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         row_count, column_count = self.unsharded_shapes[f"{layer_name}.weight"]
         return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
 
-    def has_partial_gradient(self, parameter_key: Path) -> bool:
+    def has_partial_gradient(self, parameter_key: ModulePath) -> bool:
         """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""
         return self.token_ranks > 1 and _path_without_indices(parameter_key) not in self.unsharded_shapes
 
 
-def _path_without_indices(parameter: Path) -> str:
+def _path_without_indices(parameter: ModulePath) -> str:
     """Returns the path of a parameter without layer indices."""
     return ".".join(str(path_part).strip(".") for path_part in parameter if type(path_part) is not int and path_part)
 

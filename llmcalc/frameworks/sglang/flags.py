@@ -18,7 +18,8 @@ SCHEME_BY_QUANTIZATION = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": 
 
 QUANTIZATION_WORDS = (
     *SCHEME_BY_QUANTIZATION, "awq_marlin", "gptq_marlin", "marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8",
-    "modelopt_fp4", "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "compressed-tensors", "auto-round", "quark",
+    "modelopt_fp4", "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "compressed-tensors",
+    "auto-round", "quark",
     "nvfp4", "mxfp8", "none",
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ....flow.program import AlternativeBranches, ModuleScope, ProgramItem, Step
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded
-from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storage, Tensor, empty
+from ....simulator.tensor import BFLOAT16, AutogradNode, NeedsInputGrad, OptionalGradient, Storage, Tensor, empty
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
 from .sparse_attention import SparseAttentionKernels
 
@@ -61,7 +61,10 @@ class DiscardedOutputs:
         self.storages = []
 
     def backward(
-        self, saved_tensors: SavedTensors, gradients: Gradient | list[Gradient], needs_input_grad: Needs
+        self,
+        saved_tensors: SavedTensors,
+        gradients: OptionalGradient | list[OptionalGradient],
+        needs_input_grad: NeedsInputGrad,
     ) -> Gradients:
         """Runs the backward pass of the recomputed graph."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
@@ -108,7 +111,9 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             discarded_storage.release()
         hook_output = Tensor(hook_tensor.shape, hook_tensor.dtype, hook_tensor.storage, hook_tensor.strides)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             discarded_outputs.recompute()
             return [output_gradient]
 

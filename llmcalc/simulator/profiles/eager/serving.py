@@ -21,7 +21,7 @@ from .cache_entries import CacheEntryKernels
 from .fused import FusedKernels
 from .positions import PositionKernels
 
-INDEXER_LOGITS = 512 << 20
+MOST_INDEXER_LOGIT_BYTES = 512 << 20
 """Most bytes of an indexer's logits at once: vLLM runs more queries in several parts (vllm/envs.py,
 `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`).
 """
@@ -56,7 +56,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     def run_step(self, operation: Step) -> None:
         if (
             self.computes_scores_in_kernel
-            and operation.verb not in SELECTIONS
+            and operation.verb not in SELECTION_VERBS
             and operation.output_values
             and all(map(has_query_key_pairs, operation.output_values))
         ):
@@ -99,7 +99,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def indexer_logits(self, query_count: Number, key_count: Number) -> Tensor:
         """Allocates the logits of the queries that an indexer scores at once. query_count: over all sequences."""
-        return self.aten.new_tensor((minimum(query_count * key_count, INDEXER_LOGITS // 4),), FLOAT32)
+        return self.aten.new_tensor((minimum(query_count * key_count, MOST_INDEXER_LOGIT_BYTES // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
         batch, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
@@ -193,7 +193,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         super().do_add(operation)
 
 
-SELECTIONS = frozenset({"choose_entries", "value_of_lower_layer", "select_blocks", "whole_entries"})
+SELECTION_VERBS = frozenset({"choose_entries", "value_of_lower_layer", "select_blocks", "whole_entries"})
 """Verbs whose kernels make indices, or note how many there may be."""
 
 

@@ -182,7 +182,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         chunk_rows = x.shape[1] if self.cached_tensors_by_path is None else op.chunk_size
         if not mlstm_kernels.supports(chunk_rows, op.chunk_size):
             lengths_text = f"chunks of {op.chunk_size} tokens in sequences of {x.shape[1]}"
-            smallest_chunk = mlstm_kernels.LEAST
+            smallest_chunk = mlstm_kernels.LEAST_CHUNK_TOKENS
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths_text}; expected powers of two from {smallest_chunk}", "core"
             )

@@ -15,7 +15,7 @@ from ....tensor import FLOAT32, Tensor
 from .module_steps import ModuleSteps
 from .modules import ScanModuleKernels
 
-NORMS = "dt_norm", "b_norm", "c_norm"
+NORM_NAMES = "dt_norm", "b_norm", "c_norm"
 """The norms on Δ, B and C."""
 
 
@@ -100,7 +100,9 @@ class MambaKernels(ScanModuleKernels):
         dt_rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(module_steps["x_proj"], u), [dt_rank, op.state, op.state])
         if "dt_norm" in module_steps:
-            dt, b, c = (self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
+            dt, b, c = (
+                self._normalize_with(module_steps[name], y) for name, y in zip(NORM_NAMES, (dt, b, c), strict=True)
+            )
         dt_bias = self.bias(module_steps["dt_proj"])
         assert dt_bias is not None
         # `_is_quantised`: the layer, less its bias

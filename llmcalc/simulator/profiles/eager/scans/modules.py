@@ -12,7 +12,7 @@ from .....flow.program import ModuleScope, Step, all_steps
 from .....ops import State
 from .....workload.rows import TOKENS
 from ....published import causal_conv1d
-from ....published.autograd_function import H100, Accelerator, Optional
+from ....published.autograd_function import H100, Accelerator, OptionalTensor
 from ....strides import is_size_one
 from ....tensor import FLOAT32, UINT8, Tensor
 from ..basic import BasicKernels
@@ -205,7 +205,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             self.state_tensors(state_step, (x.shape[1], cached_tokens))
             _padded_input = self.aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
-    def final_state(self, state_step: Step, *shape: Any) -> Optional:
+    def final_state(self, state_step: Step, *shape: Any) -> OptionalTensor:
         """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
         is_first_pass = self.cached_tensors(state_step.name) is None
         state_tensors = self.state_tensors(state_step, shape)
