@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import llmcalc
-from llmcalc.arguments import READING
+from llmcalc.arguments import READING_OPTIONS
 from llmcalc.cli.mcp import tool_server
 from llmcalc.cli.tools import ENGINE_TOOLS, TOOL_COMMANDS, all_tools, answer_of_tool
-from llmcalc.device_memory.settings import SHORTHANDS, Settings
+from llmcalc.device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
 from llmcalc.errors import InputError
 from llmcalc.parallel.counted_rank import rank_settings
 from llmcalc.parallel.layout_request import LayoutRequest
@@ -133,10 +133,10 @@ def test_arguments_are_those_of_the_function(name: str) -> None:
     function = inspect.signature(getattr(llmcalc, name)).parameters
     known = {
         *function,
-        *READING,
+        *READING_OPTIONS,
         *rank_settings(),
         *declarations_of(Settings),
-        *SHORTHANDS,
+        *SETTINGS_BY_SHORTHAND,
         *declarations_of(LayoutRequest),
     }
     assert tool.arguments.keys() <= known

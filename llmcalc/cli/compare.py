@@ -32,7 +32,7 @@ def command(
     """
     from ..questions.comparisons import ask_compare, check_compared
     from ..questions.listings import select_presets
-    from ..reports.compare import LAYOUTS
+    from ..reports.compare import LAYOUT_BY_FORMAT
     from ..sources.hardware import find_hardware
 
     check_compared(bool(targets), everything, model_filter, sort)
@@ -41,6 +41,8 @@ def command(
         preset_names = [preset.name for preset, _ in models] if everything else targets or []
         models = [(target_options.load(preset_name), None) for preset_name in preset_names]
     accelerator = None if hardware is None else find_hardware(hardware)
-    comparison_answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[output_options.fmt], accelerator, users)
+    comparison_answer = ask_compare(
+        models, seq, kv_dtype, sort, LAYOUT_BY_FORMAT[output_options.fmt], accelerator, users
+    )
     # every model is printed; a narrow terminal splits them into several tables
     output_options.show_answer(comparison_answer, listing=True)

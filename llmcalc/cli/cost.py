@@ -5,7 +5,7 @@ import typer
 from ..device_memory.settings import Settings, settings_with_shorthands
 from ..parallel.layout_request import LayoutRequest
 from ..questions.options import CostOptions
-from ..workload.lengths import USUAL_TRAINING
+from ..workload.lengths import DEFAULT_TRAINING_TOKENS
 from .hardware import AcceleratorOption
 from .layout_options import add_layout_options
 from .options import TableOption, TargetArgument, is_option_typed
@@ -13,7 +13,7 @@ from .run_options import settings_options
 from .setting_options import add_declared_options, replace_parameter
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
-SEQ_DEFAULT = f"{USUAL_TRAINING:,}, or the model's context where it is shorter"
+SEQ_DEFAULT = f"{DEFAULT_TRAINING_TOKENS:,}, or the model's context where it is shorter"
 
 
 @replace_parameter("settings", settings_options(seq=SEQ_DEFAULT), settings_with_shorthands)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..errors import one_line
-from ..workload.lengths import MOST_CONTEXT
+from ..workload.lengths import LARGEST_DEFAULT_CONTEXT
 from .options import CacheDtypeOption, TableOption, TargetsArgument, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
@@ -33,7 +33,7 @@ def command(
             "--seq",
             "-s",
             help="Tokens of each sequence; the context that both models were made for, at most "
-            f"{MOST_CONTEXT:,}, if not given.",
+            f"{LARGEST_DEFAULT_CONTEXT:,}, if not given.",
         ),
     ] = None,
     kv_dtype: CacheDtypeOption = "bf16",

@@ -10,7 +10,7 @@ from ..reports.document import join_reports
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inference import batch_from_options
 from ..workload.inputs import NO_INPUTS, Inputs
-from ..workload.lengths import USUAL
+from ..workload.lengths import DEFAULT_TOKENS
 from ..workload.workload import Phase
 from .hardware import accelerator_option
 from .layout_options import add_rank_options
@@ -33,7 +33,7 @@ from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_HELP = (
     "New tokens of each sequence. In decode, where --context is not given: the context. "
-    f"[default: {USUAL:,}, or all learned positions where they are fewer]"
+    f"[default: {DEFAULT_TOKENS:,}, or all learned positions where they are fewer]"
 )
 CONTEXT_HELP = (
     "Tokens of each sequence that are in the cache. Decode adds one token to them, prefill --seq (chunked prefill)."

@@ -9,7 +9,7 @@ from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
 from ..workload.inference import batch_from_options
 from ..workload.inputs import NO_INPUTS, Inputs
-from ..workload.lengths import MOST_CONTEXT, USUAL
+from ..workload.lengths import DEFAULT_TOKENS, LARGEST_DEFAULT_CONTEXT
 from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
 from .layout_options import add_rank_options
@@ -28,8 +28,8 @@ from .setting_options import add_input_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_HELP = (
-    f"Tokens of each sequence; the context that the model was made for if not given, at most {MOST_CONTEXT:,}, and "
-    f"{USUAL:,} where it states none."
+    f"Tokens of each sequence; the context that the model was made for if not given, at most "
+    f"{LARGEST_DEFAULT_CONTEXT:,}, and {DEFAULT_TOKENS:,} where it states none."
 )
 
 

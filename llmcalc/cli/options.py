@@ -16,14 +16,14 @@ from ..errors import InputError
 from ..optional import MTP, TOWERS, OptionalPart
 from ..reports.formats import Format
 from ..sources.target_names import STDIN
-from ..studies.model_selection import ATTENTION_EXAMPLES, KINDS
+from ..studies.model_selection import ATTENTION_EXAMPLES, MODEL_KINDS
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation
-from ..workload.inference import CACHE_FORMATS, USERS
-from ..workload.lengths import USUAL
-from ..workload.recompute import MODES
-from ..workload.validation import LARGEST, validate_choice, validate_optional_whole
+from ..workload.inference import CACHE_FORMAT_EXAMPLES, USERS_SETTING
+from ..workload.lengths import DEFAULT_TOKENS
+from ..workload.recompute import RECOMPUTE_MODES
+from ..workload.validation import LARGEST_COUNT, validate_choice, validate_optional_whole
 from .output import check_writable, open_stdout, open_whole_file
 
 
@@ -123,12 +123,17 @@ def _known_cache_format(format_name: str) -> str:
 
 
 CacheDtypeOption: TypeAlias = Annotated[
-    str, _cache_option("FORMAT", _known_cache_format, f"Format of the KV cache: {CACHE_FORMATS}")
+    str, _cache_option("FORMAT", _known_cache_format, f"Format of the KV cache: {CACHE_FORMAT_EXAMPLES}")
 ]
 
 
 def length_option(
-    option_name: str, *other_names: str, help: str, minimum: int = 1, maximum: int = LARGEST, panel: str | None = None
+    option_name: str,
+    *other_names: str,
+    help: str,
+    minimum: int = 1,
+    maximum: int = LARGEST_COUNT,
+    panel: str | None = None,
 ) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
@@ -157,13 +162,17 @@ def _parse_length(length_text: str | int) -> int:
 BatchOption: TypeAlias = Annotated[
     int | None, length_option("--batch", "-b", help="Sequences at once; 1 if not given.")
 ]
-UsersOption: TypeAlias = Annotated[int | None, length_option("--users", "--concurrency", help=USERS.setting.help)]
+UsersOption: TypeAlias = Annotated[
+    int | None, length_option("--users", "--concurrency", help=USERS_SETTING.setting.help)
+]
 SeqOption: TypeAlias = Annotated[
     int | None,
     length_option(
         "--seq",
         "-s",
-        help=f"Tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given.",
+        help=(
+            f"Tokens of each sequence; {DEFAULT_TOKENS:,}, or all learned positions where they are fewer, if not given."
+        ),
     ),
 ]
 SourceOption: TypeAlias = Annotated[
@@ -193,14 +202,16 @@ AttentionImplementationOption: TypeAlias = Annotated[
 
 
 RECOMPUTE_HELP = (
-    f"Training: modules that are recomputed in the backward pass: {', '.join(MODES)}, every:N (every N-th "
+    f"Training: modules that are recomputed in the backward pass: {', '.join(RECOMPUTE_MODES)}, every:N (every N-th "
     "layer) or nodes:A,B (modules of a layer)."
 )
 
 
 RecomputeOption: TypeAlias = Annotated[
     str,
-    typer.Option("--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=shell_completion_of(lambda: MODES)),
+    typer.Option(
+        "--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=shell_completion_of(lambda: RECOMPUTE_MODES)
+    ),
 ]
 
 
@@ -267,7 +278,7 @@ def count_option(option_name: str, help_text: str) -> Any:
 
 
 KindOption: TypeAlias = Annotated[
-    str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}.")
+    str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(MODEL_KINDS)}.")
 ]
 AttentionKindOption: TypeAlias = Annotated[
     str | None,

@@ -7,7 +7,7 @@ import typer
 
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..witnesses.reference import Device
-from ..witnesses.verification import Witness
+from ..witnesses.verification import WitnessName
 from .layout_options import add_layout_options
 from .options import JunitOption, OptionalTargetsArgument, TableOption, length_option
 from .output import check_writable, open_whole_file
@@ -24,7 +24,7 @@ def command(
     device: Annotated[
         Device, typer.Option(help="Device of the reference: meta (shapes only), or real tensors.")
     ] = "meta",
-    against: Annotated[Witness, typer.Option(help="What to compare the closed forms with.")] = "reference",
+    against: Annotated[WitnessName, typer.Option(help="What to compare the closed forms with.")] = "reference",
     batch: Annotated[int, length_option("--batch", "-b", help="Sequences of the pass that is run.", maximum=1024)] = 1,
     seq: Annotated[
         int | None,

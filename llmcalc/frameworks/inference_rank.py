@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from ..device_memory.cuda_runtime import CudaRuntime
-from ..device_memory.device_memory import TORCH, DeviceMemory, ModulePeak
+from ..device_memory.device_memory import TORCH_VERSION, DeviceMemory, ModulePeak
 from ..device_memory.estimate import Memory, memory
 from ..errors import InputError
 from ..parallel.layout import Layout
@@ -70,7 +70,7 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     elif not has_tensor_parallel_plan(model):
         tensors_term = replace(tensors_term, status="estimate", witness=SOURCE_WITHOUT_PLAN)
     elif model.layout.tp > 1 and tensors_term.status == "exact":
-        tensors_term = replace(tensors_term, witness="torch's DTensor on a fake process group", versions=TORCH)
+        tensors_term = replace(tensors_term, witness="torch's DTensor on a fake process group", versions=TORCH_VERSION)
         if model.has_undivided_products:
             tensors_term = replace(tensors_term, status="source", witness=SOURCE_WITHOUT_COMPARISON)
     return replace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ..costs.context_length import usual_sequence
+from ..costs.context_length import default_sequence_tokens
 from ..errors import InputError, suggest
 from ..sources.preset import Preset, target_in_errors
 from ..sources.presets import find_preset, model_names
@@ -72,7 +72,7 @@ def shape_picture(
     named_studies = []
     for preset in models:
         with target_in_errors(preset):
-            tokens = usual_sequence(preset.model) if seq is None else seq
+            tokens = default_sequence_tokens(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
             shape_family = build_family(preset.model)
             model_shapes = find_shapes(shape_family, budget, preset.model, shape_count, seq=tokens, dtype=kv_dtype)
@@ -98,7 +98,7 @@ def aspect_ratio_picture(model_filter: ModelFilter = EVERY_MODEL, labelled_names
                 f"--label {preset_name}: is not among the models drawn; expected one that the filters take"
             )
     models = [
-        (preset, quantities_of_model(preset.model, usual_sequence(preset.model), "bfloat16", parameter_count))
+        (preset, quantities_of_model(preset.model, default_sequence_tokens(preset.model), "bfloat16", parameter_count))
         for preset, parameter_count in selected_presets
     ]
     return plot_aspect(models, labelled_names=preset_names)

@@ -284,12 +284,12 @@ class CacheQuestion:
     def answer(self, preset: Preset) -> Cache:
         """Computes the bytes of a model's cache."""
         from ..costs.cache import CacheSize, kv
-        from ..costs.context_length import usual_context
+        from ..costs.context_length import default_context_tokens
         from ..reports.kv import Cache
 
         inputs, seq = _encoded_inputs(preset, self.inputs, self.batch), self.seq
         if inputs is not None:
-            text_tokens = usual_context(preset.model, added_tokens=inputs.added_tokens) if seq is None else seq
+            text_tokens = default_context_tokens(preset.model, added_tokens=inputs.added_tokens) if seq is None else seq
             seq = text_tokens + inputs.added_tokens
 
         def cache(model: ModelSpec | RankModel) -> CacheSize:
@@ -376,7 +376,7 @@ class ExplainQuestion:
     def answer(self, preset: Preset, has_raw_values: bool = False) -> ReportedAnswer:
         """Explains the formulas of a model. has_raw_values: whether cells are raw values instead of text."""
         from ..costs.cache_formats import cache_format
-        from ..costs.context_length import usual_sequence
+        from ..costs.context_length import default_sequence_tokens
         from ..costs.params import params
         from ..reports.answer import ReportedAnswer
         from ..reports.explain import report
@@ -387,7 +387,7 @@ class ExplainQuestion:
         if self.latex and not has_sympy():
             raise missing_sympy_error("--latex")
         spec, quantity = preset.model, self.quantity
-        seq = usual_sequence(spec) if self.seq is None else self.seq
+        seq = default_sequence_tokens(spec) if self.seq is None else self.seq
         if quantity == "time":
             return self._time_answer(preset, seq)
         formula_setting = FormulaSetting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)

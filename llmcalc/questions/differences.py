@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..costs.context_length import usual_context
+from ..costs.context_length import default_context_tokens
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
 from ..reports.diff import report, skipped_files_report
@@ -96,7 +96,7 @@ def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str
     for earlier_preset, later_preset, pair_title, unread_reason in compared_changes.pairs:
         with target_in_errors(later_preset or earlier_preset):
             compared_presets = [preset for preset in (earlier_preset, later_preset) if preset is not None]
-            tokens = min(usual_context(preset.model) for preset in compared_presets) if seq is None else seq
+            tokens = min(default_context_tokens(preset.model) for preset in compared_presets) if seq is None else seq
             differences.append(diff(earlier_preset, later_preset, tokens, kv_dtype))
             reports.append(report(differences[-1], pair_title, unread_reason))
     if compared_changes.skip_reasons:

@@ -11,7 +11,7 @@ from ..costs.params import params
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
-from ..reports.presets import Counted
+from ..reports.presets import CountedPreset
 from ..sources.preset import Preset
 from ..sources.presets import load_preset, model_names
 from ..studies.model_selection import EVERY_MODEL, ModelFilter, require_attention
@@ -19,7 +19,7 @@ from ..studies.model_selection import EVERY_MODEL, ModelFilter, require_attentio
 ModelFileFormat: TypeAlias = Literal["toml", "hf"]
 """Forms of a model: a native description, or the config.json of a transformers class."""
 
-SORT_KEYS: dict[str, Callable[[Counted], Any]] = {
+SORT_KEYS: dict[str, Callable[[CountedPreset], Any]] = {
     "name": lambda counted: counted[0].name,
     "released": lambda counted: counted[0].released,
     "params": lambda counted: counted[1].total,
@@ -47,7 +47,7 @@ class ListAnswer(ReportedAnswer):
     prints_all_fields: bool = False
 
 
-def select_presets(model_filter: ModelFilter, preset_names: Sequence[str] | None = None) -> list[Counted]:
+def select_presets(model_filter: ModelFilter, preset_names: Sequence[str] | None = None) -> list[CountedPreset]:
     """Returns the presets that pass the filters, with their parameters. preset_names: presets to filter; default all.
 
     Raises `InputError` if none passes.

@@ -15,7 +15,7 @@ from ..costs.params import params
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
 from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
-from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+from ..frameworks.engines.registry import ENGINE_FOLDERS, engine, engine_and_version
 from ..frameworks.logs.explained_log import ComparedTerm, ExplainedLog
 from ..frameworks.logs.log_contents import LogTerm, ParsedLog
 from ..frameworks.logs.log_text import is_pasted_message, read_log_text
@@ -87,7 +87,7 @@ class _LoggedRun:
                 f"the log names {one_line(self.parsed_log.model)}: taken as {preset.name} in {format_text}, which a "
                 "TARGET or --quantize replaces"
             )
-        needs_model = self.parsed_log.program in FOLDERS or any(
+        needs_model = self.parsed_log.program in ENGINE_FOLDERS or any(
             log_term.per_parameter or log_term.name == "kv_buffer" for log_term in self.parsed_log.terms
         )
         if preset is None and needs_model:
@@ -161,7 +161,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     log_name = "the message" if is_pasted_message(log_question.log_file) else log_question.log_file
     log_question = replace(log_question, log_file=log_name)
     parsed_log = read_log(log_name, log_text)
-    is_engine_log, logged_run = parsed_log.program in FOLDERS, _LoggedRun(parsed_log, log_question)
+    is_engine_log, logged_run = parsed_log.program in ENGINE_FOLDERS, _LoggedRun(parsed_log, log_question)
     preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}
     engine_memory: EngineMemory | None = None
@@ -441,7 +441,7 @@ def _wrong_term_and_flag(
         return wrong_term, ""  # what compiled is off, which no flag changes
     if wrong_term == "kv_cache" and most_different_term is not None and not most_different_term.computed_value:
         return wrong_term, suggested_flag  # the layout is another one, which no flag for the cache changes
-    engine_flags = engine(parsed_log.program).flags_by_term if parsed_log.program in FOLDERS else {}
+    engine_flags = engine(parsed_log.program).flags_by_term if parsed_log.program in ENGINE_FOLDERS else {}
     logged_flag = parsed_log.suggested_flag if wrong_term == "kv_cache" else ""
     if wrong_term == "kv_cache" and _has_computed_cache_format(compared_terms):
         logged_flag = logged_flag or engine_flags.get("budget", "")

@@ -24,7 +24,7 @@ from ..sources.bounded import read_bytes
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
-from ..workload.inference import USERS, batch_from_options
+from ..workload.inference import USERS_SETTING, batch_from_options
 from ..workload.setting import declarations_of, length_of
 from ..workload.validation import validate_whole
 from .durations import parse_duration
@@ -79,7 +79,7 @@ def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         csv_reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
         csv_reader.fieldnames = [column_name.strip().replace("-", "_") for column_name in csv_reader.fieldnames or ()]
-        columns = [*MEASUREMENT_COLUMNS, *TIME_COLUMNS, *declarations_of(Settings), USERS.name, *LAYOUT_COLUMNS]
+        columns = [*MEASUREMENT_COLUMNS, *TIME_COLUMNS, *declarations_of(Settings), USERS_SETTING.name, *LAYOUT_COLUMNS]
         for column_name in csv_reader.fieldnames:
             if csv_reader.fieldnames.count(column_name) > 1:
                 raise InputError(f"{path}: column {short_repr(column_name)} is there twice; expected one")

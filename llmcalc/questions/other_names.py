@@ -193,9 +193,13 @@ def _python_argument_text(option: re.Match[str]) -> str:
 def engine_of_flag(flag_name: str) -> str:
     """Returns the value of `--engine` for the first engine that has this flag; empty if no engine has it."""
     from ..frameworks.engines.flags import flags_by_spelling
-    from ..frameworks.engines.registry import FOLDERS, engine
+    from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
 
     return next(
-        (engine_name for engine_name in FOLDERS if flag_name in flags_by_spelling(engine(engine_name).known_flags())),
+        (
+            engine_name
+            for engine_name in ENGINE_FOLDERS
+            if flag_name in flags_by_spelling(engine(engine_name).known_flags())
+        ),
         "",
     )

@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..accelerator import Hardware
-from ..costs.context_length import usual_sequence
+from ..costs.context_length import default_sequence_tokens
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import NARROW_PRODUCTS, SERVED_PHASES, Settings, settings_of, users_in_training_error
+from ..device_memory.settings import (
+    PRODUCT_FORMAT_BY_PRECISION,
+    SERVING_PHASES,
+    Settings,
+    settings_of,
+    users_in_training_error,
+)
 from ..errors import InputError, short_repr
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
-from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
+from ..reports.memory_answer import ASSUMED_ACCELERATOR, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
 from ..workload.execution import FRAMEWORK_LOSSES
-from ..workload.recompute import SELECTIVE
+from ..workload.recompute import SELECTIVE_MODE
 from ..workload.setting import option, training_option
 
 if TYPE_CHECKING:
@@ -67,7 +73,7 @@ class RunQuestion(RunOptions):
 
     def with_framework(self, framework_record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
-        if self.settings.recompute != SELECTIVE:
+        if self.settings.recompute != SELECTIVE_MODE:
             return self
         return replace(self, settings=self.settings.with_changes(recompute=framework_record.selective_recompute))
 
@@ -158,7 +164,7 @@ class RunQuestion(RunOptions):
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
             settings.seq is not None
-            or settings.phase not in SERVED_PHASES
+            or settings.phase not in SERVING_PHASES
             or len(self.accelerators) != 1
             or not library_engine.runs_on(self.accelerators[0])
             or layout.framework is not None
@@ -206,7 +212,7 @@ class RunQuestion(RunOptions):
     @property
     def tokens(self) -> int:
         """The number of tokens per sequence, from which an error suggests possible layouts."""
-        return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
+        return default_sequence_tokens(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def memory_on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
@@ -340,7 +346,7 @@ def memory_question(
     from ..frameworks.launch.adapter_targets import translate_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED_ACCELERATOR
     release_date = version_date(run_options.layout.framework_version or "")
     typed_options = _options_beside_file(run_options.settings, run_options.layout)
     launched_run = read_launch(
@@ -550,7 +556,7 @@ def check_framework(settings: Settings, framework_record: Framework) -> None:
 def _check_precision(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
-    if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
+    if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
         supporting_frameworks = [
@@ -643,10 +649,10 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         "workspace": run_question.workspace,
     }
     if launched_run is None and not layout.has_options:
-        if run_question.settings.recompute == SELECTIVE:  # without a framework
+        if run_question.settings.recompute == SELECTIVE_MODE:  # without a framework
             run_question = replace(run_question, settings=run_question.settings.with_changes(recompute="attention"))
         settings = run_question.settings  # the page has no frameworks at first
-        if settings.precision in NARROW_PRODUCTS or settings.cross_entropy in FRAMEWORK_LOSSES:
+        if settings.precision in PRODUCT_FORMAT_BY_PRECISION or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of
 
             check_framework(settings, framework_of(layout))
@@ -682,7 +688,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
-            hardware = run_question.hardware or find_hardware(ASSUMED.lower())
+            hardware = run_question.hardware or find_hardware(ASSUMED_ACCELERATOR.lower())
             _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
             cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..sources.checkpoints.header import Checkpoint
     from ..witnesses.checks import Verdict
     from ..witnesses.reference import Device
-    from ..witnesses.verification import Witness
+    from ..witnesses.verification import WitnessName
 
 
 def ask_budget(budget_file: Path, skip_missing: bool = False) -> ReportedAnswer:
@@ -78,7 +78,7 @@ class VerifyQuestion:
 
     everything: bool = False
     device: Device = "meta"
-    against: Witness = "reference"
+    against: WitnessName = "reference"
     batch: int = 1
     seq: int | None = None
     every_layer: bool = False
@@ -152,7 +152,7 @@ class VerifyQuestion:
 
 
 @contextmanager
-def _size_errors_as_input_errors(witness_kind: Witness) -> Iterator[None]:
+def _size_errors_as_input_errors(witness_kind: WitnessName) -> Iterator[None]:
     """Returns a context manager that turns torch's errors about sizes (over 2^63 elements) into `InputError`."""
     try:
         yield

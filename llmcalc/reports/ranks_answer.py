@@ -14,7 +14,7 @@ from ..frameworks.ranks import Cluster, rank_with_most_memory
 from ..frameworks.registry import DEFAULT_FRAMEWORK
 from ..frozen import frozen
 from ..sources.hardware import load_hardware
-from .memory_answer import ASSUMED, MemoryAnswer
+from .memory_answer import ASSUMED_ACCELERATOR, MemoryAnswer
 
 if TYPE_CHECKING:
     from ..frameworks.framework import Framework
@@ -63,7 +63,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
     def phases(self) -> list[RolloutPhase]:
         """The reinforcement-learning phases on the first named or assumed accelerator."""
         return self.phases_on_hardware(
-            self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED.lower()}-sxm")
+            self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED_ACCELERATOR.lower()}-sxm")
         )
 
     @cached_property

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..components.choice import PARTS
+from ..components.choice import PART_NAMES_KEY
 from ..components.stack import Stack
-from ..record import NONE
+from ..record import ABSENT_VALUE
 from .description_fields import models_of_field, reachable_models
 from .preset import LOADED_FIELDS, Preset
 
@@ -103,12 +103,12 @@ def _with_references(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "null":
-        return {"const": NONE}
+        return {"const": ABSENT_VALUE}
     schema_with_references = {
-        key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")
+        key: _with_references(value) for key, value in schema.items() if key not in (PART_NAMES_KEY, "default")
     }
-    if PARTS in schema:
-        class_references = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
+    if PART_NAMES_KEY in schema:
+        class_references = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PART_NAMES_KEY]]
         return {
             **schema_with_references,
             **(class_references[0] if len(class_references) == 1 else {"anyOf": class_references}),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-DEPTH = 4
+TREE_DEPTH = 4
 """Number of levels of modules in a measured tree."""
 
 
@@ -84,7 +84,7 @@ def _require_class(config_path: Path, model_type: str, has_remote_code: bool) ->
 def measured_tree(module: nn.Module) -> ModuleTree:
     """Returns a tree of parameters by module. A shared parameter counts in its first module."""
     parameters_by_path = parameter_counts_by_path(module)
-    return _module_tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
+    return _module_tree(module, "", type(module).__name__, parameters_by_path, TREE_DEPTH)
 
 
 def _module_tree(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..device_memory.evidence import evidence_of_optimizer, evidence_of_run
-from ..device_memory.optimizers.registry import NAMES as OPTIMIZERS
+from ..device_memory.optimizers.registry import OPTIMIZER_NAMES as OPTIMIZERS
 from ..evidence import Evidence
 from ..frameworks.registry import FRAMEWORK_NAMES, framework
 from ..model import ModelSpec
 from ..optional import MTP
 from ..parallel.layout import ONE_DEVICE
-from ..simulator.choices import EAGER
+from ..simulator.choices import EAGER_CHOICES
 
 
 def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
@@ -21,5 +21,5 @@ def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
         for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
-    all_evidence = [*evidence_of_run(spec, EAGER, None, included_parts), *optimizers, *frameworks]
+    all_evidence = [*evidence_of_run(spec, EAGER_CHOICES, None, included_parts), *optimizers, *frameworks]
     return tuple(dict.fromkeys(evidence for evidence in all_evidence if evidence.status == "untested"))

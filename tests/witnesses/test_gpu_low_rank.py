@@ -12,7 +12,7 @@ import pytest
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.launch.trainer import SETTINGS_BY_OPTIM
-from llmcalc.simulator.profiles.eager.fused import COMPILED
+from llmcalc.simulator.profiles.eager.fused import COMPILED_WITNESS
 from llmcalc.sources.target import load
 from tests.gpu_rows import rows_of
 
@@ -154,7 +154,7 @@ def test_compiled_steps_are_as_far_off_as_their_witness_says() -> None:
     errors = list(errors_of("optimizers", lambda row: "compile" in row))
     percent = [round(100 * error.relative) for error in errors]
     assert percent == [-17, -20, -17, -42]
-    assert "17 to 20 % below 3 measured steps" in COMPILED.name
+    assert "17 to 20 % below 3 measured steps" in COMPILED_WITNESS.name
     assert [error.row.get("base") for error in errors] == [None, None, None, "nf4-dq"]
 
 

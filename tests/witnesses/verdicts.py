@@ -19,7 +19,7 @@ from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.model import ModelSpec
-from llmcalc.optional import WITHOUT_FLOPS
+from llmcalc.optional import PARTS_WITHOUT_FLOPS
 from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, TYPES_BY_FILE, family_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.checks import Check, Verdict
@@ -69,7 +69,7 @@ def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
 def _architecture(spec: ModelSpec, check: Check) -> Any:
     """Returns the count of the architecture itself, without its class's deviations."""
     if check.quantity == "parameters":
-        return spec.tree().total(total_params_of, include=WITHOUT_FLOPS)
+        return spec.tree().total(total_params_of, include=PARTS_WITHOUT_FLOPS)
     run = run_config(seq=check.seq)
     if check.quantity == "forward_flops":
         return spec.tree().total(forward_flops_of, run)
@@ -123,7 +123,7 @@ def leaves(file: str) -> int:
     """Returns the number of parts with parameters in the configs of a file of families."""
     places = (place for config in configs(file) for place in spec_of(config).tree().walk())
     return sum(
-        bool(place.cost_of_operation(total_params_of)) and place.optional_part in {"", *WITHOUT_FLOPS}
+        bool(place.cost_of_operation(total_params_of)) and place.optional_part in {"", *PARTS_WITHOUT_FLOPS}
         for place in places
     )
 

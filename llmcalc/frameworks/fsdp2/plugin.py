@@ -33,7 +33,7 @@ FSDP_IGNORED = field_names("""
     forward_prefetch limit_all_gathers activation_cpu_offload xla_fsdp_settings xla_fsdp_v2 xla_fsdp_grad_ckpt
     """)
 
-STRATEGIES: dict[str, tuple[Zero, bool]] = {
+SHARDING_STRATEGIES: dict[str, tuple[Zero, bool]] = {
     "FULL_SHARD": (3, True),
     "SHARD_GRAD_OP": (3, False),
     "HYBRID_SHARD": (3, True),
@@ -45,7 +45,7 @@ STRATEGIES: dict[str, tuple[Zero, bool]] = {
 }
 """Sharding strategy → ZeRO stage, and whether a layer's weights are freed after its forward pass."""
 
-WHOLE = ("NO_SHARD", "3")
+UNSHARDED_STRATEGIES = ("NO_SHARD", "3")
 """Sharding strategies without shards."""
 
 GROUP_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
@@ -54,7 +54,7 @@ GROUP_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_s
 HARMLESS_GROUP_KEYS = ("cp_comm_strategy", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
 """Further keys of accelerate's `parallelism_config`, which need no check here."""
 
-PER_MACHINE = 8
+DEVICES_PER_MACHINE = 8
 """Default number of devices of a machine, over which a hybrid strategy shards weights."""
 
 
@@ -102,7 +102,7 @@ def fsdp_layout(
     if layout_sizes.get("sp_size", 1) > 1:
         reader.refuse("parallelism_config.sp_size", "Ulysses is not modelled")
     if is_hybrid_sharding:
-        replica_count = machine_count if machine_count > 1 else max(1, world_size // PER_MACHINE)
+        replica_count = machine_count if machine_count > 1 else max(1, world_size // DEVICES_PER_MACHINE)
     if world_size % (tp * cp * replica_count):
         raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replica_count}")
     dp = world_size // (tp * cp)
@@ -132,20 +132,22 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
     reshard_value = fsdp_table.get("reshard_after_forward")
     strategy = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
-        *STRATEGIES,
-        *WHOLE,
+        *SHARDING_STRATEGIES,
+        *UNSHARDED_STRATEGIES,
     ):  # version 1 wrote a strategy under this name
         strategy, reshard_value = reshard_value.upper(), None
-    if strategy in WHOLE:
+    if strategy in UNSHARDED_STRATEGIES:
         raise reader.argument_error(
             "fsdp_config.fsdp_sharding_strategy",
             "NO_SHARD divides nothing, and is not modelled; expected FULL_SHARD, or a run without FSDP (DDP), whose "
             "devices keep as much",
         )
-    if strategy not in STRATEGIES:
-        strategies_text = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
+    if strategy not in SHARDING_STRATEGIES:
+        strategies_text = ", ".join(
+            known_strategy for known_strategy in SHARDING_STRATEGIES if not known_strategy.isdigit()
+        )
         raise reader.value_error("fsdp_config.fsdp_sharding_strategy", strategy, f"one of {strategies_text}")
-    zero_stage, has_resharding = STRATEGIES[strategy]
+    zero_stage, has_resharding = SHARDING_STRATEGIES[strategy]
     if reshard_value is not None:
         has_resharding = read_boolean(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
     return zero_stage, has_resharding, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
@@ -255,7 +257,7 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
         fsdp_options = []
     for fsdp_option in fsdp_options if fsdp_argument is not True else []:
         option_name = str(fsdp_option).upper()
-        if option_name in STRATEGIES:
+        if option_name in SHARDING_STRATEGIES:
             fsdp_table.setdefault("sharding_strategy", option_name)
         elif option_name == "OFFLOAD":
             fsdp_table["offload_params"] = True

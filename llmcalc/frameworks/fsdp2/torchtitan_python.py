@@ -26,10 +26,10 @@ FAMILIES = ("deepseek_v3", "gpt_oss", "llama3", "qwen3")
 MODEL_KEYS = ("model_spec.0", "model_spec.flavor", "model_spec.attn_backend")
 """Arguments of a model that are read, or that change no memory here."""
 
-CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
+CHECKPOINTING_MODES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 """Class of the activation checkpointing → the mode in the TOML files."""
 
-TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
+TOKENS_PER_MICROBATCH_KEY = "training.num_tokens_per_microbatch_per_dp_rank"
 
 IGNORED_KEYS = field_names("""
     training.disable_cuda_graphs training.num_tokens_per_microbatch_per_dp_rank training.max_context_length
@@ -38,7 +38,7 @@ IGNORED_KEYS = field_names("""
     """)
 """Keys that the TOML files did not have, which are read here or change no memory."""
 
-SECTIONS = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
+READ_SECTIONS = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
 """Sections that are handed over."""
 
 ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
@@ -125,11 +125,11 @@ def _family_of(configuration_name: str) -> str:
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
-    job_sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS if name != "optimizer"}
+    job_sections: dict[str, dict[str, Any]] = {name: {} for name in READ_SECTIONS if name != "optimizer"}
     for config_key, config_value in config.items():
         section_name, _, field_name = config_key.partition(".")
         if (
-            section_name not in SECTIONS
+            section_name not in READ_SECTIONS
             or not field_name
             or CALLED_NAME_KEY in field_name
             or config_key in IGNORED_KEYS
@@ -156,10 +156,13 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_sect
     context_length = read_integer(
         reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
     )
-    tokens_per_microbatch = read_integer(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
+    tokens_per_microbatch = read_integer(
+        reader, TOKENS_PER_MICROBATCH_KEY, config.get(TOKENS_PER_MICROBATCH_KEY, ASSUMED_TOKENS)
+    )
     if tokens_per_microbatch % context_length:
         raise reader.argument_error(
-            TOKENS, f"{tokens_per_microbatch}; expected a multiple of training.max_context_length {context_length}"
+            TOKENS_PER_MICROBATCH_KEY,
+            f"{tokens_per_microbatch}; expected a multiple of training.max_context_length {context_length}",
         )
     batch = tokens_per_microbatch // context_length
     pipeline_microbatches = read_integer(
@@ -179,7 +182,7 @@ def _checkpointing_mode(reader: LaunchReader, config: Mapping[str, Any]) -> dict
         return {}
     if "activation_checkpoint" in config and config["activation_checkpoint"] is None:
         return {"mode": "none"}
-    checkpointing_mode = CHECKPOINTING.get(called_class.partition(".")[0])
+    checkpointing_mode = CHECKPOINTING_MODES.get(called_class.partition(".")[0])
     if checkpointing_mode is None:
         if called_class:
             raise reader.argument_error(

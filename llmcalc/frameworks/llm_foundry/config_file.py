@@ -17,7 +17,7 @@ from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 
-ATTENTION_OFF: Mapping[str, tuple[Any, ...]] = {
+MODELLED_ATTENTION_VALUES: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, True),
     "attn_impl": ("flash", "torch"),
     "qk_ln": (False,),
@@ -30,7 +30,7 @@ ATTENTION_OFF: Mapping[str, tuple[Any, ...]] = {
 OPTIMIZERS = {"decoupled_adamw": "adamw", "adamw": "adamw", "sgd": "sgd"}
 """`optimizer.name` → the value of `--optimizer`."""
 
-VARIABLE = re.compile(r"\$\{([A-Za-z_][\w.]{0,80})\}")
+KEY_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]{0,80})\}")
 """A reference to another key, as OmegaConf has it."""
 
 
@@ -83,7 +83,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
 
 def _resolved_value(reader: LaunchReader, config: Table, argument_name: str, written_value: Any) -> Any:
     """Returns a value, or the value of a referenced key. Raises `InputError` for a missing key."""
-    reference_match = VARIABLE.fullmatch(written_value.strip()) if isinstance(written_value, str) else None
+    reference_match = KEY_REFERENCE.fullmatch(written_value.strip()) if isinstance(written_value, str) else None
     if reference_match is None:
         return written_value
     referenced_value: Any = config
@@ -144,7 +144,7 @@ def _attention_kernel(reader: LaunchReader, model_section: Table) -> str:
 def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int) -> ModelSpec:
     """Returns the MPT model in the config's section `model_section`, with LLM Foundry's defaults."""
     config = reader.table(model_section, "attn_config")
-    reader.refuse_other_values(config, ATTENTION_OFF, "model.attn_config.")
+    reader.refuse_other_values(config, MODELLED_ATTENTION_VALUES, "model.attn_config.")
     unmodelled_keys = ("ffn_config", "block_overrides", "final_logit_softcapping")
     reader.refuse_if_set(model_section, dict.fromkeys(unmodelled_keys, "it is modelled without"), "model.")
     model_sizes = {

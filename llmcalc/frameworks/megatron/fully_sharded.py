@@ -15,9 +15,9 @@ from ...algebra import round_up
 from ...parallel.layout import Coordinates, Layout
 from ...simulator.autograd import AutogradGraph, record
 from ...simulator.event_log import EventRecorder
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.meter import Meter
-from ...simulator.tensor import Needs, Storage, Tensor, allocate_on_stream, count_storages_as
+from ...simulator.tensor import NeedsInputGrad, Storage, Tensor, allocate_on_stream, count_storages_as
 from .kernels import Parameter
 from .param_and_grad_buffer import BUCKET_ELEMENTS_PER_RANK, SMALLEST_BUCKET_ELEMENTS
 from .settings import MegatronSettings
@@ -58,7 +58,7 @@ class ShardedBucket:
     element_count: int
     shard_count: int
     parameter_ranges: list[tuple[int, int]]
-    paths_with_gradient: set[Path] = field(default_factory=set)
+    paths_with_gradient: set[ModulePath] = field(default_factory=set)
     weights: Storage | None = None
     gradients: Storage | None = None
 
@@ -125,7 +125,7 @@ class ShardedWeights:
         with count_storages_as(self.meter, memory_category):
             return Storage(self.meter, storage_bytes)
 
-    def set_up(self, weights_by_path: dict[Path, Storage]) -> None:
+    def set_up(self, weights_by_path: dict[ModulePath, Storage]) -> None:
         """Moves the model's weights into buckets, and frees each weight after its move."""
         for bucket in self.buckets:
             self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
@@ -191,7 +191,7 @@ class ShardedWeights:
         """Runs a layer between gathering and freeing its weights, in both passes."""
         self.gather(layer_index)
 
-        def free_after_backward(output_gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+        def free_after_backward(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> list[Tensor]:
             self._free_weights(layer_index)
             return [output_gradient]
 
@@ -205,7 +205,7 @@ class ShardedWeights:
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def accumulate_gradient(self, parameter_path: Path) -> None:
+    def accumulate_gradient(self, parameter_path: ModulePath) -> None:
         """Moves a parameter's gradient to its bucket, and reduces the bucket after its last gradient."""
         bucket = self.bucket_of_path[parameter_path]
         if bucket.gradients is None:
@@ -302,7 +302,7 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
             and parameter_size >= row_alignment
         ):
             row_alignment = math.lcm(row_alignment, row_size)
-    start_by_path: dict[Path, int] = {}
+    start_by_path: dict[ModulePath, int] = {}
     short_parameters = [parameter for parameter in parameters if parameter.element_count < row_alignment]
     long_parameters = [parameter for parameter in parameters if parameter.element_count >= row_alignment]
     bucket_end = 0

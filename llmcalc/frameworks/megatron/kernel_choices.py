@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Literal, TypeAlias
 
-from ...device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, workspace_bytes
+from ...device_memory.cuda_runtime import LARGE_GPU_WORKSPACE_BYTES, WORKSPACE_BYTES, workspace_bytes
 from ...errors import InputError
 from ...workload.execution import CrossEntropy
 from .kernels import RankKernelChoices
@@ -222,7 +222,7 @@ def cublas_workspace(settings: MegatronSettings) -> int:
     has_large_workspace = settings.deterministic_mode or gpu_generation(settings.gpu) == "hopper"
     if not has_large_workspace and gpu_generation(settings.gpu) != "ampere":
         has_large_workspace = settings.date is not None and settings.date >= LARGE_BLACKWELL_WORKSPACE_SINCE
-    return LARGE_WORKSPACE if has_large_workspace else WORKSPACE
+    return LARGE_GPU_WORKSPACE_BYTES if has_large_workspace else WORKSPACE_BYTES
 
 
 def te_workspace_bytes(settings: MegatronSettings) -> int:

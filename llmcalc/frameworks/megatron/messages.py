@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
-from ...parallel.placements import FLOAT32
+from ...parallel.placements import FLOAT32_BYTES
 
 WEIGHT_SHARDING_STAGE = 3
 """The stage of ZeRO that divides weights."""
@@ -19,7 +19,7 @@ WEIGHT_SHARDING_STAGE = 3
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a group of replicas."""
-    replica_group, gradient_bytes = replicated_weights.replica_group, replicated_weights.elements * FLOAT32
+    replica_group, gradient_bytes = replicated_weights.replica_group, replicated_weights.elements * FLOAT32_BYTES
     if not replicated_weights.layout.zero:
         yield replica_group.message("all_reduce", gradient_bytes, 1)
         return

@@ -18,7 +18,7 @@ from ...simulator.meter import AllocationPlace
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
-from ...simulator.replay_result import PHASES, ReplayResult
+from ...simulator.replay_result import STEP_PHASES, ReplayResult
 from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter
 from .rank_run import RankRun
@@ -197,7 +197,9 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResul
     is_expandable = uses_expandable_segments(rank_run.settings)
     device = play_step_lists(memory_meter.step_lists, memory_meter.storage_count, is_expandable)
     replay_result = ReplayResult(final_bytes=device.allocated, reserved_bytes=device.peak_reserved)
-    replay_result.peaks = {path: path_peak for path, path_peak in memory_meter.peaks.items() if path.phase in PHASES}
+    replay_result.peaks = {
+        path: path_peak for path, path_peak in memory_meter.peaks.items() if path.phase in STEP_PHASES
+    }
     replay_result.rounding_bytes = device.peak_allocated - replay_result.peak[1].bytes
     return replay_result
 

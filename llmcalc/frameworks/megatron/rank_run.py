@@ -22,7 +22,7 @@ from ...parallel.rank_program import RankFlow, cached_rank_program, representati
 from ...parallel.schedules import check_micro_batches
 from ...simulator.autograd import AutogradGraph, backward
 from ...simulator.event_log import EventRecorder
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.meter import AllocationPlace, Meter, NoMeter
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
@@ -32,8 +32,8 @@ from ...simulator.tensor import (
     FLOAT32,
     INT64,
     AutogradNode,
-    Gradient,
-    Needs,
+    NeedsInputGrad,
+    OptionalGradient,
     Storage,
     Tensor,
     allocate_on_stream,
@@ -189,7 +189,7 @@ class RankRun:
         self.pass_recorder: PassRecorder | PassPlayer | None = None
         self.retains_batches: bool = retains_batches(settings) and self.coordinates.tp == 0
         self.sharded_weights: ShardedWeights | None = None
-        self.parameter_paths: dict[int, Path] = {}
+        self.parameter_paths: dict[int, ModulePath] = {}
         self.has_run_optimizer: bool = False
         self.has_rope_tables: bool = False
 
@@ -576,7 +576,7 @@ class RankRun:
         hidden_states = self._allocate_hidden_states()
         tensor_reference = ref(hidden_states)
 
-        def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def store_gradient(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> Sequence[OptionalGradient]:
             """Stores the gradient of the received hidden states."""
             tensor = tensor_reference()
             if tensor is not None:

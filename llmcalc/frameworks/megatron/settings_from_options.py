@@ -14,7 +14,7 @@ from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.mla import MLA
 from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.estimate import Memory
-from ...device_memory.settings import NARROW_PRODUCTS, Settings
+from ...device_memory.settings import PRODUCT_FORMAT_BY_PRECISION, Settings
 from ...errors import InputError
 from ...flow.axis import element_count
 from ...flow.program import all_steps
@@ -48,7 +48,7 @@ FP8_ARGUMENTS: dict[str, dict[str, Any]] = {
 """`--precision` → Megatron's arguments of products in 8 bits, with scales of tensors as they are or of blocks."""
 
 KNOWN_VALUES_BY_SETTING: dict[str, tuple[str, ...]] = {
-    "precision": ("bf16-master", *NARROW_PRODUCTS),
+    "precision": ("bf16-master", *PRODUCT_FORMAT_BY_PRECISION),
     "master_weights": ("fp32",),
     "optimizer": ("adamw",),
     "optimizer_impl": ("fused",),

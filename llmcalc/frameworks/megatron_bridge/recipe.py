@@ -30,9 +30,9 @@ from ..megatron.named_model import (
     smallest_device_count,
 )
 
-PACKAGE = "megatron.bridge.recipes"
+RECIPES_PACKAGE = "megatron.bridge.recipes"
 
-COMMON: dict[str, Config] = {
+COMMON_CONFIGS: dict[str, Config] = {
     "_pretrain_common": {
         "train.global_batch_size": 32,
         "train.micro_batch_size": 2,
@@ -55,13 +55,13 @@ COMMON: dict[str, Config] = {
         "dataset.seq_length": 2048,
     },
 }
-VISION: Config = {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096}
+VISION_CHANGES: Config = {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096}
 """What common.py's functions for models of images change."""
 
-COMMON |= {f"{name}_vlm": COMMON[name] | VISION for name in ("_sft_common", "_peft_common")}
+COMMON_CONFIGS |= {f"{name}_vlm": COMMON_CONFIGS[name] | VISION_CHANGES for name in ("_sft_common", "_peft_common")}
 """Functions of common.py → the values that they set and that matter."""
 
-OFF: dict[str, tuple[Any, ...]] = {
+MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "ddp.use_megatron_fsdp": (False, None),
     "model.fine_grained_activation_offloading": (False, None),
     "model.cpu_offloading": (False, None),
@@ -76,11 +76,11 @@ STAGE_LAYOUT = "model.pipeline_model_parallel_layout"
 NARROW_PRECISION = ("fp8", "fp4", "fp16", "fp32", "autocast_enabled")
 """Fields of a mixed precision with which products or weights are not in bf16."""
 
-CURRENT_SCALES = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
+CURRENT_SCALING = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
 FP8_RECIPES: dict[str, dict[str, Any]] = {
-    "bf16_with_fp8_current_scaling_mixed": {**CURRENT_SCALES, "first_last_layers_bf16": True},
+    "bf16_with_fp8_current_scaling_mixed": {**CURRENT_SCALING, "first_last_layers_bf16": True},
     "nemotron_h_bf16_with_fp8_current_scaling_mixed": {
-        **CURRENT_SCALES,
+        **CURRENT_SCALING,
         "first_last_layers_bf16": True,
         "num_layers_at_start_in_bf16": 2,
         "num_layers_at_end_in_bf16": 2,
@@ -98,10 +98,10 @@ FP8_RECIPES: dict[str, dict[str, Any]] = {
 Source: training/mixed_precision.py.
 """
 
-OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "comm_overlap.tp_comm_overlap")
+OVERLAP_KEYS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "comm_overlap.tp_comm_overlap")
 """Keys that send messages beside products; none of them changes memory."""
 
-PEFT_OFF: dict[str, tuple[Any, ...]] = {
+MODELLED_PEFT_VALUES: dict[str, tuple[Any, ...]] = {
     "share_expert_adapters": (True,),
     "normalize_moe_lora": (False,),
     "shared_outer": (False,),
@@ -114,12 +114,15 @@ PEFT_OFF: dict[str, tuple[Any, ...]] = {
 
 PEFT_IGNORED = ("alpha", "lora_A_init_method", "lora_B_init_method", CALLED_NAME_KEY, "0")
 
-HALF = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.uint8": "uint8"}
+FORMAT_BY_DTYPE = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.uint8": "uint8"}
 
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file contains or imports recipes of Megatron-Bridge."""
-    return re.search(rf"^[ \t]*from {re.escape(PACKAGE)}|^from megatron\.bridge ", file_text, re.MULTILINE) is not None
+    return (
+        re.search(rf"^[ \t]*from {re.escape(RECIPES_PACKAGE)}|^from megatron\.bridge ", file_text, re.MULTILINE)
+        is not None
+    )
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -170,7 +173,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_name: str | None) -> tuple[Config, str]:
     """Returns a recipe's configuration and name, also if imported from another file."""
-    configurations = Configurations(syntax_tree, COMMON)
+    configurations = Configurations(syntax_tree, COMMON_CONFIGS)
     recipe_names = [function_name for function_name in configurations.functions if not function_name.startswith("_")]
     recipes_by_alias = _imported_recipes(syntax_tree)
     known_recipes = [*recipe_names, *recipes_by_alias]
@@ -202,7 +205,7 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
             f"is {imported_name[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
             f"'{recipe_file[:80]} {imported_name[:80]}'",
         ) from None
-    imported_configurations = Configurations(parse_python(file_text, file_path), COMMON)
+    imported_configurations = Configurations(parse_python(file_text, file_path), COMMON_CONFIGS)
     if imported_name not in imported_configurations.functions:
         raise reader.argument_error(imported_name[:80], f"is no recipe of {file_path[:80]}")
     return _with_flex_dispatcher(imported_configurations, imported_name), imported_name
@@ -234,7 +237,11 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
     """
     recipes_by_alias: dict[str, tuple[str, str]] = {}
     for statement in syntax_tree.body:
-        if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.startswith(f"{PACKAGE}."):
+        if (
+            isinstance(statement, ast.ImportFrom)
+            and statement.module
+            and statement.module.startswith(f"{RECIPES_PACKAGE}.")
+        ):
             package_names = statement.module.split(".")
             if package_names[-1] in ("common",) or "utils" in package_names:
                 continue
@@ -268,7 +275,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     has_one_stage = config.get("model.pipeline_model_parallel_size") in (None, 1)
     if has_one_stage and isinstance(config.get(STAGE_LAYOUT), UnknownValue):  # a function of stages: all layers in one
         config = {**config, STAGE_LAYOUT: None}
-    reader.refuse_other_values(config, OFF, suffix=" for a model that is named")
+    reader.refuse_other_values(config, MODELLED_VALUES, suffix=" for a model that is named")
     if config.get("model.freeze_language_model") not in (False, None):  # gradients of the projector pass all layers
         reader.refuse(
             "model.freeze_language_model",
@@ -348,7 +355,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     reader.ignored_arguments += [
         key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")
     ]
-    reader.ignored_arguments += [key for key in OVERLAPS if config.get(key) is True]
+    reader.ignored_arguments += [key for key in OVERLAP_KEYS if config.get(key) is True]
     return reader.create_launch(
         "megatron", launched_run, model_name="" if model_name is None else str(model_name)[:200]
     )
@@ -418,9 +425,9 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
             f"{short_repr(str(peft_class if peft_scheme == 'lora' else peft_scheme))[:60]} is not modelled; LoRA is",
         )
     for field_name, field_value in peft_fields.items():
-        if field_name in PEFT_OFF and field_value not in PEFT_OFF[field_name]:
+        if field_name in MODELLED_PEFT_VALUES and field_value not in MODELLED_PEFT_VALUES[field_name]:
             reader.refuse(f"peft.{field_name}", f"{short_repr(str(field_value))[:60]} is not modelled")
-        elif field_name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
+        elif field_name not in (*MODELLED_PEFT_VALUES, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
             reader.refuse(f"peft.{field_name}", "no field of LoRA that is known")
     return bridge_adapter_settings(
         reader, "peft", peft_fields.get("dim", 32), peft_fields.get("target_modules"), peft_fields.get("dropout")
@@ -440,4 +447,4 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
 
 def _number_format(dtype_value: Any) -> str:
-    return HALF.get(dtype_value.text, "fp32") if isinstance(dtype_value, UnknownValue) else "fp32"
+    return FORMAT_BY_DTYPE.get(dtype_value.text, "fp32") if isinstance(dtype_value, UnknownValue) else "fp32"

@@ -22,10 +22,15 @@ from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSourc
 from ..launch.unresolved import is_unresolved, is_unset_variable
 from ..megatron.launch_file import MEGATRON_SIGNS, read_megatron
 
-SIGNS = ("--deepspeed", "--deepspeed_config", "--deepspeed-activation-checkpointing", "--no-pipeline-parallel")
+IDENTIFYING_FLAGS = (
+    "--deepspeed",
+    "--deepspeed_config",
+    "--deepspeed-activation-checkpointing",
+    "--no-pipeline-parallel",
+)
 """Arguments that Megatron-LM does not have."""
 
-RENAMED = {
+FLAG_BY_OTHER_NAME = {
     "--num-key-value-heads": "--num-query-groups",
     "--layernorm-epsilon": "--norm-epsilon",
     "--rotary-position-embeddings-theta": "--rotary-base",
@@ -38,9 +43,9 @@ RENAMED = {
 }
 """Its name of an argument → Megatron-LM's."""
 
-IGNORED = argument_names(__file__, "ignored")
+ARGUMENTS_IGNORED = argument_names(__file__, "ignored")
 
-REFUSED = {
+REFUSED_ARGUMENTS = {
     "ds-sequence-parallel-fpdt": "attention over chunks of a sequence on the host (FPDT) is not modelled",
     "ds-sequence-parallel-fpdt-offloading": "attention over chunks of a sequence on the host (FPDT) is not modelled",
     "ds-sequence-parallel-fpdt-chunk-size": "attention over chunks of a sequence on the host (FPDT) is not modelled",
@@ -57,7 +62,7 @@ REFUSED = {
 EMBEDDING_NORM = "--embed-layernorm"
 """bigscience's argument for a LayerNorm of the embedding's output, as in BLOOM."""
 
-ESTIMATE = (
+ESTIMATE_NOTE = (
     "Megatron-DeepSpeed is counted with Megatron-LM's kernels and buffers, and ZeRO-1 as its distributed optimizer: an "
     "estimate"
 )
@@ -73,7 +78,7 @@ def starts_program(command_line: CommandLine) -> bool:
     return (
         is_pretraining
         and has_model_sizes
-        and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
+        and bool(flags & {*IDENTIFYING_FLAGS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
     )
 
 
@@ -102,13 +107,13 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
     megatron_table: dict[str, Any] = {}
     for flag_name, argument_value in arguments.items():
         argument_name = flag_name.lstrip("-")
-        if argument_name in REFUSED and argument_value not in ("1", ["1"], False):
-            reader.refuse(flag_name, REFUSED[argument_name])
-        elif argument_name in IGNORED:
+        if argument_name in REFUSED_ARGUMENTS and argument_value not in ("1", ["1"], False):
+            reader.refuse(flag_name, REFUSED_ARGUMENTS[argument_name])
+        elif argument_name in ARGUMENTS_IGNORED:
             reader.ignored_arguments.append(flag_name)
-        elif argument_name not in REFUSED and flag_name != EMBEDDING_NORM:
-            megatron_table[RENAMED.get(flag_name, flag_name)] = argument_value
-    uses_deepspeed = bool(set(arguments) & set(SIGNS))
+        elif argument_name not in REFUSED_ARGUMENTS and flag_name != EMBEDDING_NORM:
+            megatron_table[FLAG_BY_OTHER_NAME.get(flag_name, flag_name)] = argument_value
+    uses_deepspeed = bool(set(arguments) & set(IDENTIFYING_FLAGS))
     if "--checkpoint-activations" in arguments or "--activations-checkpoint-method" in arguments:
         checkpoint_method = arguments.get("--activations-checkpoint-method", "uniform")
         layer_count = arguments.get(
@@ -141,22 +146,22 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
             megatron_table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
     if uses_deepspeed:
         _set_zero_stage(reader, arguments, megatron_table)
-        reader.notes.append(ESTIMATE)
+        reader.notes.append(ESTIMATE_NOTE)
     if "--tokenizer-type" in megatron_table and str(megatron_table["--tokenizer-type"]) == "PretrainedFromHF":
         _set_vocabulary(reader, arguments, megatron_table)
     return megatron_table
 
 
-POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
+POSITION_EMBEDDINGS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
 """bigscience's name of a position embedding → Megatron-LM's. ALiBi has no weights."""
 
 
 def _set_position_embedding(reader: LaunchReader, megatron_table: dict[str, Any]) -> None:
     """Sets Megatron-LM's argument of the position embedding. ALiBi's biases are added to the scores by `baddbmm`."""
     embedding_type = str(megatron_table.get("--position-embedding-type"))
-    if embedding_type not in POSITIONS:
+    if embedding_type not in POSITION_EMBEDDINGS:
         return
-    megatron_table["--position-embedding-type"] = POSITIONS[embedding_type]
+    megatron_table["--position-embedding-type"] = POSITION_EMBEDDINGS[embedding_type]
     if embedding_type == "alibi":
         reader.notes.append(
             "--position-embedding-type alibi: each layer's biases, one row of keys per head and sequence, are left out"
@@ -193,7 +198,7 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
         if isinstance(zero_table, Mapping):
             zero_stage = zero_table.get("stage", 0)
             if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
-                reader.refuse("zero_optimization.offload_optimizer", REFUSED["cpu-optimizer"])
+                reader.refuse("zero_optimization.offload_optimizer", REFUSED_ARGUMENTS["cpu-optimizer"])
     stage_text = str(0 if zero_stage is None else zero_stage).removesuffix(".0")  # `type=float` in its parser
     stage_number = read_integer(reader, "--zero-stage", stage_text, minimum=0)
     if stage_number > 1:
@@ -205,7 +210,7 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
         megatron_table["--use-distributed-optimizer"] = True
 
 
-VOCABULARIES = {
+SIZE_BY_TOKENIZER = {
     "bigscience/tokenizer": 250680,
     "teven/test_150k_vocab_tokenizer": 150000,
     "gpt2": 50257,
@@ -221,7 +226,7 @@ def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron
     megatron_table["--tokenizer-type"] = "NullTokenizer"
     if "--vocab-size" in arguments or "--padded-vocab-size" in arguments:
         return
-    tokenizer_size = VOCABULARIES.get(tokenizer_name)
+    tokenizer_size = SIZE_BY_TOKENIZER.get(tokenizer_name)
     if tokenizer_size is None and "--pad-vocab-size-to" in arguments:
         tokenizer_size = 1  # the program refuses a tokenizer with more words than that
     if tokenizer_size is None:

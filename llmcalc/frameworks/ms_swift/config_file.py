@@ -13,20 +13,20 @@ from typing import Any
 from ..launch.command_line import CONFIG_ENDINGS
 from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, read_integer
 from ..launch.trainer import IGNORED_TRAINER_ARGUMENTS
-from .command import IGNORED, READ
+from .command import ARGUMENTS_IGNORED, ARGUMENTS_READ
 from .command import read_command as read_arguments
-from .megatron_command import READ as MEGATRON_READ
+from .megatron_command import ARGUMENTS_READ as MEGATRON_READ
 
-TYPES = ("tuner_type", "train_type", "sft_type", "rlhf_type")
+TYPE_ARGUMENTS = ("tuner_type", "train_type", "sft_type", "rlhf_type")
 """Arguments by which a file of ms-swift is known."""
 
-MEGATRON_ARGUMENTS = MEGATRON_READ - READ - IGNORED - IGNORED_TRAINER_ARGUMENTS
+MEGATRON_ARGUMENTS = MEGATRON_READ - ARGUMENTS_READ - ARGUMENTS_IGNORED - IGNORED_TRAINER_ARGUMENTS
 """Arguments of Megatron-SWIFT's commands alone."""
 
 
 def is_ms_swift(config: Table) -> bool:
     """Whether a table has the arguments of a command of ms-swift."""
-    return any(argument_name in config for argument_name in TYPES)
+    return any(argument_name in config for argument_name in TYPE_ARGUMENTS)
 
 
 def read_ms_swift(config: Table, source_file: LaunchSource) -> Launch:

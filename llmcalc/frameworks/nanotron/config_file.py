@@ -44,7 +44,7 @@ PARALLELISM_KEYS = field_names("""
     expert_parallel_size context_parallel_size moe_layer_recompute
     """)
 
-SIZES = ("tp", "pp", "context_parallel_size")
+PARALLEL_SIZE_KEYS = ("tp", "pp", "context_parallel_size")
 """Keys of `parallelism` with the sizes of groups, beside `dp`."""
 
 TABLES_READ = field_names("general model optimizer parallelism tokens data_stages")
@@ -98,7 +98,9 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
         zero_stage = reader.integer(optimizer, "zero_stage", 0, minimum=0)
         if zero_stage > 1:
             raise reader.argument_error("optimizer.zero_stage", f"{zero_stage}; expected 0 or 1")
-        tp, pp, cp = (read_integer(reader, f"parallelism.{key}", parallelism_table.get(key) or 1) for key in SIZES)
+        tp, pp, cp = (
+            read_integer(reader, f"parallelism.{key}", parallelism_table.get(key) or 1) for key in PARALLEL_SIZE_KEYS
+        )
         file_devices = tp * pp * cp * read_integer(reader, "parallelism.dp", parallelism_table.get("dp") or 1)
         parallel_run = MegatronRun(
             tp=tp,

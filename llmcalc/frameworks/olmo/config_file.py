@@ -14,7 +14,7 @@ from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 
-OFF: Mapping[str, tuple[Any, ...]] = {
+MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, None),
     "embedding_layer_norm": (False, None),
     "include_bias": (False,),
@@ -24,7 +24,12 @@ OFF: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of `model` of which only these values are read."""
 
-RECOMPUTE = {"whole_layer": "full", "one_in_two": "every:2", "one_in_three": "every:3", "one_in_four": "every:4"}
+RECOMPUTE_BY_CHECKPOINTING = {
+    "whole_layer": "full",
+    "one_in_two": "every:2",
+    "one_in_three": "every:3",
+    "one_in_four": "every:4",
+}
 """`activation_checkpointing` → the value of `--recompute`."""
 
 STEP_KEYS = ("optimizer", "precision", "fsdp", "ddp", "compile", "activation_checkpointing", "fused_loss")
@@ -87,7 +92,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
 
 def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
-    reader.refuse_other_values(model_table, OFF, "model.")
+    reader.refuse_other_values(model_table, MODELLED_VALUES, "model.")
     hidden_size, layer_count = (
         read_integer(reader, f"model.{key}", model_table.get(key)) for key in ("d_model", "n_layers")
     )
@@ -155,9 +160,11 @@ def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.refuse("optimizer.name", f"'{optimizer_name[:30]}' is not modelled; adamw is")
     checkpointing_config = config.get("activation_checkpointing")
     if checkpointing_config is not None:
-        if str(checkpointing_config) not in RECOMPUTE:
-            raise reader.value_error("activation_checkpointing", checkpointing_config, ", ".join(RECOMPUTE))
-        step_settings["recompute"] = RECOMPUTE[str(checkpointing_config)]
+        if str(checkpointing_config) not in RECOMPUTE_BY_CHECKPOINTING:
+            raise reader.value_error(
+                "activation_checkpointing", checkpointing_config, ", ".join(RECOMPUTE_BY_CHECKPOINTING)
+            )
+        step_settings["recompute"] = RECOMPUTE_BY_CHECKPOINTING[str(checkpointing_config)]
     if config.get("fused_loss"):
         step_settings["cross_entropy"] = "fused"
     if config.get("compile"):

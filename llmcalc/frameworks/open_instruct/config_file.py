@@ -19,12 +19,12 @@ from ..launch.trainer import (
     trainer_launch,
 )
 
-READ = argument_names(__file__, "read")
+ARGUMENTS_READ = argument_names(__file__, "read")
 
-IGNORED = argument_names(__file__, "ignored")
+ARGUMENTS_IGNORED = argument_names(__file__, "ignored")
 """Arguments that do not change the memory of a training step."""
 
-SIGNS = (
+IDENTIFYING_ARGUMENTS = (
     "use_slow_tokenizer",
     "with_tracking",
     "checkpointing_steps",
@@ -39,7 +39,7 @@ def is_open_instruct(config: Table) -> bool:
     """Whether a table is a config of open-instruct."""
     return (
         "model_name_or_path" in config
-        and any(argument_name in config for argument_name in SIGNS)
+        and any(argument_name in config for argument_name in IDENTIFYING_ARGUMENTS)
         and "finetuning_type" not in config
     )
 
@@ -47,7 +47,9 @@ def is_open_instruct(config: Table) -> bool:
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        reader.check_names(config, (*known_argument_names(), *READ), IGNORED_TRAINER_ARGUMENTS | IGNORED)
+        reader.check_names(
+            config, (*known_argument_names(), *ARGUMENTS_READ), IGNORED_TRAINER_ARGUMENTS | ARGUMENTS_IGNORED
+        )
         if config.get("sequence_parallel_size") not in (None, 1):
             reader.refuse("sequence_parallel_size", "it is modelled as 1")
         run_settings: dict[str, Any] = {

@@ -16,9 +16,9 @@ from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, rea
 from ..launch.trainer import keeps_published_weights, read_trainer
 from ..trl.config_file import read_trl
 
-TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
+CONFIG_TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
 
-TRAINERS = {
+SETTINGS_BY_TRAINER = {
     "TRL_SFT": {"loss_type": "nll"},
     "TRL_DPO": {"loss_type": "sigmoid"},
     "TRL_KTO": {"loss_type": "kto"},
@@ -106,18 +106,18 @@ def is_oumi(config: Table) -> bool:
 def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an Oumi config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        record_unknown_keys(reader, config, TABLES, "", "no table that is known")
-        tables = {table_name: reader.table(config, table_name) for table_name in TABLES}
+        record_unknown_keys(reader, config, CONFIG_TABLES, "", "no table that is known")
+        tables = {table_name: reader.table(config, table_name) for table_name in CONFIG_TABLES}
         values_by_key = {
             f"{table_name}.{key}"[:100]: value for table_name, table in tables.items() for key, value in table.items()
         }
         trainer_type = str(values_by_key.get("training.trainer_type", "HF")).upper()[:40]
-        if trainer_type not in TRAINERS:
-            raise reader.value_error("training.trainer_type", trainer_type, f"one of {', '.join(TRAINERS)}")
+        if trainer_type not in SETTINGS_BY_TRAINER:
+            raise reader.value_error("training.trainer_type", trainer_type, f"one of {', '.join(SETTINGS_BY_TRAINER)}")
         record_unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model")
         record_unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training")
         arguments: dict[str, Any] = {
-            **TRAINERS[trainer_type],
+            **SETTINGS_BY_TRAINER[trainer_type],
             **_training_arguments(reader, values_by_key),
             **_model_arguments(reader, values_by_key, trainer_type),
             **(

@@ -29,7 +29,7 @@ MOST_WORDS = 2_000
 LONGEST_TEXT = 100_000
 """Largest number of letters of a text that is added up."""
 
-MOST_COMBINED = 1_000_000
+MOST_COMBINED_VALUES = 1_000_000
 """Largest number of letters and values that all expressions of a file put together: variables that stand twice in the
 next one double at each line."""
 
@@ -93,15 +93,16 @@ class _Evaluator:
     def _count_combined_items(self, evaluated_value: Any) -> None:
         """Counts the characters and items that are combined into another value, to limit the work.
 
-        Raises `InputError` for more than `MOST_COMBINED` in a file.
+        Raises `InputError` for more than `MOST_COMBINED_VALUES` in a file.
         """
         pending_values = [evaluated_value]
         while pending_values:
             pending_value = pending_values.pop()
             self.combined_count += 1 + (len(pending_value) if isinstance(pending_value, str | list | dict) else 0)
-            if self.combined_count > MOST_COMBINED:
+            if self.combined_count > MOST_COMBINED_VALUES:
                 raise InputError(
-                    f"{self.file_name}: its expressions put together more than {MOST_COMBINED:,} letters and values; "
+                    f"{self.file_name}: its expressions put together more than {MOST_COMBINED_VALUES:,} letters and "
+                    "values; "
                     "expected shorter texts and lists"
                 )
             pending_values += (

@@ -38,7 +38,7 @@ from ..launch.trainer import keeps_published_weights, read_trainer
 from .commands import COMMANDS
 from .config_file import read_trl
 
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
+SETTINGS_BY_CONFIG_CLASS: Mapping[str, Mapping[str, Any]] = {
     **{f"{name.upper()}Config": COMMANDS[f"trl {name}"] for name in ("sft", "dpo", "kto", "grpo")},
     "RewardConfig": COMMANDS["trl reward"],
     "TrainingArguments": {},
@@ -47,7 +47,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Configuration of a trainer → an argument by which the reader of recipes knows the trainer, with its default."""
 
-TRAINERS: Mapping[str, str] = {
+CONFIG_CLASS_BY_TRAINER: Mapping[str, str] = {
     "SFTTrainer": "SFTConfig",
     "DPOTrainer": "DPOConfig",
     "KTOTrainer": "KTOConfig",
@@ -74,7 +74,7 @@ QUANTIZATION_ARGUMENTS: Mapping[str, str] = {
 }
 """Argument of `BitsAndBytesConfig` → TRL's."""
 
-AUTO = "auto"
+AUTO_DTYPE = "auto"
 """The number format of the checkpoint."""
 
 TRAINER_LENGTHS = ("max_seq_length", "max_length", "max_prompt_length")
@@ -85,7 +85,7 @@ LOADING_CALLS = ("from_pretrained", "SentenceTransformer")
 
 MODEL_ARGUMENTS = ("torch_dtype", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
 
-DECIDING = field_names("""
+REQUIRED_ARGUMENTS = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing optim max_length max_seq_length
     max_prompt_length max_completion_length num_generations lora_r lora_target_modules lora_modules_to_save load_in_4bit
     load_in_8bit use_liger_kernel loss_type bf16 fp16 deepspeed fsdp torch_dtype dtype use_vllm
@@ -119,16 +119,17 @@ def is_python(file_text: str) -> bool:
     """
     if re.search(r"^[ \t]*(from|import) (trl|transformers|sentence_transformers)\b", file_text, re.MULTILINE) is None:
         return False
-    if re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) or OTHER_TRAINERS.search(file_text):
+    if re.search(rf"\b({'|'.join(SETTINGS_BY_CONFIG_CLASS)})\(", file_text) or OTHER_TRAINERS.search(file_text):
         return True
-    if re.search(rf"\b({'|'.join(TRAINERS)})\(", file_text) is None:
+    if re.search(rf"\b({'|'.join(CONFIG_CLASS_BY_TRAINER)})\(", file_text) is None:
         return False
     try:
         syntax_tree = parse_python(file_text, "")
     except InputError:  # `read_python` raises it with the file's name
         return True
     return any(
-        dotted_name_of(call_node.func).rpartition(".")[2] in TRAINERS and not _has_configuration(call_node)
+        dotted_name_of(call_node.func).rpartition(".")[2] in CONFIG_CLASS_BY_TRAINER
+        and not _has_configuration(call_node)
         for call_node in calls_in_order(syntax_tree)
     )
 
@@ -148,29 +149,34 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
         _refuse_undeclared(reader, script_arguments)
         named_calls = list(_named_calls(syntax_tree, script_arguments.variables))
-        config_classes = dict.fromkeys(call.name for call in named_calls if call.name in CONFIGS)
+        config_classes = dict.fromkeys(call.name for call in named_calls if call.name in SETTINGS_BY_CONFIG_CLASS)
         trainer_match = OTHER_TRAINERS.search(file_text)
-        if trainer_match is not None and not any(call.name in TRAINERS for call in named_calls):
+        if trainer_match is not None and not any(call.name in CONFIG_CLASS_BY_TRAINER for call in named_calls):
             raise reader.argument_error(
                 f"{trainer_match[1]}Trainer",
-                "training by it is not modelled; expected one of " + ", ".join(TRAINERS),
+                "training by it is not modelled; expected one of " + ", ".join(CONFIG_CLASS_BY_TRAINER),
             )
-        trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
-        trainer_nodes = [call.node for call in named_calls if call.name in TRAINERS and call.node is not None]
+        trl_config = next(
+            (CONFIG_CLASS_BY_TRAINER[call.name] for call in named_calls if call.name in CONFIG_CLASS_BY_TRAINER), ""
+        )
+        trainer_nodes = [
+            call.node for call in named_calls if call.name in CONFIG_CLASS_BY_TRAINER and call.node is not None
+        ]
         has_default_config = not any(map(_has_configuration, trainer_nodes))
         config_class = next(iter(config_classes), trl_config if has_default_config else "")
         if not config_class:
             raise reader.argument_error(
-                "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
+                "SFTConfig",
+                f"no call of a trainer's configuration; expected one of {', '.join(SETTINGS_BY_CONFIG_CLASS)}",
             )
         if len(config_classes) > 1:
             reader.notes.append(
                 f"the file trains with {', '.join(config_classes)}; the run of {config_class} is counted"
             )
         is_trl_run = bool(trl_config) or not config_class.endswith("TrainingArguments")
-        base_config = CONFIGS[config_class]
+        base_config = SETTINGS_BY_CONFIG_CLASS[config_class]
         if trl_config and config_class != trl_config:
-            base_config = {**TRANSFORMERS_DEFAULTS, **CONFIGS[trl_config]}
+            base_config = {**TRANSFORMERS_DEFAULTS, **SETTINGS_BY_CONFIG_CLASS[trl_config]}
         config = {**base_config, **_arguments_of_call(named_calls, config_class), **_model_arguments(named_calls)}
         call_nodes = [call.node for call in named_calls if call.node is not None]
         model_changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
@@ -199,7 +205,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.unknown_arguments |= {
             argument_name: _unknown_reason(argument, script_arguments, source_file.name_in_errors)
             for argument_name, argument in unknown_arguments.items()
-            if argument_name in DECIDING
+            if argument_name in REQUIRED_ARGUMENTS
         }
         reader.unknown_arguments |= {
             changed_name: reason
@@ -306,7 +312,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
             if argument_name in model_arguments
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
-            arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
+            arguments["dtype"] = AUTO_DTYPE  # transformers 5, modeling_utils.py, `from_pretrained`
     else:
         loading_arguments = _loading_arguments(named_calls)
         arguments |= {
@@ -329,7 +335,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
 
 def _loading_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments in `model_init_kwargs`, with which a trainer loads a model given by name."""
-    tables = (call.arguments.get("model_init_kwargs") for call in named_calls if call.name in CONFIGS)
+    tables = (call.arguments.get("model_init_kwargs") for call in named_calls if call.name in SETTINGS_BY_CONFIG_CLASS)
     loading_table = next((table for table in tables if isinstance(table, dict)), {})
     return {
         argument_name: loading_table[argument_name]
@@ -388,14 +394,14 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
         yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, node)
 
 
-Condition: TypeAlias = tuple[ast.expr, bool]
+BranchCondition: TypeAlias = tuple[ast.expr, bool]
 """A condition, and whether a call runs if it is true."""
 
 
-def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
+def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[BranchCondition, ...]]:
     """Returns the id of a call node → the conditions of the branches around the call, if they are plain names."""
-    conditions: dict[int, tuple[Condition, ...]] = {}
-    pending_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
+    conditions: dict[int, tuple[BranchCondition, ...]] = {}
+    pending_nodes: list[tuple[ast.AST, tuple[BranchCondition, ...]]] = [(syntax_tree, ())]
     while pending_nodes:
         node, node_conditions = pending_nodes.pop()
         if isinstance(node, ast.Call):

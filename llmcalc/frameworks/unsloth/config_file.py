@@ -91,14 +91,14 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
         reader.assumed_defaults["load_in_4bit"] = True
         run_settings |= fused_loss(reader)
         reader.counts_longest_samples = not training_table.get("packing")
-        reader.notes.append(UPPER_BOUND)
-        return replace(trainer_launch(reader, {}, run_settings), software_stack=STACK)
+        reader.notes.append(UPPER_BOUND_NOTE)
+        return replace(trainer_launch(reader, {}, run_settings), software_stack=SOFTWARE_STACK)
 
 
-STACK = "unsloth"
+SOFTWARE_STACK = "unsloth"
 """The name of the software stack of Unsloth's kernels (presets/timing/stacks.toml)."""
 
-UPPER_BOUND = (
+UPPER_BOUND_NOTE = (
     "the memory of Unsloth's kernels of layers is not modelled: that of PEFT's and the Trainer's is counted, an upper "
     "bound"
 )

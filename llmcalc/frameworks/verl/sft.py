@@ -47,10 +47,10 @@ FP32_SHARDS = FrozenModel(
 )
 """The other two bytes of frozen weights whose shards are in fp32."""
 
-IGNORED = ("trainer.", "optim.", "data.", "model.", "use_remove_padding")
+IGNORED_PREFIXES = ("trainer.", "optim.", "data.", "model.", "use_remove_padding")
 """Sections whose other keys change no memory of a step, and a key that changes none."""
 
-READ = argument_names(__file__, "read_by_fine_tuning")
+KEYS_READ = argument_names(__file__, "read_by_fine_tuning")
 
 
 def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def optimizer_settings(reader: LaunchReader, config: Table, section_name: str) -
 def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
     """Returns the training run of a command's overrides. Raises `InputError`, which names file and key."""
     for argument_name in config:
-        if argument_name not in READ and argument_name.startswith(IGNORED):
+        if argument_name not in KEYS_READ and argument_name.startswith(IGNORED_PREFIXES):
             reader.ignored_arguments.append(argument_name)
-        elif argument_name not in READ:
+        elif argument_name not in KEYS_READ:
             reader.refuse(argument_name[:100], "no key that is known")
     world_size = reader.device_count(reader.source.world_size)
     cp = reader.sequence_ranks(config, "ulysses_sequence_parallel_size", world_size)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
-from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
+from ...components.base import LARGEST_SIZE, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
 from ...errors import InputError, short_repr, similar_name
 from .unknown_fields import UnknownField, field_name_words
@@ -51,7 +51,9 @@ LARGEST_FIELD_VALUES: dict[str, int] = {
     ),
     "merger_times": 16,  # each leaves a quarter of an image's patches or fewer
 }
-"""Field, under its usual name → its largest value, because adapters list layers one by one. `LARGEST` for other fields.
+"""Field, under its usual name → its largest value, because adapters list layers one by one.
+
+The largest value of other fields is `LARGEST_SIZE`.
 """
 
 
@@ -205,7 +207,7 @@ class Config:
         return replace(self, aliases={}).integer(field_name)
 
     def _read_integer(self, field_names: tuple[str, ...], minimum: int, expected_text: str) -> int:
-        field_value, maximum = self.get(*field_names), LARGEST_FIELD_VALUES.get(field_names[0], LARGEST)
+        field_value, maximum = self.get(*field_names), LARGEST_FIELD_VALUES.get(field_names[0], LARGEST_SIZE)
         if not is_json_integer(field_value) or not minimum <= field_value <= maximum:
             limit_text = f", at most {maximum}" if is_json_integer(field_value) and field_value > maximum else ""
             raise self.error(self._name_in_config(field_names), field_value, expected_text + limit_text)
@@ -236,9 +238,9 @@ class Config:
         """Returns the number in a field, of at least `minimum`."""
 
         def is_accepted_value(field_value: Any) -> bool:
-            return is_number(field_value) and minimum <= field_value <= LARGEST  # false for NaN
+            return is_number(field_value) and minimum <= field_value <= LARGEST_SIZE  # false for NaN
 
-        field_value = self._checked_value(field_names, is_accepted_value, f"a number from {minimum} to {LARGEST}")
+        field_value = self._checked_value(field_names, is_accepted_value, f"a number from {minimum} to {LARGEST_SIZE}")
         return field_value if isinstance(field_value, float) else float(field_value)
 
     def text(self, *field_names: str) -> str:
@@ -250,7 +252,7 @@ class Config:
 
         def is_accepted_value(field_value: Any) -> bool:
             return isinstance(field_value, list | tuple) and all(
-                is_json_integer(list_element) and 0 <= list_element <= LARGEST for list_element in field_value
+                is_json_integer(list_element) and 0 <= list_element <= LARGEST_SIZE for list_element in field_value
             )
 
         return list(self._checked_value(field_names, is_accepted_value, "a list of whole numbers"))

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from ...components.base import LARGEST
+from ...components.base import LARGEST_SIZE
 from ...errors import InputError, short_repr
 from .config import is_json_integer, is_number
 from .family import field_names
@@ -214,7 +214,7 @@ def _positive_size(model_args: Mapping[str, Any], field_name: str, default_size:
     field_value = model_args.get(field_name, default_size)
     if field_name == "vocab_size" and field_value == -1:
         raise InputError("vocab_size: -1; expected the number of entries of the tokenizer, 32000 for Llama 1 and 2")
-    if not is_json_integer(field_value) or not 0 < field_value <= LARGEST:
+    if not is_json_integer(field_value) or not 0 < field_value <= LARGEST_SIZE:
         raise InputError(f"{field_name}: {short_repr(field_value)}; expected a positive whole number")
     return field_value
 
@@ -325,7 +325,7 @@ def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     }
     context_length = _positive_size(model_args, "initial_context_length", 4096)
     rope_factor = model_args.get("rope_scaling_factor", 32)
-    if not is_number(rope_factor) or not 0 < rope_factor <= LARGEST:
+    if not is_number(rope_factor) or not 0 < rope_factor <= LARGEST_SIZE:
         raise InputError(f"rope_scaling_factor: {short_repr(rope_factor)}; expected a positive number")
     config |= {
         "model_type": "gpt_oss",
@@ -393,7 +393,7 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     if _positive_size(model_args, "expert_num", 1) > 1:
         expert_width = _positive_size(model_args, "moe_ffn_hidden_size", config["intermediate_size"])
         shared_width = model_args.get("moe_shared_expert_intermediate_size") or 0
-        if not is_json_integer(shared_width) or not 0 <= shared_width <= LARGEST or shared_width % expert_width:
+        if not is_json_integer(shared_width) or not 0 <= shared_width <= LARGEST_SIZE or shared_width % expert_width:
             raise InputError(
                 f"moe_shared_expert_intermediate_size: {short_repr(shared_width)}; expected a multiple of the width of "
                 f"a routed expert ({expert_width})"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...components.base import LARGEST
-from ...components.stack import BASE, MOST_KINDS, table_with_changes
+from ...components.base import LARGEST_SIZE
+from ...components.stack import BASE_LAYER_NAME, MOST_VARIANTS, table_with_changes
 from ...errors import InputError, short_repr
 from .config import Config, is_json_integer, is_number
 from .head_kinds import HEAD_ENDINGS, architecture_of, names_another_head
@@ -103,7 +103,7 @@ def rope(
     rope_fields: Table = {"type": "rope"}
     if rotary_fraction != 1:
         rope_fields["partial_rotary_factor"] = float(rotary_fraction)
-    if isinstance(rope_base, int | float) and 0 < rope_base <= LARGEST:
+    if isinstance(rope_base, int | float) and 0 < rope_base <= LARGEST_SIZE:
         rope_fields["rope_theta"] = float(rope_base)
     return rope_fields
 
@@ -215,7 +215,10 @@ def decoder(
     if config.optional_integer("max_position_embeddings") is not None:
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
     model_fields |= {"decoder": stack_table, "head": head_table(config, head, score_head, label_count)}
-    if "mtp" in model and model["mtp"].get("layer", BASE) not in {BASE, *stack_table.get("variants", ())}:
+    if "mtp" in model and model["mtp"].get("layer", BASE_LAYER_NAME) not in {
+        BASE_LAYER_NAME,
+        *stack_table.get("variants", ()),
+    }:
         del model["mtp"]["layer"]  # the only kind of layer
     return {**model_fields, **model}
 
@@ -746,9 +749,9 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
                 kind_label if kind_label not in layer_variants else f"{kind_label}_{layer_index}"
             )
             layer_variants[variant_name] = layer_changes
-            if len(layer_variants) > MOST_KINDS:
+            if len(layer_variants) > MOST_VARIANTS:
                 raise InputError(
-                    f"num_hidden_layers: {len(layers)} layers of more than {MOST_KINDS} kinds; expected layers "
+                    f"num_hidden_layers: {len(layers)} layers of more than {MOST_VARIANTS} kinds; expected layers "
                     "that are more alike"
                 )
         layer_kinds.append(variant_name)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
+from llmcalc.device_memory.cuda_runtime import HOPPER_RUNTIME, CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
@@ -228,7 +228,7 @@ def test_what_a_rank_keeps_are_whole_weights_and_its_part_of_the_states() -> Non
     kept = cluster(small(2)).device_rank.device
     exact = 2 * n + (4 + 4 + 4) * n // 4  # bf16; fp32 copy and two states of Adam
     rounding = 5 * 512  # of the flat tensor, the copy, the states and the token ids
-    assert 0 <= kept.after_step_bytes - 2 * HOPPER.workspace_bytes - exact <= rounding
+    assert 0 <= kept.after_step_bytes - 2 * HOPPER_RUNTIME.workspace_bytes - exact <= rounding
     assert sum(term.bytes for term in kept.terms) == kept.device_bytes
     assert sum(kept.by_kind.values()) == kept.peak_bytes
 
@@ -244,7 +244,7 @@ def test_without_zero_a_rank_keeps_all_states() -> None:
     n = llmcalc.params(model()).total
     kept = cluster(small(0), Layout(dp=4)).device_rank.device
     exact = (2 + 4 + 4 + 4) * n  # bf16; an fp32 copy of each parameter and two states of Adam
-    assert 0 <= kept.after_step_bytes - 2 * HOPPER.workspace_bytes - exact <= 512 * 4 * 50  # 39 parameters
+    assert 0 <= kept.after_step_bytes - 2 * HOPPER_RUNTIME.workspace_bytes - exact <= 512 * 4 * 50  # 39 parameters
 
 
 def test_fused_adam_of_a_file_updates_one_flat_copy_without_zero() -> None:
@@ -285,7 +285,7 @@ def test_sums_in_fp32_beside_bf16_weights_in_stage_1_are_of_all_parameters() -> 
     n = llmcalc.params(model()).total
     kept = cluster(small(1, grad_accum_dtype="fp32"), Layout(dp=4, zero=1)).device_rank.device
     exact = (2 + 4 + 12 // 4) * n  # bf16; sums in fp32; a quarter of the copy and its states
-    assert kept.after_step_bytes - 2 * HOPPER.workspace_bytes == pytest.approx(exact, rel=0.01)
+    assert kept.after_step_bytes - 2 * HOPPER_RUNTIME.workspace_bytes == pytest.approx(exact, rel=0.01)
 
 
 def test_states_on_the_host_leave_the_weights_and_a_buffer() -> None:

@@ -16,7 +16,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import SecondLoss, Teacher
 from llmcalc.frameworks.launch.launch_types import Launch
 from llmcalc.frameworks.launch.read import launch_from_text
-from llmcalc.frameworks.ms_swift.rlhf import GKD_BYTES_PER_LOGIT, GKD_CHUNK
+from llmcalc.frameworks.ms_swift.rlhf import GKD_BYTES_PER_LOGIT, GKD_CHUNK_TOKENS
 from llmcalc.frameworks.trl.distillation import BYTES_PER_LOGIT
 from tests.simulator.witness import Alive
 
@@ -88,8 +88,8 @@ def divergence_in_chunks(student: torch.Tensor, teacher: torch.Tensor, beta: flo
     share = torch.tensor(beta, dtype=student.dtype, device=student.device)
     log_share, log_rest = torch.log(share), torch.log1p(-share)
     total = student.new_zeros(())
-    for start in range(0, len(student), GKD_CHUNK):
-        p, q = (F.log_softmax(logits[start : start + GKD_CHUNK], -1) for logits in (student, teacher))
+    for start in range(0, len(student), GKD_CHUNK_TOKENS):
+        p, q = (F.log_softmax(logits[start : start + GKD_CHUNK_TOKENS], -1) for logits in (student, teacher))
         if beta in (0, 1):
             by_token = kl_divergence(p, q) if beta == 0 else kl_divergence(q, p)
         else:
@@ -142,7 +142,7 @@ def test_the_bytes_of_a_loss_in_chunks_are_an_upper_bound_of_torchs(logits: str)
         for beta, tokens in product(betas, (512, 2048, 8192)):
             peak = peak_per_logit(dtype, beta, logits == "autocast", tokens, divergence_in_chunks)
             more = peak - peak_per_logit(dtype, None, False, tokens)
-            assert more - 0.02 <= width + chunk_width * GKD_CHUNK / tokens <= more + (5.3 if beta == 0 else 2.3)
+            assert more - 0.02 <= width + chunk_width * GKD_CHUNK_TOKENS / tokens <= more + (5.3 if beta == 0 else 2.3)
 
 
 def forward_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:

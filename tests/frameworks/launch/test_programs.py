@@ -707,9 +707,9 @@ def test_a_builder_of_torchtune_that_is_not_known() -> None:
 
 
 def test_builders_of_torchtune_are_presets() -> None:
-    from llmcalc.frameworks.torchtune.models import MODELS
+    from llmcalc.frameworks.torchtune.models import PRESET_BY_BUILDER
 
-    for preset in MODELS.values():
+    for preset in PRESET_BY_BUILDER.values():
         assert isinstance(llmcalc.load(preset), Preset)
 
 

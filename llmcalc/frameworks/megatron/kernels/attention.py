@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ....algebra import Number, ceil_div
 from ....flow.program import Step
 from ....flow.value import Value
-from ....simulator.tensor import BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
+from ....simulator.tensor import BOOL, FLOAT32, INT64, NeedsInputGrad, OptionalGradient, Tensor
 from .linear import LinearKernels
 from .lowering import Gradients, SavedTensors
 
@@ -97,7 +97,7 @@ class AttentionKernels(LinearKernels):
         input_shape, dtype = x.shape, x.dtype
 
         def join_gradients(
-            saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs
+            saved_tensors: SavedTensors, gradients: list[OptionalGradient], needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             """Returns the joined gradient of the parts: a view if all parts share one tensor, otherwise a copy."""
             present_gradients = [gradient for gradient in gradients if gradient is not None]
@@ -192,7 +192,9 @@ class AttentionKernels(LinearKernels):
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             if fused_qkv_shape is None:
                 input_gradients = [
                     autograd_graph.new_tensor(input_shape, output_gradient.dtype) for input_shape in input_shapes
@@ -245,7 +247,9 @@ class AttentionKernels(LinearKernels):
         if self.rank_choices.is_deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
             split_count = ceil_div(self.rank_choices.multiprocessor_count, self.run_config.batch * heads)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in input_shapes]
             logsumexp = self.new_tensor(row_count, heads, FLOAT32)
             query_gradient_sums = autograd_graph.new_tensor((split_count * q_shape[0], q_shape[1]), FLOAT32)
@@ -280,10 +284,12 @@ class AttentionKernels(LinearKernels):
             baddbmm_input = None
         input_shapes = q.shape, k.shape
 
-        def scores_backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def scores_backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             """Allocates the gradients of queries and keys."""
             self.persistent.use_torch_workspace("backward")
-            input_gradients: list[Gradient] = []
+            input_gradients: list[OptionalGradient] = []
             for shape in input_shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
                 scores_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype)
                 input_gradients.append(self.empty_like(scores_gradient))
@@ -305,7 +311,7 @@ class AttentionKernels(LinearKernels):
         value_shape = v.shape
 
         def context_backward(
-            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             """Allocates the gradients of attention probabilities and values."""
             self.persistent.use_torch_workspace("backward")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ....algebra import Number, ceil_div, exact_div, round_up
 from ....flow.program import Step
 from ....simulator.strides import Shape, count
-from ....simulator.tensor import FLOAT32, UINT8, Dtype, Needs, Tensor
+from ....simulator.tensor import FLOAT32, UINT8, Dtype, NeedsInputGrad, Tensor
 from .gated_delta import DeltaKernels
 from .lowering import Gradients, SavedTensors, direct_steps
 from .rank_choices import RankKernelChoices
@@ -228,7 +228,9 @@ class Fp8Kernels(DeltaKernels):
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, has_norm = x.shape, deferred_norm is not None
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             new_tensor = self.new_tensor
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             quantized_gradients = [self.quantize(n_rows, n_out)]
@@ -296,7 +298,9 @@ class Fp8Kernels(DeltaKernels):
         del gathered_input, quantized_input
         bias_shape = None if bias is None else bias.shape
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             bias_gradients = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             quantized_gradients = [self.quantize(row_count, n_out)]
             requantized_inputs = [self.quantize(local_rows, n_in, self.gathers_rowwise_only, not gathers_rowwise_only)]
@@ -349,7 +353,9 @@ class Fp8Kernels(DeltaKernels):
         self.persistent.use_grouped_workspaces()
         product_output = self.new_tensor(row_count, output_width)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
             _quantized_gradient = self.quantize_experts(rows_per_expert, output_width, expert_count)
             self.persistent.use_grouped_workspaces()
@@ -404,7 +410,9 @@ class Fp8Kernels(DeltaKernels):
         if is_scattered and not uses_user_buffers:
             layer_output = self.new_tensor(self.local_rows(n_rows), n_out)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             if uses_user_buffers:
                 quantized_gradients = [self.quantize(self.local_rows(n_rows), n_out)]
             elif is_scattered:

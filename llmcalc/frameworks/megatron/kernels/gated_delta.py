@@ -16,7 +16,7 @@ from ....ops import DeltaRule
 from ....simulator.aten import Aten
 from ....simulator.autograd import record
 from ....simulator.published import fla
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, Gradient, Needs, Tensor
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, NeedsInputGrad, OptionalGradient, Tensor
 from .lowering import Gradients, SavedTensors, steps_by_name
 from .mamba import MambaKernels
 
@@ -119,7 +119,9 @@ class DeltaKernels(MambaKernels):
         out_gate = autograd_graph.new_tensor((*head_shape, delta_op.value_dim), BFLOAT16)
         input_shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
-        def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, gradients: list[OptionalGradient], needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             normalized_gradients = autograd_graph.new_tensor(qk_shape, BFLOAT16)
             qk_gradients = autograd_graph.new_tensor(qk_shape, BFLOAT16)
             del normalized_gradients
@@ -221,7 +223,7 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, log_decay: T
 def cumsum(aten: Aten, x: Tensor) -> Tensor:
     """Returns cumulative sums along the last axis, with torch's gradient (`cumsum_backward`)."""
 
-    def backward(output_gradient: Tensor, _: Needs) -> Gradients:
+    def backward(output_gradient: Tensor, _: NeedsInputGrad) -> Gradients:
         flipped_gradient = aten.new_like(output_gradient)
         flipped_sums = aten.new_like(flipped_gradient)
         input_gradient = aten.new_like(flipped_sums)

@@ -11,8 +11,8 @@ from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded, record, record_all
-from ....simulator.checkpoint import Run
-from ....simulator.lowering import STAGE_INPUT_KEY, Lowering, ModuleFrame, Path
+from ....simulator.checkpoint import RegionFunction
+from ....simulator.lowering import STAGE_INPUT_KEY, Lowering, ModuleFrame, ModulePath
 from ....simulator.meter import Block, NoMeter
 from ....simulator.strides import Shape
 from ....simulator.tensor import (
@@ -21,9 +21,9 @@ from ....simulator.tensor import (
     FLOAT32,
     AutogradNode,
     Dtype,
-    Gradient,
     Meter,
-    Needs,
+    NeedsInputGrad,
+    OptionalGradient,
     Storage,
     Tensor,
     count_storages_as,
@@ -34,9 +34,9 @@ from .rank_choices import RankKernelChoices
 
 SavedTensors: TypeAlias = list[Tensor | None]
 
-Gradients: TypeAlias = Sequence[Gradient]
+Gradients: TypeAlias = Sequence[OptionalGradient]
 
-BackwardFunction: TypeAlias = Callable[[SavedTensors, Any, Needs], Gradients]
+BackwardFunction: TypeAlias = Callable[[SavedTensors, Any, NeedsInputGrad], Gradients]
 """backward(saved_tensors, gradient, needs_input_grad) → a gradient per input.
 
 It frees a saved tensor by setting its place to None.
@@ -71,7 +71,7 @@ class Parameter(NamedTuple):
     A parameter is frozen if its tensor takes no gradient.
     """
 
-    path: Path
+    path: ModulePath
     tensor: Tensor
     is_expert: bool
     role: str
@@ -111,7 +111,7 @@ def detached_argument(
     assert saved_argument is not None
     detached_tensor = saved_argument.detached()
 
-    def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+    def store_gradient(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> Gradients:
         argument_gradients[argument_index] = output_gradient
         return (None,)
 
@@ -279,7 +279,7 @@ class RankKernels(Lowering):
         self.readers_by_storage: dict[int, list[tuple[Step, ModuleScope]]] = {}
         self.module_of_step: dict[int, ModuleScope] = {}
         self.pending_outputs: dict[int, Tensor] = {}
-        self.deferred_norms: dict[int, tuple[Step, Path]] = {}
+        self.deferred_norms: dict[int, tuple[Step, ModulePath]] = {}
         self.fused_norms: dict[int, bool] = {}
         self.modules_without_kernel: dict[int, ModuleScope] = {}
         self.dropout_outputs: set[int] = set()
@@ -359,7 +359,7 @@ class RankKernels(Lowering):
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
-    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created on first use."""
         if parameter_key not in self.weights:
             is_trained = self.rank_choices.adapters is None or self.in_adapter
@@ -469,7 +469,7 @@ class RankKernels(Lowering):
             autograd_graph.save_uncheckpointed(tensor).unpack() for tensor in tensors_to_save
         ]
 
-        def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
+        def run_backward(gradients: Any, needs_input_grad: NeedsInputGrad) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
 
         if len(output_tensors) == 1:
@@ -505,7 +505,7 @@ class RankKernels(Lowering):
             lambda g, _: (new_tensor(input_shape, g.dtype),),
         )
 
-    def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
+    def checkpoint(self, compute: RegionFunction, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function that saves only its arguments, and is recomputed in the backward pass.
 
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
@@ -515,7 +515,7 @@ class RankKernels(Lowering):
             return compute(arguments)
 
         def checkpoint_backward(
-            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             """Recomputes the function with autograd, then runs the backward pass."""
             argument_gradients: dict[int, Tensor] = {}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ....flow.program import AlternativeBranches, Item, ModuleScope, Step
+from ....flow.program import AlternativeBranches, ModuleScope, ProgramItem, Step
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded
-from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storage, Tensor, empty
+from ....simulator.tensor import BFLOAT16, AutogradNode, NeedsInputGrad, OptionalGradient, Storage, Tensor, empty
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
 from .sparse_attention import SparseAttentionKernels
 
@@ -61,7 +61,10 @@ class DiscardedOutputs:
         self.storages = []
 
     def backward(
-        self, saved_tensors: SavedTensors, gradients: Gradient | list[Gradient], needs_input_grad: Needs
+        self,
+        saved_tensors: SavedTensors,
+        gradients: OptionalGradient | list[OptionalGradient],
+        needs_input_grad: NeedsInputGrad,
     ) -> Gradients:
         """Runs the backward pass of the recomputed graph."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
@@ -108,7 +111,9 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             discarded_storage.release()
         hook_output = Tensor(hook_tensor.shape, hook_tensor.dtype, hook_tensor.storage, hook_tensor.strides)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             discarded_outputs.recompute()
             return [output_gradient]
 
@@ -230,7 +235,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
-    def run_items(self, items: Sequence[Item]) -> None:
+    def run_items(self, items: Sequence[ProgramItem]) -> None:
         """Runs a module's operations, and frees and recomputes the up-projections of latents (`mla_up_proj`)."""
         if not (self.rank_choices.recompute_up_projections and self.graph.is_grad_enabled):
             super().run_items(items)

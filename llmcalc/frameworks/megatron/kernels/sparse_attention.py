@@ -17,7 +17,7 @@ from ....flow.axis import JoinedShapes
 from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....simulator.aten import Aten
 from ....simulator.autograd import record
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, NeedsInputGrad, Tensor
 from .fp8 import Fp8Kernels
 from .lowering import Gradients, SavedTensors, steps_by_name
 
@@ -223,7 +223,9 @@ class SparseAttentionKernels(Fp8Kernels):
         self.persistent.use_engine_workspace()
         layer_output = self.new_tensor(x.shape[0], weight.shape[0])
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             self.persistent.use_engine_workspace()
             return [None, self.weight_gradient(weight)]
 
@@ -374,7 +376,7 @@ def indexer_loss(
 
     def backward(
         output_gradient: Tensor,
-        _: Needs,
+        _: NeedsInputGrad,
         q: Tensor,
         weights: Tensor,
         k: Tensor,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import log2
 
-from ....components.base import LARGEST
+from ....components.base import LARGEST_SIZE
 from ..config import Config
 from ..parts import ACTIVATIONS, QKV_BIASES, QKVO_BIASES, Table, attention_biases, biases, layer_table, layernorm, mlp
 from .section import TowerSection, patches_per_side, projector, self_attention, vision_transformer
@@ -136,7 +136,8 @@ def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
     """Reads a list of whole numbers of at least `minimum`."""
     listed_numbers = config.get(field_name)
     if not isinstance(listed_numbers, list | tuple) or any(
-        type(listed_number) is not int or not minimum <= listed_number <= LARGEST for listed_number in listed_numbers
+        type(listed_number) is not int or not minimum <= listed_number <= LARGEST_SIZE
+        for listed_number in listed_numbers
     ):
         raise config.error(field_name, listed_numbers, f"a list of whole numbers of at least {minimum}")
     if minimum and not listed_numbers:

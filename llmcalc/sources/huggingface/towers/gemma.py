@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....components.base import LARGEST
+from ....components.base import LARGEST_SIZE
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm_fields, rmsnorm
@@ -97,7 +97,7 @@ def _read_pair(config: Config, field_name: str) -> list[int]:
     if (
         not isinstance(size_pair, list | tuple)
         or len(size_pair) != 2
-        or any(type(pair_size) is not int or not 0 < pair_size <= LARGEST for pair_size in size_pair)
+        or any(type(pair_size) is not int or not 0 < pair_size <= LARGEST_SIZE for pair_size in size_pair)
     ):
         raise config.error(field_name, size_pair, "two positive whole numbers")
     return list(size_pair)

@@ -8,7 +8,7 @@ idefics3, smolvlm, internvl, qianfan_ocr.
 
 from __future__ import annotations
 
-from ....components.base import LARGEST
+from ....components.base import LARGEST_SIZE
 from ..config import Config
 from ..family import field_names
 from ..parts import (
@@ -241,7 +241,7 @@ def _read_query_counts(root_config: Config) -> dict[int, int]:
     except (AttributeError, TypeError, ValueError):
         queries_by_patch_count = {}
     if not queries_by_patch_count or not all(
-        0 < query_count <= LARGEST for query_count in queries_by_patch_count.values()
+        0 < query_count <= LARGEST_SIZE for query_count in queries_by_patch_count.values()
     ):
         raise root_config.error(
             "projector_patch_to_query_dict", stated_counts, "a positive number of queries for each number of patches"

@@ -5,7 +5,7 @@ transformers: models/step3p7. vllm/model_executor/models/step_vl.py of vllm-proj
 
 from __future__ import annotations
 
-from ....components.base import LARGEST
+from ....components.base import LARGEST_SIZE
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
@@ -28,8 +28,8 @@ def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         if config.config_fields.get(field_name, 0.1) is None:
             raise config.error(field_name, None, "a number (layers without scaled outputs are not counted)")
     mlp_ratio = config.number("mlp_ratio")
-    if not 1 <= hidden_size * mlp_ratio <= LARGEST:
-        raise config.error("mlp_ratio", mlp_ratio, f"a width of at most {LARGEST}")
+    if not 1 <= hidden_size * mlp_ratio <= LARGEST_SIZE:
+        raise config.error("mlp_ratio", mlp_ratio, f"a width of at most {LARGEST_SIZE}")
     ffn = mlp(int(hidden_size * mlp_ratio), config.choice(ACTIVATIONS, "hidden_act"))
     tower = vision_transformer(
         config,

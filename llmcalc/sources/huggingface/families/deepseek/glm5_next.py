@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from .....components.mixers.kda import KimiDeltaAttention
 from .....components.mixers.mla import MLA
 from .....ops import KVCache
@@ -117,13 +117,13 @@ def _latent_attention(config: Config, indexer_table: Table, latent_fields: Table
 def _linear_attention(config: Config) -> Table:
     """Returns Kimi delta attention; sizes in the config's table `linear_attn_config` take precedence."""
     is_bounded = config.get("linear_lower_bound") is not None
-    linear_lower_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
+    linear_lower_bound = config.number("linear_lower_bound", minimum=-LARGEST_SIZE) if is_bounded else None
     linear_fields = linear_attention_config(config, {"gate_lower_bound": linear_lower_bound, "safe_gate": True})
     lower_bound = linear_fields.get("gate_lower_bound")
     if lower_bound is None and config.has("linear_attn_config") and linear_fields.flag("safe_gate"):
         lower_bound = DEFAULT_LOWER_BOUND
     elif lower_bound is not None:
-        lower_bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST)
+        lower_bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST_SIZE)
     linear_fields.fields_read.update(("safe_gate", "kda_layers", "full_attn_layers"))
     attention_fields = kda(
         config, linear_fields, **({} if lower_bound is None else {"kda_lower_bound": float(lower_bound)})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from .....errors import short_repr
 from ...config import Config, is_json_integer
 from ...family import Family, ModuleNames, field_names
@@ -81,7 +81,7 @@ def _layer_integers(config: Config, field_name: str) -> list[int]:
     depth, field_value = config.integer("num_hidden_layers"), config.get(field_name)
     layer_values = field_value if isinstance(field_value, list) else [config.integer(field_name)] * depth
     if len(layer_values) < depth or any(
-        not is_json_integer(layer_value) or not 0 < layer_value <= LARGEST for layer_value in layer_values
+        not is_json_integer(layer_value) or not 0 < layer_value <= LARGEST_SIZE for layer_value in layer_values
     ):
         raise config.error(field_name, field_value, f"a positive whole number, or {depth} of them")
     return layer_values[:depth]

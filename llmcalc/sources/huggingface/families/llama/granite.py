@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from .....components.position import Rope
 from ...config import Config, is_number
 from ...family import EVERY_CLASS, Family, ModuleNames, Quirks, module_names
@@ -90,7 +90,7 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     if rope_bases is not None and (
         not isinstance(rope_bases, list)
         or len(rope_bases) < depth
-        or any(not is_number(rope_base) or not 0 <= rope_base <= LARGEST for rope_base in rope_bases)
+        or any(not is_number(rope_base) or not 0 <= rope_base <= LARGEST_SIZE for rope_base in rope_bases)
     ):
         raise config.error("layer_rope_theta", rope_bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []

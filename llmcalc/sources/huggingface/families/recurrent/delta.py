@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import floor
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Family, ModuleNames, field_names
@@ -193,7 +193,9 @@ def read_ling_3(config: Config) -> Table:
     }
     attention_period = config.integer("layer_group_size")
     lower_bound_fields = (
-        {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
+        {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST_SIZE)}
+        if config.flag("kda_safe_gate")
+        else {}
     )
     linear_attention = kda(
         config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields

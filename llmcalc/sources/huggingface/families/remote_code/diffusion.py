@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import GITHUB, HUB, MLX_VLM
 from ...config import Config
@@ -52,8 +52,8 @@ def _read_llada(config: Config) -> Table:
     hidden_size, has_qkv_bias = config.integer("hidden_size"), has_bias or config.flag("include_qkv_bias")
     config.fields_read.add("mlp_ratio")
     ffn_width = config.optional_integer("intermediate_size") or config.integer("mlp_ratio") * hidden_size
-    if ffn_width > LARGEST:
-        raise config.field_error("mlp_ratio", f"a width of at most {LARGEST}")
+    if ffn_width > LARGEST_SIZE:
+        raise config.field_error("mlp_ratio", f"a width of at most {LARGEST_SIZE}")
     mixer = attention(config, **biases(has_qkv_bias, *QKV_BIASES), **biases(has_bias, "o_bias"))
     block = layer_table(mixer, glu(config, has_bias, ffn_width), norm)
     is_tied = config.flag("tie_word_embeddings")

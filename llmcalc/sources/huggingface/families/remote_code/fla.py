@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from math import isclose
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family, field_names
@@ -44,7 +44,7 @@ def _read_gated_deltanet(config: Config) -> Table:
     heads, key_dim = config.integer("num_attention_heads"), config.integer("head_dim")
     value_expansion = config.number("expand_v")
     value_dim = int(key_dim * value_expansion)
-    if not isclose(value_dim, key_dim * value_expansion, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
+    if not isclose(value_dim, key_dim * value_expansion, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST_SIZE:
         raise config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
     mixer = gated_delta_net(
         config,
@@ -140,7 +140,7 @@ def _head_size(config: Config, field_name: str) -> int:
     """Returns the size of a head, where all heads together are the model's width times a field, rounded down."""
     heads, expansion_ratio = config.integer("num_attention_heads"), config.number(field_name)
     scaled_width = int(config.integer("hidden_size") * expansion_ratio)
-    if not 1 <= scaled_width <= LARGEST or scaled_width % heads:
+    if not 1 <= scaled_width <= LARGEST_SIZE or scaled_width % heads:
         raise config.error(field_name, expansion_ratio, f"a width that is a multiple of num_heads ({heads})")
     return scaled_width // heads
 
@@ -249,8 +249,8 @@ def _ffn_width(config: Config) -> int:
     config.require("hidden_act", "swish")
     width_ratio = config.optional_integer("hidden_ratio") or 4
     ffn_width = stated_width or -(-int(config.integer("hidden_size") * width_ratio * 2 / 3) // 256) * 256
-    if ffn_width > LARGEST:
-        raise config.error("hidden_ratio", width_ratio, f"a width of at most {LARGEST}")
+    if ffn_width > LARGEST_SIZE:
+        raise config.error("hidden_ratio", width_ratio, f"a width of at most {LARGEST_SIZE}")
     return ffn_width
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import GITHUB, HUB, MLX, VLLM
 from ...config import Config, is_json_integer, is_number
 from ...dropout import GPT2_DROPOUT
@@ -161,17 +161,17 @@ def _checked_list(
 
 def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
     """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
-    if expected_width > LARGEST:
-        raise config.field_error(field_name, f"a width of at most {LARGEST}, a multiple of hidden_size")
+    if expected_width > LARGEST_SIZE:
+        raise config.field_error(field_name, f"a width of at most {LARGEST_SIZE}, a multiple of hidden_size")
     return expected_width
 
 
 def _is_positive_number(config_value: Any) -> bool:
-    return is_number(config_value) and 0 < config_value <= LARGEST
+    return is_number(config_value) and 0 < config_value <= LARGEST_SIZE
 
 
 def _is_positive_integer(config_value: Any) -> bool:
-    return is_json_integer(config_value) and 0 < config_value <= LARGEST
+    return is_json_integer(config_value) and 0 < config_value <= LARGEST_SIZE
 
 
 def _read_openelm(config: Config) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import isclose
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...config import Config
 from ...family import Family
 from ...parts import QKV_BIASES, Table, attention, biases, decoder_of_kinds, glu, layer_table, listed_kinds, rmsnorm
@@ -64,7 +64,7 @@ def _jet_block(config: Config, block_config: Config) -> Table:
     key_dim = block_config.integer("head_dim")
     value_expansion = block_config.number("expand_v")
     value_dim, unrounded_value_dim = int(key_dim * value_expansion), key_dim * value_expansion
-    if not isclose(value_dim, unrounded_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
+    if not isclose(value_dim, unrounded_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST_SIZE:
         raise block_config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
     value_width, generator_reduction = heads * value_dim, block_config.integer("dconv_generator_reduction")
     if generator_reduction > value_width:

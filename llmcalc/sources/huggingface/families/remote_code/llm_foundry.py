@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family, field_names
@@ -85,7 +85,7 @@ def _ffn(config: Config, has_bias: bool) -> Table:
     hidden_size, expansion_ratio = config.integer("hidden_size"), config.number("expansion_ratio")
     ffn_width = ffn_config.optional_integer("ffn_hidden_size") or int(hidden_size * expansion_ratio)
     if not ffn_config.has("ffn_hidden_size") and (
-        ffn_width != hidden_size * expansion_ratio or not 1 <= ffn_width <= LARGEST
+        ffn_width != hidden_size * expansion_ratio or not 1 <= ffn_width <= LARGEST_SIZE
     ):
         raise config.error("expansion_ratio", expansion_ratio, f"a multiple of 1 / d_model ({hidden_size})")
     ffn_config.finish(frozenset({"fc_type"}), config)

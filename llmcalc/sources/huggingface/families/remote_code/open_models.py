@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family, field_names
@@ -101,11 +101,11 @@ def _feed_forward(config: Config, has_bias: bool) -> Table:
 def _ffn_width_of_ratio(config: Config, width_multiplier: int) -> int:
     """Returns the default width of a feed-forward network: a multiple of the hidden size."""
     hidden_size = config.integer("hidden_size")
-    if width_multiplier * hidden_size > LARGEST:
+    if width_multiplier * hidden_size > LARGEST_SIZE:
         raise config.error(
             "hidden_size",
             hidden_size,
-            f"at most {LARGEST // width_multiplier}, for the network is {width_multiplier} times as wide",
+            f"at most {LARGEST_SIZE // width_multiplier}, for the network is {width_multiplier} times as wide",
         )
     return width_multiplier * hidden_size
 

@@ -5,7 +5,7 @@ Sources: the modeling files in `Family.source` of each model type.
 
 from __future__ import annotations
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family, field_names
@@ -35,8 +35,10 @@ def _rwkv_with_heads(config: Config, rank_fields: Table) -> Table:
         **rank_fields,
     }
     attention_width = config.optional_integer("intermediate_size") or max(32, 7 * hidden_size // 64 * 32)
-    if attention_width > LARGEST:
-        raise config.error("hidden_size", hidden_size, f"a network of at most {LARGEST} channels, 3.5 times as wide")
+    if attention_width > LARGEST_SIZE:
+        raise config.error(
+            "hidden_size", hidden_size, f"a network of at most {LARGEST_SIZE} channels, 3.5 times as wide"
+        )
     channel_mixing = {"type": "rwkv_channel_mix", "intermediate_size": attention_width}
     return _with_first_norm(config, time_mixing, channel_mixing, eps)
 
@@ -83,8 +85,8 @@ def _read_rwkv7(config: Config) -> Table:
     }
     width_ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
     ffn_width = config.optional_integer("intermediate_size") or -(-int(hidden_size * width_ratio) // 32) * 32
-    if not 0 < ffn_width <= LARGEST:
-        raise config.field_error("hidden_ratio", f"a network of 1 to {LARGEST} channels")
+    if not 0 < ffn_width <= LARGEST_SIZE:
+        raise config.field_error("hidden_ratio", f"a network of 1 to {LARGEST_SIZE} channels")
     channel_mixing = {"type": "rwkv7_channel_mix", "intermediate_size": ffn_width}
     return _with_first_norm(config, time_mixing, channel_mixing, eps, {"first": True})
 

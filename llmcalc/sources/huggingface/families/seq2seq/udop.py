@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import T5_DROPOUT
@@ -74,7 +74,7 @@ def _bias_buckets(config: Config) -> list[int]:
             BIAS_DISTANCES if table_index else BIAS_DISTANCES[:1]
         )
         bucket_count = bias_table.get("relative_attention_num_buckets", DEFAULT_BUCKETS) if is_known_type else None
-        if not is_json_integer(bucket_count) or not 4 <= bucket_count <= LARGEST:
+        if not is_json_integer(bucket_count) or not 4 <= bucket_count <= LARGEST_SIZE:
             raise config.error(field_name, bias_tables, expected_text)
         if bias_table.get("prefix_bucket", False) is not False:
             raise config.error(field_name, bias_tables, "tables without prefix_bucket")
