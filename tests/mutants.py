@@ -124,7 +124,9 @@ MUTANTS = (
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
     Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shard_count *", "_elements *"),
     Mutant(
-        "frameworks/deepspeed/partitions.py", "(PARTITION_ALIGNMENT * rank_count)) * PARTITION_ALIGNMENT *", "rank_count) *"
+        "frameworks/deepspeed/partitions.py",
+        "(PARTITION_ALIGNMENT * rank_count)) * PARTITION_ALIGNMENT *",
+        "rank_count) *",
     ),
     # the command line and its reports
     Mutant("reports/memory_answer.py", 'any(accelerator_fit.verdict != "no"', 'any(accelerator_fit.verdict == "no"'),
