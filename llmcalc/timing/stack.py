@@ -59,7 +59,7 @@ class Overlap:
     ep: float = 0.45
 
 
-MEGATRON_OVERLAP = Overlap()
+FULL_OVERLAP = Overlap()
 """What Megatron-Core's options of overlap hide (the stack `megatron`)."""
 
 
@@ -98,9 +98,7 @@ def with_schedule(software_stack: SoftwareStack, schedule: Schedule) -> Software
     if schedule != "dualpipe":
         return software_stack
     return software_stack.model_copy(
-        update={
-            "hidden": {**software_stack.hidden, "ep": max(software_stack.hidden.get("ep", 0.0), MEGATRON_OVERLAP.ep)}
-        }
+        update={"hidden": {**software_stack.hidden, "ep": max(software_stack.hidden.get("ep", 0.0), FULL_OVERLAP.ep)}}
     )
 
 
@@ -208,10 +206,10 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
     if overlapped_groups is None:
         return software_stack
     usual_hidden_shares = {
-        "dp": MEGATRON_OVERLAP.dp,
-        "weights": MEGATRON_OVERLAP.dp,
-        "tp": MEGATRON_OVERLAP.tp,
-        "ep": MEGATRON_OVERLAP.ep,
+        "dp": FULL_OVERLAP.dp,
+        "weights": FULL_OVERLAP.dp,
+        "tp": FULL_OVERLAP.tp,
+        "ep": FULL_OVERLAP.ep,
     }
     hidden_share_by_group = {
         group_name: hidden_share if group_name in overlapped_groups else 0.0
@@ -232,7 +230,7 @@ def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> Software
     overlapped_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
     return software_stack.model_copy(
         update={
-            "hidden": {group_name: getattr(MEGATRON_OVERLAP, group_name) for group_name in overlapped_groups},
+            "hidden": {group_name: getattr(FULL_OVERLAP, group_name) for group_name in overlapped_groups},
             "overlapped_stages": (0, 1, 2, 3),
         }
     )
