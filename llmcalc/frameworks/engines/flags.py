@@ -236,7 +236,7 @@ def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
 
 
 def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
-    """Parses a table to key → value: a mapping, JSON, or `name=1,other=2`; for `COMPILATION_FLAG` also a single number."""
+    """Parses a table to key → value: a mapping, JSON or `name=1,other=2`; for `COMPILATION_FLAG` also one number."""
     if isinstance(flag_value, Mapping):
         require_shallow_nesting(dict(flag_value), flag_name)
         return {str(table_key): _read_scalar(value_text_of_key) for table_key, value_text_of_key in flag_value.items()}
