@@ -20,7 +20,7 @@ import pytest
 from llmcalc import __version__
 from llmcalc.cli.main import COMMANDS
 from llmcalc.sources.presets import model_names
-from tests.in_process import command
+from tests import in_process
 
 PROGRAM = "import sys; sys.argv[0] = 'llmcalc'; from llmcalc.cli.main import main; main()"
 
@@ -254,7 +254,7 @@ def completion_environment(words: str) -> dict[str, str]:
 
 def completions(words: str) -> list[str]:
     with mock.patch.dict(os.environ, completion_environment(words)):
-        result = command()
+        result = in_process.command()
     assert result.err == ""
     return result.out.split()
 
