@@ -158,6 +158,15 @@ EXHAUSTIVE: dict[str, str] = {
     "witnesses/test_latent.py::test_both_forms_train_as_the_reference_does": "contracts/test_parts.py: training of MLA",
     "witnesses/test_verify_memory.py::test_a_model_that_is_too_large_for_the_cpu_is_named": "a run that is too large",
     "frameworks/llama_cpp/test_llama_cpp.py::test_fit_names_the_placements_that_a_card_holds": "the next test",
+    "cli/test_examples.py::test_every_example_runs[plot aspect --moe -o aspect.png]": (
+        "plots/test_counts_plots.py; the example of compare --moe"
+    ),
+    "cli/test_examples.py::test_every_example_runs[plot serve phi-4 --hardware l4 --input 4k --output 1k -o s.svg]": (
+        "plots/test_time_plots.py; the example of serve"
+    ),
+    "cli/test_examples.py::test_every_example_runs[fit llama3-70b --hardware h100 --devices 4]": (
+        "the golden fit-devices"
+    ),
 }
 """Test, or file, below tests/ → where the same is found."""
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,28 @@ TOYS = Path(__file__).parent.parent / "data" / "toy"
 
 def copy_to(folder: Path) -> Path:
     """Copies the package and its presets as in a checkout, with compiled modules; a changed one is compiled anew."""
-    # Modules that another process compiles at this moment have temporary names, which vanish.
-    shutil.copytree(PACKAGE, folder / "llmcalc", ignore=shutil.ignore_patterns("*.pyc.*"))
+    # Modules that another process compiles at this moment have temporary names, which vanish; pytest's are its own.
+    ignored = shutil.ignore_patterns("*.pyc.*", "*-pytest-*.pyc")
+    shutil.copytree(PACKAGE, folder / "llmcalc", ignore=ignored, copy_function=copy_file)
     if (PACKAGE.parent / "presets").is_dir():
-        shutil.copytree(PACKAGE.parent / "presets", folder / "presets")
+        shutil.copytree(PACKAGE.parent / "presets", folder / "presets", copy_function=copy_file)
     return folder
+
+
+def copy_file(source: str, copy: str) -> None:
+    """Copies a file. A compiled module and a preset, which nobody writes into, become links, in a tenth of the time."""
+    if source.endswith((".pyc", ".toml")):
+        with suppress(OSError):  # on another file system
+            os.link(source, copy)
+            return
+    shutil.copy2(source, copy)
 
 
 def insert(file: Path, before: str, line: str) -> None:
     """Adds a line to a file before a given text."""
     text = file.read_text()
     assert before in text, file
+    file.unlink()  # it may be a link
     file.write_text(text.replace(before, line + before, 1))
 
 

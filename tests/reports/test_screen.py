@@ -61,7 +61,7 @@ def test_a_screen_has_at_most_24_lines(command: str, run: Any) -> None:
     "options",
     [
         ("llama3.3-70b", "--hardware", "h100", "--concurrency", "64", "--tpot", "30ms", "--price", "2.5"),
-        ("qwen3-30b-a3b", "--hardware", "h200"),
+        pytest.param(("qwen3-30b-a3b", "--hardware", "h200"), marks=pytest.mark.exhaustive),
         ("llama3-8b", "--hardware", "4090"),
     ],
 )

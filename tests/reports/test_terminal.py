@@ -13,12 +13,14 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from llmcalc import __version__
 from llmcalc.cli.main import COMMANDS
 from llmcalc.sources.presets import model_names
+from tests import in_process
 
 PROGRAM = "import sys; sys.argv[0] = 'llmcalc'; from llmcalc.cli.main import main; main()"
 
@@ -110,7 +112,8 @@ def test_verdicts_have_a_colour_that_says_nothing_more() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "llmcalc presets",
+        "llmcalc hardware",
+        pytest.param("llmcalc presets", marks=pytest.mark.exhaustive),
         pytest.param("llmcalc presets --details --format json", marks=pytest.mark.exhaustive),
         "llmcalc --help",
         pytest.param("llmcalc explain gpt2 --help", marks=pytest.mark.exhaustive),
@@ -161,8 +164,8 @@ def test_nowhere_to_write() -> None:
     closed = shell("llmcalc params gpt2 >&-")
     assert closed.returncode == 2
     assert re.fullmatch(r"error: standard output is closed; .*\n", closed.stderr)
-    assert shell("llmcalc params no-such-model 2>&-").returncode == 2
-    assert shell("llmcalc params no-such-model 2>&-").stdout == ""
+    unheard = shell("llmcalc params no-such-model 2>&-")
+    assert (unheard.returncode, unheard.stdout) == (2, "")
 
 
 def test_interruption() -> None:
@@ -244,13 +247,21 @@ def test_output_where_one_may_not_write(run: Any, tmp_path: Path) -> None:
     assert "--output" in result.err
 
 
+def completion_environment(words: str) -> dict[str, str]:
+    """What bash sets when it asks for the completions of the last word."""
+    return {"_LLMCALC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+
+
 def completions(words: str) -> list[str]:
-    result = shell("llmcalc", _LLMCALC_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
-    assert result.stderr == ""
-    return result.stdout.split()
+    with mock.patch.dict(os.environ, completion_environment(words)):
+        result = in_process.command()
+    assert result.err == ""
+    return result.out.split()
 
 
 def test_completion_offers_names() -> None:
+    in_shell = shell("llmcalc", **completion_environment("llmcalc params llama3"))
+    assert (in_shell.stdout.split(), in_shell.stderr) == (completions("llmcalc params llama3"), "")
     assert completions("llmcalc params llama3") == [name for name in model_names() if name.startswith("llama3")]
     assert completions("llmcalc compare gpt2 gpt") == [name for name in model_names() if name.startswith("gpt")]
     assert completions("llmcalc par") == ["params"]

@@ -20,7 +20,7 @@ from llmcalc.sources.checkpoint_name import (
 )
 from llmcalc.sources.presets import model_names
 from tests.in_process import Result
-from tests.samples import sampled, spread
+from tests.samples import sampled, spread, with_rest
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,14 @@ FIRST = sampled({hub_id: (hub_id, preset, scheme) for hub_id, preset, scheme in 
 """A checkpoint of each scheme; the test above reads the names of all."""
 
 
-@pytest.mark.parametrize(("hub_id", "preset", "scheme"), spread(FIRST))
+SERVED = with_rest(
+    {case[0]: case for case in HUB_IDS},
+    ("unsloth/Qwen3-14B", "unsloth/Qwen3-14B-bnb-4bit", "RedHatAI/Qwen3-14B-FP8", "Qwen/Qwen3-30B-A3B-GPTQ-Int4"),
+)
+"""No scheme, numbers of 4 and of 8 bits, and experts: one reader answers for the names of a file and of a target."""
+
+
+@pytest.mark.parametrize(("hub_id", "preset", "scheme"), spread(SERVED))
 def test_a_servers_file_has_the_answer_of_the_target(
     hub_id: str, preset: str, scheme: str | None, tmp_path: Path
 ) -> None:

@@ -292,7 +292,8 @@ def test_trained_copies_are_sharded_with_their_frozen_originals(
             setattr(module, name, TrainedCopy(module.get_submodule(name), getattr(torch, adapters.dtype.name)))
 
     monkeypatch.setattr(kernel_variants, "attach_adapters", with_copies)
-    training, layout = TrainingConfig(batch=2, seq=7, adapters=adapters), Layout(dp=3, zero=3)
+    training = TrainingConfig(batch=2, seq=7, adapters=adapters, optimizer="sgd")
+    layout = Layout(dp=3, zero=3)
     fsdp, spec = FsdpSettings("bfloat16", outer_groups=outer_groups), family("llama3-8b")
     for rank in (0, 2):
         theirs = by_torch(spec, training, layout, rank, fsdp)
@@ -506,7 +507,8 @@ def test_a_whole_model_on_many_ranks() -> None:
 )
 def test_embedding_and_head_as_groups_of_their_own(microbatches: int, fsdp: FsdpSettings) -> None:
     """The tracker would run the hooks of a group at each of its modules."""
-    spec, training = family("llama3-8b"), TrainingConfig(batch=2, seq=7, microbatches=microbatches)
+    spec = family("llama3-8b")
+    training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, optimizer="sgd")
     layout = Layout(dp=5, zero=3)
     ours, theirs = (run(spec, training, layout, 1, fsdp) for run in (replayed, partial(by_torch, watch=Followed)))
     assert differences(ours, theirs) == {}
@@ -526,7 +528,7 @@ def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute:
     """A layer that gathers others ahead of them holds them too, in both passes."""
     spec, training = (
         with_layer_count(family("llama3-8b"), 6),
-        TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute)),
+        TrainingConfig(batch=2, seq=7, optimizer="sgd", recompute=recompute_of(recompute)),
     )
     layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), FsdpSettings(prefetched_layer_count=prefetch)
     ours = replayed(spec, training, layout, 1, fsdp)
@@ -919,7 +921,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
     """The profiler's events: a parameter that is gathered is a plain tensor. The first two have tied embeddings."""
     spec, training, layout = (
         family(name),
-        TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute)),
+        TrainingConfig(batch=2, seq=7, optimizer="sgd", recompute=recompute_of(recompute)),
         Layout(dp=3, zero=3),
     )
     training = replace(training, implementation="fused")
