@@ -526,14 +526,31 @@ def test_norms_of_heads_keep_their_inputs() -> None:
     assert with_norms[1] - without[1] == 512 * (16 + 8) * (2 * 128 + 4)
 
 
+SMALL_SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "vocab_size": 512,
+    "decoder.block.attention.num_attention_heads": 4,
+    "decoder.block.attention.num_key_value_heads": 4,
+}
+
+
 def test_xielu_is_one_kernel_with_two_learned_numbers() -> None:
-    """Apertus' fork: compiled_xielu saves its input, as other activations (swiss-ai/Megatron-LM, core/activations.py)."""
-    small = {"hidden_size": 256, "decoder.block.feed_forward.intermediate_size": 1024, "vocab_size": 512,
-             "decoder.block.attention.num_attention_heads": 4, "decoder.block.attention.num_key_value_heads": 4}  # fmt: skip
-    xielu = bytes_of_a_third_layer("apertus-8b", small)
-    relu2 = bytes_of_a_third_layer("apertus-8b", small | {"decoder.block.feed_forward.hidden_act": "relu2"})
+    """Apertus' fork compiles it to one that saves its input, as others (swiss-ai/Megatron-LM, core/activations.py)."""
+    xielu, relu2 = (
+        bytes_of_a_third_layer("apertus-8b", SMALL_SIZES | {"decoder.block.feed_forward.hidden_act": activation})
+        for activation in ("xielu", "relu2")
+    )
     assert xielu[0] - relu2[0] == 2
-    assert xielu[1] - relu2[1] in (0, 512)  # a block of the allocator for the two numbers
+    assert xielu[1] == relu2[1]
+
+
+def test_corrections_of_scores_are_buffers_whatever_the_models_class_has() -> None:
+    """ERNIE's class has a parameter, DeepSeek's a buffer; Megatron's router registers one (moe/router.py)."""
+    parameter, buffer = (
+        bytes_of_a_third_layer("ernie-4.5-21b-a3b", SMALL_SIZES | {"score_correction": kind})
+        for kind in ("parameter", "buffer")
+    )
+    assert parameter == buffer
 
 
 @compares(lambda: {Thing("optimizer", "muon", "megatron")}, torch=False)

@@ -35,27 +35,6 @@ class ElementwiseKernels(AttentionKernels):
 
     # --- activations -------------------------------------------------------------------------------------------------
 
-    def do_vector(self, operation: Step) -> None:
-        """Creates the learned numbers of xIELU, which every tensor-parallel rank has.
-
-        Source: swiss-ai/Megatron-LM, megatron/core/activations.py. torch.compile makes it one kernel that saves its
-        input, and the constants are numbers of its code.
-        """
-        if not self._is_of_xielu(operation):
-            raise self.unknown_verb_error(operation, operation.verb)
-        weight = self.weight(operation.name, (operation.output_values[0].width,), self.module_path())
-        self.store_without_reshape(operation.output_values[0], weight)
-
-    def do_buffer(self, operation: Step) -> None:
-        """Creates nothing for the constants of xIELU."""
-        if not self._is_of_xielu(operation):
-            raise self.unknown_verb_error(operation, operation.verb)
-
-    def _is_of_xielu(self, operation: Step) -> bool:
-        """Whether xIELU alone reads a step's value."""
-        readers = self.readers_by_storage.get(id(operation.output_values[0].storage), ())
-        return all(consumer_step.options.get("kind") == "xielu" for consumer_step, _ in readers)
-
     def do_act(self, operation: Step) -> None:
         """Runs an activation, or leaves a gate's activation to the later multiplication."""
         x = self.tensor_read_by(operation, operation.input_values[0])
