@@ -533,6 +533,25 @@ def test_small_layers_of_megatron_wait_for_the_host_unless_a_graph_holds_them() 
     assert not stack.is_eager
 
 
+@pytest.mark.parametrize(("is_backward", "rates"), [(False, (1.12, 1.25)), (True, (1.08, 1.21))])
+def test_attention_of_gb300_is_faster_than_that_of_gb200(is_backward: bool, rates: tuple[float, float]) -> None:
+    """cuDNN's benchmark, 2,048 to 32,768 tokens (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results)."""
+    slower, faster = (
+        float(device_of(load_hardware(accelerator)).attention_seconds(1e12, 4096, 128, is_backward))
+        for accelerator in ("gb200", "gb300")
+    )
+    assert rates[0] <= slower / faster <= rates[1]
+
+
+def test_gh200_are_joined_in_fours_without_a_switch() -> None:
+    """JUPITER, Alps and Isambard-AI: 150 GB/s one way between two of a node, 25 to another node for each."""
+    device = device_of(load_hardware("gh200"))
+    two, four, eight = (float(device.message_seconds("all_gather", ranks, 4e9)) for ranks in (2, 4, 8))
+    assert (device.domain_devices, device.link_bandwidth, device.network_bandwidth) == (4, 450e9, 25e9)
+    assert two > four
+    assert eight > 4 * four
+
+
 @pytest.mark.parametrize("accelerator", ["gb200", "gb300", "gh200"])
 def test_the_host_on_a_board_with_grace_launches_more_slowly(accelerator: str) -> None:
     """Megatron-LM's tests: 12 small layers, three micro-batches more, 209 and 214 ms on GB200, 150 and 142 on H100."""
