@@ -100,8 +100,8 @@ class RunQuestion(RunOptions):
         """Yields a plan's runs on one device, each with its layout options and the training framework.
 
         The framework is the named or implied one, else the first usual framework that supports the model and the
-        optimizer; the next one too if true is sent, which says that no layout of it could be counted. Runs with adapters are tried as whole replicas first if the weights fit, then with ZeRO-2 and with
-        ZeRO-3.
+        optimizer, and the next one if true is sent, where no layout of it could be counted. Runs with adapters are
+        tried as whole replicas first if the weights fit, then with ZeRO-2 and with ZeRO-3.
         Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
         """
         from ..frameworks.registry import ADAPTER_PLAN_ZERO_STAGES, framework, frameworks_for_plans
