@@ -71,14 +71,20 @@ def answers_of_planned_runs(
 
     refuse_missing_units(run_question)
     refusal_error, has_answer = None, False
-    for run_memory, layout in run_question.planned_runs():
+    planned_runs = run_question.planned_runs()
+    was_refused: bool | None = None
+    while True:
+        try:
+            run_memory, layout = planned_runs.send(was_refused)
+        except StopIteration:
+            break
         check_framework(run_question.settings, framework_of(layout))
         try:
             run_answer = answer_run(run_memory, layout)
         except InputError as error:
-            refusal_error = refusal_error or error
+            refusal_error, was_refused = refusal_error or error, True
             continue
-        has_answer = True
+        has_answer, was_refused = True, False
         yield run_answer
     if refusal_error is not None and not has_answer:
         raise refusal_error

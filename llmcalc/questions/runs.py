@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -96,12 +96,12 @@ class RunQuestion(RunOptions):
         """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
         return next(self.planned_runs())
 
-    def planned_runs(self) -> Iterator[tuple[Memory, LayoutRequest]]:
+    def planned_runs(self) -> Generator[tuple[Memory, LayoutRequest], bool | None, None]:
         """Yields a plan's runs on one device, each with its layout options and the training framework.
 
         The framework is the named or implied one, else the first usual framework that supports the model and the
-        optimizer. Runs with adapters are tried as whole replicas first if the weights fit, then with ZeRO-2 and with
-        ZeRO-3.
+        optimizer, and the next one if true is sent, where no layout of it could be counted. Runs with adapters are
+        tried as whole replicas first if the weights fit, then with ZeRO-2 and with ZeRO-3.
         Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
         """
         from ..frameworks.registry import ADAPTER_PLAN_ZERO_STAGES, framework, frameworks_for_plans
@@ -134,8 +134,8 @@ class RunQuestion(RunOptions):
                     layout, **parallel_degrees, zero=layout.zero or ADAPTER_PLAN_ZERO_STAGES[framework_record.name]
                 )
             has_planned_run = True
-            yield run_memory, replace(run_layout, framework=framework_record.name)
-            if framework_record is first_framework or not yields_every_framework:
+            was_refused = yield run_memory, replace(run_layout, framework=framework_record.name)
+            if not was_refused and (framework_record is first_framework or not yields_every_framework):
                 return
         if not has_planned_run:
             assert refusal_error is not None

@@ -144,20 +144,32 @@ def _rows_with_ties(plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]
 
 
 def _order_position(plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Returns a layout's position among the sorted layouts that may fit; None if it is not listed."""
+    """Returns a layout's position among the sorted layouts that may fit, with its options and estimated seconds.
+
+    The position is None if it is not listed; `more` is the share of seconds that it takes beyond the first layout.
+    """
     layouts_in_order = plan.order
-    return {
-        "layout": dict(requested_sizes),
-        "place": position_of_layout(layouts_in_order, requested_sizes),
-        "of": len(layouts_in_order),
-    }
+    position = position_of_layout(layouts_in_order, requested_sizes)
+    place = {"layout": dict(requested_sizes), "place": position, "of": len(layouts_in_order)}
+    if position is None:
+        return place
+    candidate, first_seconds = layouts_in_order[position - 1], layouts_in_order[0].seconds
+    if candidate.seconds is None or not first_seconds:
+        return place | {"options": candidate.options}
+    more = candidate.seconds / first_seconds - 1
+    return place | {"options": candidate.options, "seconds": candidate.seconds, "more": more}
 
 
 def _order_position_text(order_position: dict[str, Any]) -> str:
     layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in order_position["layout"].items())
     if order_position["place"] is None:
         return f"{layout}: is not among the {order_position['of']:,} layouts whose tensors may fit"
-    return f"{layout}: place {order_position['place']:,} of {order_position['of']:,}"
+    place_text = f"{layout}: place {order_position['place']:,} of {order_position['of']:,}"
+    if order_position["place"] == 1 or "seconds" not in order_position:
+        return place_text
+    seconds_text, share_text = duration_text(order_position["seconds"]), units.percent(abs(order_position["more"]))
+    comparison_text = f"{share_text} {'less' if order_position['more'] < 0 else 'more'} than the first"
+    return f"{place_text}, likely {seconds_text} a step, {comparison_text} ({order_position['options']})"
 
 
 def _answer_text(plan: LayoutPlan) -> str:

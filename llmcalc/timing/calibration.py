@@ -27,12 +27,12 @@ Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
 """Seconds that are estimated for a run with these factors."""
 
 WAIT_CONSTANTS = (
-    "kernel_gap", "host_kernel", "host_expert", "host_prompt_kernel", "host_step", "host_sequence", "first_token",
+    "kernel_gap", "host_kernel", "host_prompt_kernel", "host_step", "host_sequence", "first_token",
     "layer_wait", "exchange_wait", "host_update", "offloaded_update", "dtensor_operation",
 )  # fmt: skip
 """Seconds of a stack in which no kernel runs."""
 
-WAIT_CONSTANTS_BY_FORMAT = "product_wait", "expert_wait"
+WAIT_CONSTANTS_BY_FORMAT = "product_wait", "expert_wait", "host_expert"
 """Those that a stack states for each number format."""
 
 

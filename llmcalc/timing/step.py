@@ -257,7 +257,9 @@ def host_wait(
     host_seconds = launch_count * software_stack.host_kernel
     if software_stack.host_expert:
         expert_count = timed_pass.expert_launches(layer, is_backward, software_stack.captured)
-        host_seconds = host_seconds + expert_count * software_stack.host_expert
+        seconds_by_format = software_stack.host_expert
+        expert_seconds = seconds_by_format.get(timed_pass.product_format, seconds_by_format["bf16"])
+        host_seconds = host_seconds + expert_count * expert_seconds
     if software_stack.dtensor_operation:
         dtensor_count = timed_pass.dtensor_operations(layer, is_backward, software_stack.dtensor_operations)
         host_seconds = host_seconds + dtensor_count * software_stack.dtensor_operation

@@ -196,11 +196,13 @@ class TimedPass:
     """The timed kernels and messages of one micro-batch or pass, on a rank with all layers.
 
     host_launch: times the seconds of a launch that the accelerator's host needs.
+    product_format: as of `NumberFormats`.
     """
 
     rank_work: RankWork
     operations: list[TimedOperation]
     host_launch: float = 1.0
+    product_format: str = "bf16"
 
     def scaled_by(self, factor: Number) -> TimedPass:
         """Returns the pass with each kernel and message in `factor` times its seconds."""
@@ -381,7 +383,8 @@ class TimeEstimator:
                     layer_message.ends_layer,
                 )
             )
-        return TimedPass(rank_work, timed_operations, self.device.generation.host_launch)
+        host_launch, product_format = self.device.generation.host_launch, self.number_formats.product_format
+        return TimedPass(rank_work, timed_operations, host_launch, product_format)
 
     def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""

@@ -201,7 +201,7 @@ class SoftwareStack(Record):
     kernels: dict[str, tuple[float, float]] = {}
     host_kernel: float = 0.0
     host_prompt_kernel: float = 0.0
-    host_expert: float = 0.0
+    host_expert: dict[str, float] = {}
     prompt_graph_tokens: int = Field(0, ge=0)
     graphs_text_only: bool = False
     casts_inputs: bool = False

@@ -456,6 +456,15 @@ def test_the_place_of_a_layout(run: Any) -> None:
     place = answer(run, *words, "--where", f"tp={first['tp']},dp={first['dp']}")["where"]
     assert place["place"] == 1
     assert place["of"] > 1
+    assert place["more"] == 0
+    later = answer(run, *words, "--where", "tp=4")["where"]
+    steps = answer(run, "time", SMALL, *H100, "--phase", "training", "--seq", "128", "--global-batch", "24",
+                   "--framework", answer(run, *words)["framework"], *later["options"].split())  # fmt: skip
+    assert later["seconds"] == pytest.approx(steps["seconds"]["estimate"])
+    assert later["more"] > 0
+    text = " ".join(run(*words, "--where", "tp=4").out.split())
+    assert f"tp4: place {later['place']} of {later['of']}, likely " in text
+    assert f"% more than the first ({later['options']})" in text
     assert answer(run, *words, "--where", "tp=3")["where"]["place"] is None
     by_memory = answer(run, *words, "--by", "memory", "--where", "dp=8")
     assert by_memory["by"] == "memory"

@@ -135,9 +135,9 @@ def test_experts_get_tokens_by_the_dispatcher_whose_memory_is_counted(run: Any) 
     words = *step, "--devices", "16", "--global-batch", "1024"
     text = " ".join(run(*words, "--ep", "16", "--notes").out.split())
     assert "likely 40" in text
-    assert "are NCCL's all-to-all; by DeepEP 28 s (--stack megatron-flex)" in text
+    assert "are NCCL's all-to-all; by DeepEP 26 s (--stack megatron-flex)" in text
     text = " ".join(run(*words, "--ep", "16", "--stack", "megatron", "--notes").out.split())
-    assert "likely 28" in text
+    assert "likely 26" in text
     assert "those of DeepEP; by NCCL's all-to-all 40 s (--stack megatron-alltoall)" in text
     assert "by DeepEP" not in " ".join(run(*words, "--ep", "1", "--notes").out.split())
 

@@ -533,6 +533,25 @@ def test_small_layers_of_megatron_wait_for_the_host_unless_a_graph_holds_them() 
     assert not stack.is_eager
 
 
+@pytest.mark.parametrize(("is_backward", "rates"), [(False, (1.12, 1.25)), (True, (1.08, 1.21))])
+def test_attention_of_gb300_is_faster_than_that_of_gb200(is_backward: bool, rates: tuple[float, float]) -> None:
+    """cuDNN's benchmark, 2,048 to 32,768 tokens (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results)."""
+    slower, faster = (
+        float(device_of(load_hardware(accelerator)).attention_seconds(1e12, 4096, 128, is_backward))
+        for accelerator in ("gb200", "gb300")
+    )
+    assert rates[0] <= slower / faster <= rates[1]
+
+
+def test_gh200_are_joined_in_fours_without_a_switch() -> None:
+    """JUPITER, Alps and Isambard-AI: 150 GB/s one way between two of a node, 25 to another node for each."""
+    device = device_of(load_hardware("gh200"))
+    two, four, eight = (float(device.message_seconds("all_gather", ranks, 4e9)) for ranks in (2, 4, 8))
+    assert (device.domain_devices, device.link_bandwidth, device.network_bandwidth) == (4, 450e9, 25e9)
+    assert two > four
+    assert eight > 4 * four
+
+
 @pytest.mark.parametrize("accelerator", ["gb200", "gb300", "gh200"])
 def test_the_host_on_a_board_with_grace_launches_more_slowly(accelerator: str) -> None:
     """Megatron-LM's tests: 12 small layers, three micro-batches more, 209 and 214 ms on GB200, 150 and 142 on H100."""
@@ -707,25 +726,30 @@ def test_ranks_wait_before_they_exchange_tokens_of_experts() -> None:
     assert seconds(0.001, None, alone) == pytest.approx(seconds(0, None, alone))
 
 
-def host_seconds(preset: str, stack: Any, ep: int = 1, hardware: str = "h100-sxm") -> list[float]:
+def host_seconds(preset: str, stack: Any, ep: int = 1, hardware: str = "h100-sxm", dtype: str = "bf16") -> list[float]:
     """Seconds of the host for the forward and backward pass of a model's last kind of layer."""
     work = rank_work(load_preset(preset).model, RankPass(1, 4096, ep=ep))
-    timed_pass = time_pass(work, device_of(load_hardware(hardware)), stack, NumberFormats())
+    timed_pass = time_pass(work, device_of(load_hardware(hardware)), stack, NumberFormats(dtype))
     last_kind = len(work.layer_kinds) - 1
     return [float(host_wait(timed_pass, stack, last_kind, is_backward, 0.0)) for is_backward in (False, True)]
 
 
 def test_hosts_launch_the_products_of_experts_one_by_one() -> None:
-    """Products of all gates and of all last projections: Transformer Engine's loop over cuBLAS's (its pull 3134)."""
-    without = MEGATRON.model_copy(update={"host_expert": 0.0})
-    for ep, experts in ((8, 16), (64, 2)):
+    """Products of all gates and of all last projections: Transformer Engine's loop over cuBLAS's.
+
+    A product takes 33 microseconds with the scales of NVFP4 (its pull 3134), 8 in 16 bits (FlagGems' pull 4855).
+    """
+    without = MEGATRON.model_copy(update={"host_expert": {}})
+    for ep, experts, dtype, product_seconds in ((8, 16, "bf16", 8e-6), (64, 2, "fp8", 3.3e-5), (8, 16, "fp4", 3.3e-5)):
         added = [
             seconds - seconds_without
             for seconds, seconds_without in zip(
-                host_seconds("qwen3-30b-a3b", MEGATRON, ep), host_seconds("qwen3-30b-a3b", without, ep), strict=True
+                host_seconds("qwen3-30b-a3b", MEGATRON, ep, dtype=dtype),
+                host_seconds("qwen3-30b-a3b", without, ep, dtype=dtype),
+                strict=True,
             )
         ]
-        assert added == pytest.approx([2 * experts * MEGATRON.host_expert, 4 * experts * MEGATRON.host_expert])
+        assert added == pytest.approx([2 * experts * product_seconds, 4 * experts * product_seconds])
     assert host_seconds("llama3-8b", MEGATRON) == host_seconds("llama3-8b", without)
     assert host_seconds("qwen3-30b-a3b", find_stack("megatron-graphs"), 8) == [0, 0]
 
@@ -736,7 +760,7 @@ def test_graphs_of_layers_launch_all_but_the_experts() -> None:
     assert host_seconds("llama3-8b", graphs) == [0, 0]
     launches = [3 + 2 + 2 + 3, 4 + 2 * 2 + 2 + 4]  # of dispatching, of the products, of the activation, of combining
     seconds = [
-        count * graphs.host_kernel + 2 * products * 16 * graphs.host_expert
+        count * graphs.host_kernel + 2 * products * 16 * graphs.host_expert["bf16"]
         for count, products in zip(launches, (1, 2), strict=True)
     ]
     assert host_seconds("qwen3-30b-a3b", graphs, 8) == pytest.approx(seconds)

@@ -502,27 +502,55 @@ NORMED = llmcalc.load("qwen3-0.6b", num_hidden_layers=2).model
 """A model whose queries and keys have a norm of each head: 16 and 8 heads of 128."""
 
 
+def bytes_of_a_third_layer(preset: str, changes: dict[str, Any]) -> tuple[int, int]:
+    """Parameters, and bytes of activations at the end of the forward pass, of a third layer."""
+    found = []
+    for layers in (2, 3):
+        spec = llmcalc.load(preset, num_hidden_layers=layers, **changes).model
+        one = memory(spec, Settings("training", batch=1, seq=512))
+        run = RankRun(spec, megatron_settings_of(one, Layout()), 0, Meter())
+        run.set_up()
+        run_step(run)
+        kept = [peak.by_kind["activations"] for at, peak in run.meter.peaks.items() if at.phase == "forward"]
+        found.append((sum(one.element_count for one in run.chunks[0].parameters), max(kept)))
+    (parameters, held), (more_parameters, more_held) = found
+    return more_parameters - parameters, more_held - held
+
+
 @compares(lambda: under("megatron", NORMED), torch=False)
 def test_norms_of_heads_keep_their_inputs() -> None:
     """--qk-layernorm: beside what attention keeps, the inputs of both norms in bf16, and a number of fp32 per row."""
-
-    def grown(changes: dict[str, Any]) -> tuple[int, int]:
-        """Parameters, and bytes of activations at the end of the forward pass, of a third layer."""
-        found = []
-        for layers in (2, 3):
-            spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=layers, **changes).model
-            one = memory(spec, Settings("training", batch=1, seq=512))
-            run = RankRun(spec, megatron_settings_of(one, Layout()), 0, Meter())
-            run.set_up()
-            run_step(run)
-            kept = [peak.by_kind["activations"] for at, peak in run.meter.peaks.items() if at.phase == "forward"]
-            found.append((sum(one.element_count for one in run.chunks[0].parameters), max(kept)))
-        (parameters, held), (more_parameters, more_held) = found
-        return more_parameters - parameters, more_held - held
-
-    with_norms, without = grown({}), grown({"decoder.block.attention.qk_norm": "none"})
+    with_norms = bytes_of_a_third_layer("qwen3-0.6b", {})
+    without = bytes_of_a_third_layer("qwen3-0.6b", {"decoder.block.attention.qk_norm": "none"})
     assert with_norms[0] - without[0] == 2 * 128
     assert with_norms[1] - without[1] == 512 * (16 + 8) * (2 * 128 + 4)
+
+
+SMALL_SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "vocab_size": 512,
+    "decoder.block.attention.num_attention_heads": 4,
+    "decoder.block.attention.num_key_value_heads": 4,
+}
+
+
+def test_xielu_is_one_kernel_with_two_learned_numbers() -> None:
+    """Apertus' fork compiles it to one that saves its input, as others (swiss-ai/Megatron-LM, core/activations.py)."""
+    xielu, relu2 = (
+        bytes_of_a_third_layer("apertus-8b", SMALL_SIZES | {"decoder.block.feed_forward.hidden_act": activation})
+        for activation in ("xielu", "relu2")
+    )
+    assert xielu[0] - relu2[0] == 2
+    assert xielu[1] == relu2[1]
+
+
+def test_corrections_of_scores_are_buffers_whatever_the_models_class_has() -> None:
+    """ERNIE's class has a parameter, DeepSeek's a buffer; Megatron's router registers one (moe/router.py)."""
+    parameter, buffer = (
+        bytes_of_a_third_layer("ernie-4.5-21b-a3b", SMALL_SIZES | {"score_correction": kind})
+        for kind in ("parameter", "buffer")
+    )
+    assert parameter == buffer
 
 
 @compares(lambda: {Thing("optimizer", "muon", "megatron")}, torch=False)

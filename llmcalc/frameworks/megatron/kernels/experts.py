@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ....algebra import Number
 from ....flow.program import ModuleScope, ProgramItem, Step
+from ....ops import Weight as VectorWeight
 from ....simulator.autograd import record
 from ....simulator.tensor import (
     BFLOAT16,
@@ -116,6 +117,21 @@ class ExpertKernels(HeadKernels):
 
         self.record_node("router", (x, weight, *([] if bias is None else [bias])), [router_logits], backward, x)
         return router_logits
+
+    def do_vector(self, operation: Step) -> None:
+        """Creates the bias that corrects the experts' scores, or the learned numbers of xIELU, which every rank has.
+
+        xIELU: swiss-ai/Megatron-LM, megatron/core/activations.py, one compiled kernel that saves its input.
+        """
+        assert isinstance(operation.op, VectorWeight)
+        vector = operation.output_values[0]
+        readers = self.readers_by_storage.get(id(vector.storage), ())
+        if operation.op.is_frozen:  # a buffer there, whatever the class of transformers has
+            self.do_buffer(operation)
+        elif all(consumer_step.options.get("kind") == "xielu" for consumer_step, _ in readers):
+            self.store_without_reshape(vector, self.weight(operation.name, (vector.width,), self.module_path()))
+        else:
+            raise self.unknown_verb_error(operation, operation.verb)
 
     def do_buffer(self, operation: Step) -> None:
         """Creates the bias that corrects the experts' scores, without counting the bias's few bytes."""
