@@ -71,21 +71,17 @@ def answers_of_planned_runs(
 
     refuse_missing_units(run_question)
     refusal_error, has_answer = None, False
-    planned_runs = run_question.planned_runs()
-    was_refused: bool | None = None
-    while True:
-        try:
-            run_memory, layout = planned_runs.send(was_refused)
-        except StopIteration:
-            break
+    for run_memory, layout, ends_plan in run_question.planned_runs():
         check_framework(run_question.settings, framework_of(layout))
         try:
             run_answer = answer_run(run_memory, layout)
         except InputError as error:
-            refusal_error, was_refused = refusal_error or error, True
+            refusal_error = refusal_error or error
             continue
-        has_answer, was_refused = True, False
+        has_answer = True
         yield run_answer
+        if ends_plan:
+            return
     if refusal_error is not None and not has_answer:
         raise refusal_error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -94,14 +94,15 @@ class RunQuestion(RunOptions):
 
     def planned_run(self) -> tuple[Memory, LayoutRequest]:
         """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
-        return next(self.planned_runs())
+        run_memory, layout, _ = next(self.planned_runs())
+        return run_memory, layout
 
-    def planned_runs(self) -> Generator[tuple[Memory, LayoutRequest], bool | None, None]:
-        """Yields a plan's runs on one device, each with its layout options and the training framework.
+    def planned_runs(self) -> Iterator[tuple[Memory, LayoutRequest, bool]]:
+        """Yields a plan's runs on one device, each with its layout options, and whether its answer ends the plan.
 
-        The framework is the named or implied one, else the first usual framework that supports the model and the
-        optimizer, and the next one if true is sent, where no layout of it could be counted. Runs with adapters are
-        tried as whole replicas first if the weights fit, then with ZeRO-2 and with ZeRO-3.
+        The framework is the named or implied one, else each usual framework that supports the model and the optimizer,
+        of which the next one is for a run without an answer. Runs with adapters are tried as whole replicas first if
+        the weights fit, then with ZeRO-2 and with ZeRO-3.
         Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
         """
         from ..frameworks.registry import ADAPTER_PLAN_ZERO_STAGES, framework, frameworks_for_plans
@@ -134,9 +135,8 @@ class RunQuestion(RunOptions):
                     layout, **parallel_degrees, zero=layout.zero or ADAPTER_PLAN_ZERO_STAGES[framework_record.name]
                 )
             has_planned_run = True
-            was_refused = yield run_memory, replace(run_layout, framework=framework_record.name)
-            if not was_refused and (framework_record is first_framework or not yields_every_framework):
-                return
+            ends_plan = framework_record is first_framework or not yields_every_framework
+            yield run_memory, replace(run_layout, framework=framework_record.name), ends_plan
         if not has_planned_run:
             assert refusal_error is not None
             raise refusal_error
