@@ -99,25 +99,27 @@ def answer_of_fitting_run(
 def ask_plan(
     run_question: RunQuestion,
     global_batch: int | None = None,
-    row_count: int = 10,
+    row_count: int | None = None,
     order_name: Order | None = None,
     size_filter: str | None = None,
     time_settings: Callable[[Framework], TimeSettings] | None = None,
+    is_for_screen: bool = False,
 ) -> ReportedAnswer:
     """Finds the layouts of a training run over many devices that fit, best first.
 
     global_batch: see `ask_fit`.
-    row_count: number of layouts that are replayed and shown.
+    row_count: number of layouts that are replayed and shown; None (default) for `ROWS`, or `SCREEN_ROWS` of a screen.
     order_name: order of the layouts, time or memory; None (default) for time where it can be estimated.
     size_filter: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
     time_settings: see `plan_of`.
+    is_for_screen: whether the answer is shown on a screen alone, without all rows; false by default.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
     from ..parallel.nearest import nearest_layouts_text
     from ..parallel.search import BATCH, ROUNDS, check_planned, divisible_batch
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
-    from ..studies.plan import first_fitting_plan, plan_of
+    from ..studies.plan import FURTHER_REPLAYS, ROWS, SCREEN_ROWS, first_fitting_plan, plan_of
 
     requested_sizes = None if size_filter is None else parse_sizes(size_filter)
     run_question = replace(run_question, is_trial=True)
@@ -131,6 +133,7 @@ def ask_plan(
             f"--phase {run_question.settings.phase}: plan is for training; expected training "
             "(llmcalc fit --devices finds layouts for inference)"
         )
+    default_rows = SCREEN_ROWS if is_for_screen and requested_sizes is None else ROWS
     plans = answers_of_planned_runs(
         run_question,
         lambda memory, run_layout: plan_of(
@@ -138,10 +141,11 @@ def ask_plan(
             hardware,
             run_layout,
             global_batch,
-            row_count,
+            row_count or default_rows,
             order_name=order_name,
             suggests_nearest="if none fits",
             time_settings=time_settings,
+            replay_limit=(row_count or ROWS) + FURTHER_REPLAYS,
         ),
     )
     plan = first_fitting_plan(list(plans))

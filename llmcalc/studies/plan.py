@@ -60,6 +60,11 @@ WORK_OF_COMPARISON = 2_000_000
 SHARE_OF_ESTIMATES = 0.35
 """Share of a search's work after which it estimates no further layouts."""
 
+ROWS = 10
+"""Number of layouts that a plan replays and lists, unless the user states another."""
+
+SCREEN_ROWS = 5
+"""Number of layouts that a plan replays for a screen, which shows no more: the first choice and its rivals."""
 
 FURTHER_REPLAYS = 10
 """Largest number of further replays if some replayed layouts do not fit."""
@@ -292,6 +297,7 @@ def plan_of(
     may_recompute: bool = True,
     budget: WorkBudget | None = None,
     tries_variants: bool = True,
+    replay_limit: int | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
@@ -305,6 +311,7 @@ def plan_of(
     may_recompute: whether a plan by time tries more recomputation than the run's own; true by default.
     budget: the work of the search; default `WORK_OF_SEARCH`.
     tries_variants: as in `search_layouts`.
+    replay_limit: as in `LayoutOrder.plan`.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, if the number of micro-batches
     is given, and if the search ended early and nothing that it tried may fit.
     """
@@ -393,7 +400,7 @@ def plan_of(
         ranked_layouts = (
             layout_order.plan_of_fastest()
             if row_limit == 1 and suggests_nearest == "never"
-            else layout_order.plan(row_limit, suggests_nearest)
+            else layout_order.plan(row_limit, suggests_nearest, replay_limit)
         )
     plan = LayoutPlan(
         layout_estimates,
@@ -526,10 +533,12 @@ class LayoutOrder:
     begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
-    def plan(self, rows: int, suggests_nearest: Nearest = "always") -> RankedLayouts:
+    def plan(self, rows: int, suggests_nearest: Nearest = "always", replay_limit: int | None = None) -> RankedLayouts:
         """Returns the plan of the layouts.
 
         rows: number of fitting layouts after which replays end.
+        replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
+            `FURTHER_REPLAYS` more than rows.
         suggests_nearest: when the layout that requires least, of those that do not fit, is searched.
         Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica
         beside `--zero` holds for all group sizes.
@@ -550,7 +559,7 @@ class LayoutOrder:
                 layout_search.refuse(candidate)
         unfit_candidates = [candidate for candidate in candidates if not candidate.may_fit]
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
-        unfit_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates)
+        unfit_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates, replay_limit=replay_limit)
         if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not ranked_layouts.feasible):
             unfit_candidates = self._all_unfit_candidates(unfit_candidates, too_large_layouts)
             too_large_layouts = []
@@ -647,16 +656,19 @@ class LayoutOrder:
         row_limit: int,
         waiting_candidates: list[Candidate],
         with_further_candidates: Callable[[list[Candidate]], list[Candidate]] = list,
+        replay_limit: int | None = None,
     ) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
         A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
         stands in order. with_further_candidates: (waiting candidates) → the same with others, in order; default none.
+        replay_limit: as in `plan`.
         """
+        replay_limit = row_limit + FURTHER_REPLAYS if replay_limit is None else replay_limit
         too_large_candidates: list[Candidate] = []
         while (
             len(ranked_layouts.feasible) < row_limit
-            and ranked_layouts.replay_count < row_limit + FURTHER_REPLAYS
+            and ranked_layouts.replay_count < replay_limit
             and (waiting_candidates := with_further_candidates(waiting_candidates))
         ):
             if ranked_layouts.replay_count and self.budget.is_spent():
