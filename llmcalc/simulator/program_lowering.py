@@ -356,9 +356,11 @@ class ProgramLowering(CacheTensors):
 
     def release_last_reads(self, last_reader: Step | ModuleScope, recorded_values: Iterable[Value]) -> None:
         """Frees the tensors that no later operation reads."""
+        last_reader_ids, reader_id = self.last_reader_ids, id(last_reader)
         for recorded_value in recorded_values:
-            if self.last_reader_ids.get(id(recorded_value.storage)) == id(last_reader):
-                self.free_value(recorded_value.storage)
+            base_value = recorded_value.storage
+            if last_reader_ids.get(id(base_value)) == reader_id:
+                self.free_value(base_value)
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 

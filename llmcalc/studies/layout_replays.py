@@ -1,20 +1,24 @@
 """Replays a search's layouts on the caching allocator, in several processes if the command may fork.
 
-The result and the work of a replay depend neither on the process that runs it nor on replays before it.
+The result and the work of a replay depend neither on the process that runs it nor on replays before it. The same
+processes estimate layouts before they replay some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..device_memory.estimate import Memory
+from ..errors import InputError
 from ..frameworks.framework import Framework
+from ..frameworks.peak_estimate import Measurements
 from ..frameworks.ranks import Cluster
 from ..parallel.layout import Layout
 from ..processes import ForkedCalls, usable_processes
 from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
+from .layout_candidates import Candidate
 
 
 class LayoutRun(NamedTuple):
@@ -91,6 +95,37 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, repl
         return ReplayedLayout(first_stage_bytes, first_stage_work, largest_bytes, counted_work())
 
 
+class EstimateTask(NamedTuple):
+    """The estimates of layouts with the same kernels, which use no measurements of other layouts.
+
+    layout_numbers: their numbers in the search, in the order in which they are estimated.
+    work_limit: units of work after which no further one is estimated.
+    """
+
+    layout_numbers: tuple[int, ...]
+    work_limit: int
+
+
+class EstimatedLayout(NamedTuple):
+    """The estimate of a layout from another process.
+
+    candidate: the candidate without its count of sent bytes; None if it does not fit, or the error against it.
+    may_fit, sent_bytes: as of the candidate; None for sent bytes that are counted when they are asked for.
+    work: work of the estimate.
+    measurements: by each kind of recomputation, what the estimate has measured.
+    """
+
+    candidate: Candidate | InputError | None
+    may_fit: bool
+    sent_bytes: int | None
+    work: CountedWork
+    measurements: tuple[Measurements, ...]
+
+
+EstimateLayouts: TypeAlias = Callable[[EstimateTask], dict[int, EstimatedLayout]]
+"""(task) → number of a layout → its estimate, for the first layouts of the task."""
+
+
 class LayoutReplays:
     """The replays of one search.
 
@@ -114,7 +149,8 @@ class LayoutReplays:
         self._memory_of_run: Callable[[int, str], Memory] = memory_of_run
         self._stage_peaks: Callable[[Layout, int, str], Sequence[int]] = stage_peaks
         self._budget: WorkBudget = budget
-        self._calls: ForkedCalls[ReplayTask, ReplayedLayout] = ForkedCalls(self._replay, usable_processes())
+        self._calls: ForkedCalls[ReplayTask | EstimateTask, Any] = ForkedCalls(self._run_task, usable_processes())
+        self._estimate_layouts: EstimateLayouts | None = None
         self._begun: dict[LayoutRun, ReplayTask] = {}
 
     def __enter__(self) -> LayoutReplays:
@@ -124,6 +160,18 @@ class LayoutReplays:
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._calls.close()
+
+    def estimates(
+        self, estimate_tasks: Sequence[EstimateTask], estimate_layouts: EstimateLayouts
+    ) -> Iterator[dict[int, EstimatedLayout]]:
+        """Yields the estimates of each task, all of which run at once; none without other processes."""
+        if not self._calls.can_fork or len(estimate_tasks) < 2:
+            return
+        self._estimate_layouts = estimate_layouts
+        _ = self._framework.rank_memory.function  # imported before the processes start
+        self._calls.begin((estimate_task, estimate_task.layout_numbers[:1]) for estimate_task in estimate_tasks)
+        for estimate_task in estimate_tasks:
+            yield self._calls.result(estimate_task)
 
     def begin(self, layout_runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
         """Starts replays that the search will probably need, in this order, if there are several processes.
@@ -156,7 +204,7 @@ class LayoutReplays:
                 and (running_limit is None or (byte_limit is not None and running_limit >= byte_limit))
             ):
                 replay_task = running_task  # it ended early only where this one would
-        replayed_layout = self._calls.result(replay_task)
+        replayed_layout: ReplayedLayout = self._calls.result(replay_task)
         if byte_limit is not None and replayed_layout.first_rank_bytes > byte_limit:
             SIMULATED_WORK.add(replayed_layout.first_rank_work)
             return replayed_layout.first_rank_bytes
@@ -168,8 +216,15 @@ class LayoutReplays:
         stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._stage_peaks(*layout_run))
         return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
 
+    def _run_task(self, task: ReplayTask | EstimateTask) -> ReplayedLayout | dict[int, EstimatedLayout]:
+        """Runs a task, possibly in another process. Who asks for the result counts its work."""
+        if isinstance(task, ReplayTask):
+            return self._replay(task)
+        assert self._estimate_layouts is not None
+        return self._estimate_layouts(task)
+
     def _replay(self, replay_task: ReplayTask) -> ReplayedLayout:
-        """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""
+        """Replays a task's layout."""
         model_memory = self._memory_of_run(replay_task.run.micro_batches, replay_task.run.recompute)
         return replay_layout(model_memory, self._framework, self._version, replay_task)
 

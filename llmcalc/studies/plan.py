@@ -7,7 +7,7 @@ the allocator, so a layout that was not replayed is listed separately, with an u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Literal, TypeAlias
@@ -27,7 +27,15 @@ from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_lay
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.time_ranges import TIE, TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
-from .layout_replays import LayoutReplays, LayoutRun, ReplayTask, replay_layout
+from .layout_replays import (
+    EstimatedLayout,
+    EstimateLayouts,
+    EstimateTask,
+    LayoutReplays,
+    LayoutRun,
+    ReplayTask,
+    replay_layout,
+)
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
 
@@ -380,6 +388,11 @@ def plan_of(
         return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
 
     budget = budget or search_budget()
+    recompute_modes = (
+        _recompute_modes(model_memory, framework_record)
+        if may_recompute and layout_times is not None
+        else (AS_CONFIGURED,)
+    )
     with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget) as replays:
         layout_order = LayoutOrder(
             layout_search,
@@ -389,13 +402,15 @@ def plan_of(
             replays.bytes,
             framework_record.estimate_errors,
             None if layout_times is None else step_seconds,
-            _recompute_modes(model_memory, framework_record)
-            if may_recompute and layout_times is not None
-            else (AS_CONFIGURED,),
+            recompute_modes,
             least_bytes,
             exceeds,
             budget,
             replays.begin,
+            replays.estimates,
+            lambda: [
+                layout_estimates.with_recompute(recompute).estimates_as_configured for recompute in recompute_modes
+            ],
         )
         ranked_layouts = (
             layout_order.plan_of_fastest()
@@ -517,6 +532,9 @@ class LayoutOrder:
         which is known sooner than the bytes of its largest rank; default never.
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     begin_replays: begins replays whose bytes will probably be asked for, with their limit; default none.
+    estimates_in_processes: (tasks, estimate of a task) → the estimates of each task from other processes; default none.
+    peak_estimates: () → the estimate of each kind of recomputation, whose measurements those processes return; default
+        none.
     """
 
     layout_search: LayoutSearch
@@ -531,6 +549,10 @@ class LayoutOrder:
     has_too_large_rank: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: WorkBudget = field(default_factory=search_budget)
     begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
+    estimates_in_processes: Callable[
+        [Sequence[EstimateTask], EstimateLayouts], Iterable[Mapping[int, EstimatedLayout]]
+    ] = lambda *_: ()
+    peak_estimates: Callable[[], Sequence[PeakEstimate]] = lambda: ()
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(self, rows: int, suggests_nearest: Nearest = "always", replay_limit: int | None = None) -> RankedLayouts:
@@ -674,7 +696,12 @@ class LayoutOrder:
             if ranked_layouts.replay_count and self.budget.is_spent():
                 ranked_layouts.ended_early = True
                 break
-            needed_candidates = waiting_candidates[: row_limit - len(ranked_layouts.feasible)]
+            missing_count, needed_candidates = row_limit - len(ranked_layouts.feasible), list[Candidate]()
+            for candidate in waiting_candidates:  # what exceeds the capacity by the estimate will hardly be a row
+                if missing_count <= 0:
+                    break
+                needed_candidates.append(candidate)
+                missing_count -= candidate.headroom >= 0
             self.begin_replays(list(map(_layout_run, needed_candidates)), self.capacity)
             candidate = waiting_candidates.pop(0)
             candidate_or_error = self._replay_with_messages(candidate)
@@ -727,15 +754,101 @@ class LayoutOrder:
         """
         candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
-        for i in sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp)):
+        order = sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp))
+        estimates = self._estimates_from_processes(layouts, order)
+        for i in order:
             if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._estimated_sizes:
                 candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED)
             elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._estimated_sizes:
-                try:
-                    candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recompute_modes, needs_fit=True)
-                except InputError as error:
-                    candidates_or_errors[i] = error
+                estimate = estimates.get(i)
+                candidates_or_errors[i] = (
+                    self._candidate_or_error(*layouts[i])
+                    if estimate is None
+                    else self._candidate_of_estimate(estimate, *layouts[i])
+                )
         return candidates_or_errors
+
+    def _candidate_or_error(self, layout: Layout, micro_batches: int) -> Candidate | InputError | None:
+        """Returns the candidate of a layout, None if it surely does not fit, or the error against it."""
+        try:
+            return self._fitting_candidate(layout, micro_batches, self.recompute_modes, needs_fit=True)
+        except InputError as error:
+            return error
+
+    def _estimates_from_processes(
+        self, layouts: Sequence[tuple[Layout, int]], order: Sequence[int]
+    ) -> dict[int, EstimatedLayout]:
+        """Returns the estimates of layouts by their numbers, as far as other processes have them.
+
+        Layouts with other kernels share no measurements, so that a process estimates those with the same kernels as
+        this one would. order: the numbers of the layouts, in the order in which they are estimated.
+        """
+        numbers_by_sizes: dict[tuple[object, ...], list[int]] = {}
+        for i in order:
+            numbers_by_sizes.setdefault(_kernel_layout_sizes(layouts[i][0]), []).append(i)
+        try:
+            peak_estimates = self.peak_estimates()
+        except InputError:
+            return {}
+        for peak_estimate in peak_estimates:
+            _ = peak_estimate.layer_kinds  # their ids are in the keys of measurements
+        work_limit = int(2 * SHARE_OF_ESTIMATES * self.budget.units_left) // len(numbers_by_sizes)
+
+        def estimate_layouts(estimate_task: EstimateTask) -> dict[int, EstimatedLayout]:
+            estimates: dict[int, EstimatedLayout] = {}
+            work_units = 0
+            for i in estimate_task.layout_numbers:
+                if work_units > estimate_task.work_limit:
+                    break
+                is_too_large = self._has_too_large_static_bytes(layouts[i][0])
+                if not is_too_large or _kernel_layout_sizes(layouts[i][0]) not in self._estimated_sizes:
+                    estimates[i] = self._estimated_layout(peak_estimates, *layouts[i])
+                    work_units += estimates[i].work.total
+            return estimates
+
+        estimate_tasks = [EstimateTask(tuple(numbers), work_limit) for numbers in numbers_by_sizes.values()]
+        return {
+            i: estimate
+            for estimates in self.estimates_in_processes(estimate_tasks, estimate_layouts)
+            for i, estimate in estimates.items()
+        }
+
+    def _estimated_layout(
+        self, peak_estimates: Sequence[PeakEstimate], layout: Layout, micro_batches: int
+    ) -> EstimatedLayout:
+        """Returns the estimate of a layout for another process. Its work is not counted."""
+        earlier_measurements = [peak_estimate.measurements() for peak_estimate in peak_estimates]
+        with SIMULATED_WORK.count_separately() as counted_work:
+            candidate = self._candidate_or_error(layout, micro_batches)
+            work = counted_work()
+        measurements = tuple(
+            peak_estimate.measurements_since(earlier)
+            for peak_estimate, earlier in zip(peak_estimates, earlier_measurements, strict=True)
+        )
+        if not isinstance(candidate, Candidate):
+            return EstimatedLayout(candidate, False, None, work, measurements)
+        sent_bytes = candidate.communication_bytes if self.step_seconds is None else None
+        return EstimatedLayout(
+            replace(candidate, count_sent_bytes=None), candidate.may_fit, sent_bytes, work, measurements
+        )
+
+    def _candidate_of_estimate(
+        self, estimate: EstimatedLayout, layout: Layout, micro_batches: int
+    ) -> Candidate | InputError | None:
+        """Returns the candidate of an estimate from another process, and counts its work and measurements here."""
+        SIMULATED_WORK.add(estimate.work)
+        for peak_estimate, measurements in zip(self.peak_estimates(), estimate.measurements, strict=True):
+            peak_estimate.add_measurements(measurements)
+        candidate, sent_bytes = estimate.candidate, estimate.sent_bytes
+        if not isinstance(candidate, Candidate):
+            return candidate
+        self._estimated_sizes.add(_kernel_layout_sizes(layout))
+        count_sent_bytes: Callable[[], int] | None = None
+        if estimate.may_fit and sent_bytes is None:
+            count_sent_bytes = cache(partial(self.sent_bytes, layout, micro_batches, candidate.recompute))
+        elif sent_bytes is not None:
+            count_sent_bytes = partial(int, sent_bytes)
+        return replace(candidate, layout=layout, count_sent_bytes=count_sent_bytes)
 
     def _has_too_large_static_bytes(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
