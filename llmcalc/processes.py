@@ -78,8 +78,9 @@ class ForkedCalls(Generic[Task, Result]):
     function: task → result. It must depend on the task and on what exists when the processes start, alone.
     process_count: number of processes; with less than two each call runs when its result is asked for.
 
-    Processes start with the first tasks, and further ones when there are more tasks at once. A call that raises an error, or whose process ends, runs again in this process
-    when its result is asked for, and so has the same result or error as without processes.
+    Processes start with the first tasks, and further ones when there are more tasks at once. A call that raises an
+    error, or whose process ends, runs again in this process when its result is asked for, and so has the same result or
+    error as without processes.
     """
 
     def __init__(self, function: Callable[[Task], Result], process_count: int) -> None:

@@ -111,6 +111,7 @@ class EstimatedLayout(NamedTuple):
 
     candidate: the candidate without its count of sent bytes; None if it does not fit, or the error against it.
     may_fit, sent_bytes: as of the candidate; None for sent bytes that are counted when they are asked for.
+    has_estimated_kernels: whether the bytes of a layout with these kernels have been estimated.
     work: work of the estimate.
     measurements: by each kind of recomputation, what the estimate has measured.
     """
@@ -118,6 +119,7 @@ class EstimatedLayout(NamedTuple):
     candidate: Candidate | InputError | None
     may_fit: bool
     sent_bytes: int | None
+    has_estimated_kernels: bool
     work: CountedWork
     measurements: tuple[Measurements, ...]
 
@@ -161,12 +163,15 @@ class LayoutReplays:
     ) -> None:
         self._calls.close()
 
+    @property
+    def can_fork(self) -> bool:
+        """Whether estimates and replays may run in other processes."""
+        return self._calls.can_fork
+
     def estimates(
         self, estimate_tasks: Sequence[EstimateTask], estimate_layouts: EstimateLayouts
     ) -> Iterator[dict[int, EstimatedLayout]]:
-        """Yields the estimates of each task, all of which run at once; none without other processes."""
-        if not self._calls.can_fork or len(estimate_tasks) < 2:
-            return
+        """Yields the estimates of each task, all of which run at once."""
         self._estimate_layouts = estimate_layouts
         _ = self._framework.rank_memory.function  # imported before the processes start
         self._calls.begin((estimate_task, estimate_task.layout_numbers[:1]) for estimate_task in estimate_tasks)

@@ -407,7 +407,7 @@ def plan_of(
             exceeds,
             budget,
             replays.begin,
-            replays.estimates,
+            replays.estimates if replays.can_fork else None,
             lambda: [
                 layout_estimates.with_recompute(recompute).estimates_as_configured for recompute in recompute_modes
             ],
@@ -532,7 +532,8 @@ class LayoutOrder:
         which is known sooner than the bytes of its largest rank; default never.
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     begin_replays: begins replays whose bytes will probably be asked for, with their limit; default none.
-    estimates_in_processes: (tasks, estimate of a task) → the estimates of each task from other processes; default none.
+    estimates_in_processes: (tasks, estimate of a task) → the estimates of each task from other processes; None
+        (default) without other processes.
     peak_estimates: () → the estimate of each kind of recomputation, whose measurements those processes return; default
         none.
     """
@@ -549,9 +550,9 @@ class LayoutOrder:
     has_too_large_rank: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: WorkBudget = field(default_factory=search_budget)
     begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
-    estimates_in_processes: Callable[
-        [Sequence[EstimateTask], EstimateLayouts], Iterable[Mapping[int, EstimatedLayout]]
-    ] = lambda *_: ()
+    estimates_in_processes: (
+        Callable[[Sequence[EstimateTask], EstimateLayouts], Iterable[Mapping[int, EstimatedLayout]]] | None
+    ) = None
     peak_estimates: Callable[[], Sequence[PeakEstimate]] = lambda: ()
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
@@ -786,6 +787,8 @@ class LayoutOrder:
         numbers_by_sizes: dict[tuple[object, ...], list[int]] = {}
         for i in order:
             numbers_by_sizes.setdefault(_kernel_layout_sizes(layouts[i][0]), []).append(i)
+        if self.estimates_in_processes is None or len(numbers_by_sizes) < 2:
+            return {}
         try:
             peak_estimates = self.peak_estimates()
         except InputError:
@@ -825,12 +828,13 @@ class LayoutOrder:
             peak_estimate.measurements_since(earlier)
             for peak_estimate, earlier in zip(peak_estimates, earlier_measurements, strict=True)
         )
-        if not isinstance(candidate, Candidate):
-            return EstimatedLayout(candidate, False, None, work, measurements)
-        sent_bytes = candidate.communication_bytes if self.step_seconds is None else None
-        return EstimatedLayout(
-            replace(candidate, count_sent_bytes=None), candidate.may_fit, sent_bytes, work, measurements
-        )
+        may_fit, sent_bytes = False, None
+        if isinstance(candidate, Candidate):
+            may_fit = candidate.may_fit
+            sent_bytes = candidate.communication_bytes if self.step_seconds is None else None
+            candidate = replace(candidate, count_sent_bytes=None)
+        has_estimated_kernels = _kernel_layout_sizes(layout) in self._estimated_sizes
+        return EstimatedLayout(candidate, may_fit, sent_bytes, has_estimated_kernels, work, measurements)
 
     def _candidate_of_estimate(
         self, estimate: EstimatedLayout, layout: Layout, micro_batches: int
@@ -839,10 +843,11 @@ class LayoutOrder:
         SIMULATED_WORK.add(estimate.work)
         for peak_estimate, measurements in zip(self.peak_estimates(), estimate.measurements, strict=True):
             peak_estimate.add_measurements(measurements)
+        if estimate.has_estimated_kernels:
+            self._estimated_sizes.add(_kernel_layout_sizes(layout))
         candidate, sent_bytes = estimate.candidate, estimate.sent_bytes
         if not isinstance(candidate, Candidate):
             return candidate
-        self._estimated_sizes.add(_kernel_layout_sizes(layout))
         count_sent_bytes: Callable[[], int] | None = None
         if estimate.may_fit and sent_bytes is None:
             count_sent_bytes = cache(partial(self.sent_bytes, layout, micro_batches, candidate.recompute))
