@@ -231,6 +231,8 @@ class PeakEstimate:
     _saved_bytes_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
     _kind_runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
     _static_bytes_by_layout: dict[Layout, list[int]] = field(default_factory=dict)
+    _run_of_peaks: tuple[Layout, int] | None = None
+    _peaks_by_rank: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def layer_count(self) -> int:
@@ -389,6 +391,15 @@ class PeakEstimate:
         )
 
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
+        """Returns the peak bytes of a rank, which are kept until another layout is estimated."""
+        layout_run = layout, micro_batches
+        if layout_run != self._run_of_peaks:
+            self._run_of_peaks, self._peaks_by_rank = layout_run, {}
+        if rank not in self._peaks_by_rank:
+            self._peaks_by_rank[rank] = self._largest_moment(layout, rank, rank_stages, micro_batches)
+        return self._peaks_by_rank[rank]
+
+    def _largest_moment(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
         """Returns the peak bytes of a rank: the largest of four points in time of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
