@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.framework import Framework
+from ..frameworks.framework import Framework, LazyFunction
 from ..frameworks.peak_estimate import Measurements
 from ..frameworks.ranks import Cluster
 from ..parallel.layout import Layout
@@ -30,7 +30,7 @@ class LayoutRun(NamedTuple):
 
 
 class ReplayTask(NamedTuple):
-    """The replay of a layout's ranks.
+    """The task of replaying the memory of a layout's ranks on the simulated allocator.
 
     run: the layout and its run.
     stage_peaks: the estimated bytes of each pipeline stage's ranks, which are not replayed if they surely need no more
@@ -129,7 +129,7 @@ EstimateLayouts: TypeAlias = Callable[[EstimateTask], dict[int, EstimatedLayout]
 
 
 class LayoutReplays:
-    """The replays of one search.
+    """The memory replays of the layouts in one search, with their results.
 
     framework, version: as in `Cluster`.
     memory_of_run: (micro-batches per step, recomputation) → the model and its run.
@@ -173,7 +173,8 @@ class LayoutReplays:
     ) -> Iterator[dict[int, EstimatedLayout]]:
         """Yields the estimates of each task, all of which run at once."""
         self._estimate_layouts = estimate_layouts
-        _ = self._framework.rank_memory.function  # imported before the processes start
+        if isinstance(self._framework.rank_memory, LazyFunction):
+            _ = self._framework.rank_memory.function  # imported once, before the processes start
         self._calls.begin((estimate_task, estimate_task.layout_numbers[:1]) for estimate_task in estimate_tasks)
         for estimate_task in estimate_tasks:
             yield self._calls.result(estimate_task)
@@ -194,7 +195,7 @@ class LayoutReplays:
         self._calls.begin((self._begun[layout_run], _pass_sizes(layout_run)) for layout_run in layout_runs)
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
-        """Returns the bytes of a layout's largest rank.
+        """Returns the bytes of a layout's largest rank, replayed on the simulated allocator.
 
         byte_limit: bytes; if the rank with the largest estimate requires more, it stands for all. None replays all.
         Raises `InputError` for a run that cannot be replayed.
