@@ -124,8 +124,16 @@ class EstimatedLayout(NamedTuple):
     measurements: tuple[Measurements, ...]
 
 
+class ComparisonTask(NamedTuple):
+    """The computation of what a search is compared with, beside its replays."""
+
+
 EstimateLayouts: TypeAlias = Callable[[EstimateTask], dict[int, EstimatedLayout]]
 """(task) → number of a layout → its estimate, for the first layouts of the task."""
+
+
+SearchTask: TypeAlias = ReplayTask | EstimateTask | ComparisonTask
+"""A task that another process may run."""
 
 
 class LayoutReplays:
@@ -136,6 +144,7 @@ class LayoutReplays:
     stage_peaks: (layout, micro-batches, recomputation) → the estimated bytes of each pipeline stage's first rank.
     budget: the work of the search. A run without a limit of bytes replays the rank with the largest estimate, and
         others until the budget is spent.
+    compare: computes what the search is compared with; None (default) for nothing.
     """
 
     def __init__(
@@ -145,13 +154,15 @@ class LayoutReplays:
         memory_of_run: Callable[[int, str], Memory],
         stage_peaks: Callable[[Layout, int, str], Sequence[int]],
         budget: WorkBudget,
+        compare: Callable[[], Any] | None = None,
     ) -> None:
         self._framework: Framework = framework
         self._version: str = version
         self._memory_of_run: Callable[[int, str], Memory] = memory_of_run
         self._stage_peaks: Callable[[Layout, int, str], Sequence[int]] = stage_peaks
         self._budget: WorkBudget = budget
-        self._calls: ForkedCalls[ReplayTask | EstimateTask, Any] = ForkedCalls(self._run_task, usable_processes())
+        self._compare: Callable[[], Any] | None = compare
+        self._calls: ForkedCalls[SearchTask, Any] = ForkedCalls(self._run_task, usable_processes())
         self._estimate_layouts: EstimateLayouts | None = None
         self._begun: dict[LayoutRun, ReplayTask] = {}
 
@@ -193,6 +204,12 @@ class LayoutReplays:
                     layout_run, byte_limit, has_no_limit=byte_limit is None and run_index == 0
                 )
         self._calls.begin((self._begun[layout_run], _pass_sizes(layout_run)) for layout_run in layout_runs)
+        if self._compare is not None:
+            self._calls.begin([(ComparisonTask(), "comparison")])
+
+    def comparison(self) -> Any:
+        """Returns what the search is compared with; None without it."""
+        return None if self._compare is None else self._calls.result(ComparisonTask())
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank, replayed on the simulated allocator.
@@ -222,10 +239,12 @@ class LayoutReplays:
         stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._stage_peaks(*layout_run))
         return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
 
-    def _run_task(self, task: ReplayTask | EstimateTask) -> ReplayedLayout | dict[int, EstimatedLayout]:
+    def _run_task(self, task: SearchTask) -> Any:
         """Runs a task, possibly in another process. Who asks for the result counts its work."""
         if isinstance(task, ReplayTask):
             return self._replay(task)
+        if isinstance(task, ComparisonTask):
+            return None if self._compare is None else self._compare()
         assert self._estimate_layouts is not None
         return self._estimate_layouts(task)
 

@@ -136,6 +136,28 @@ class LayoutEstimates:
 
 
 @frozen
+class ComparedLayout:
+    """The fastest layout of a run under another framework, whose other layouts are not listed.
+
+    framework_name: name of the framework.
+    candidate: the layout, which fits.
+    time_range: seconds of a step.
+    """
+
+    framework_name: str
+    candidate: Candidate
+    time_range: TimeRange | None
+
+    @property
+    def framework(self) -> Framework:
+        return framework(self.framework_name)
+
+
+CompareFrameworks: TypeAlias = Callable[[str, int], tuple[ComparedLayout, ...]]
+"""(software of the times, sequences per step) → the fastest layouts under other frameworks."""
+
+
+@frozen
 class LayoutPlan:
     """The sorted layouts of a model on a number of devices, with the search and the times behind the order.
 
@@ -149,7 +171,7 @@ class LayoutPlan:
     training_times: the seconds of a step of any layout; None if layouts are ordered by memory.
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
     other_plans: plans of the same run under other frameworks, whose layouts fit too.
-    compared_plans: plans of one row under other frameworks, for a run that names none: their layouts are not listed.
+    compared_layouts: the fastest layouts under other frameworks, for a run that names none.
     is_batch_assumed: whether nobody stated the global batch.
     version: the framework's version; empty for the newest.
     untried_frameworks: sentences on usual frameworks that cannot train the model, for a run without a layout that fits.
@@ -165,7 +187,7 @@ class LayoutPlan:
     training_times: TrainingTimes | None = None
     untimed_reason: str = ""
     other_plans: tuple[LayoutPlan, ...] = ()
-    compared_plans: tuple[LayoutPlan, ...] = ()
+    compared_layouts: tuple[ComparedLayout, ...] = ()
     is_batch_assumed: bool = False
     version: str = ""
     untried_frameworks: tuple[str, ...] = ()
@@ -306,6 +328,7 @@ def plan_of(
     budget: WorkBudget | None = None,
     tries_variants: bool = True,
     replay_limit: int | None = None,
+    compare_frameworks: CompareFrameworks | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
@@ -320,6 +343,8 @@ def plan_of(
     budget: the work of the search; default `WORK_OF_SEARCH`.
     tries_variants: as in `search_layouts`.
     replay_limit: as in `LayoutOrder.plan`.
+    compare_frameworks: finds layouts of other frameworks, beside the replays, for a plan by time; None (default) for
+        none.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, if the number of micro-batches
     is given, and if the search ended early and nothing that it tried may fit.
     """
@@ -393,7 +418,12 @@ def plan_of(
         if may_recompute and layout_times is not None
         else (CONFIGURED_RECOMPUTE,)
     )
-    with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget) as replays:
+    compare = (
+        None
+        if compare_frameworks is None or layout_times is None
+        else partial(compare_frameworks, layout_times.settings.stack, global_batch)
+    )
+    with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget, compare) as replays:
         layout_order = LayoutOrder(
             layout_search,
             hardware.capacity_bytes,
@@ -417,6 +447,7 @@ def plan_of(
             if row_limit == 1 and suggests_nearest == "never"
             else layout_order.plan(row_limit, suggests_nearest, replay_limit)
         )
+        compared_layouts: tuple[ComparedLayout, ...] = replays.comparison() or ()
     plan = LayoutPlan(
         layout_estimates,
         hardware,
@@ -429,6 +460,7 @@ def plan_of(
         untimed_reason,
         is_batch_assumed=is_batch_assumed,
         version=version,
+        compared_layouts=compared_layouts,
     )
     if ranked_layouts.ended_early and not ranked_layouts.feasible and not ranked_layouts.unreplayed:
         raise incomplete_search_error(plan)
