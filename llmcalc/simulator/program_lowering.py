@@ -22,6 +22,7 @@ from .meter import NoMeter
 from .module_frame import STAGE_INPUT_KEY, TOKEN_ID_ROWS, ModuleFrame, ParameterSet
 from .simulated_work import SIMULATED_WORK, UNITS_PER_OPERATION
 from .tensor import INT64, Tensor, count_storages_as, empty
+from .value_tensors import method_name
 
 
 @kernels_compared(TORCH_WITNESS, unchecked_kernels=("module_kernel",))
@@ -340,7 +341,7 @@ class ProgramLowering(CacheTensors):
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
         """Returns the profile's method for an operation; None if the profile has none."""
-        return getattr(self, f"do_{operation.verb}", None)
+        return getattr(self, method_name("do", operation.verb), None)
 
     def is_cached_step(self, operation: Step) -> bool:
         """Whether earlier passes have cached everything that an operation's results are used for."""
