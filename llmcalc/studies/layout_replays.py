@@ -209,7 +209,11 @@ class LayoutReplays:
 
     def comparison(self) -> Any:
         """Returns what the search is compared with; None without it."""
-        return None if self._compare is None else self._calls.result(ComparisonTask())
+        if self._compare is None:
+            return None
+        compared_result, work_units = self._calls.result(ComparisonTask())
+        SIMULATED_WORK.units += work_units
+        return compared_result
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank, replayed on the simulated allocator.
@@ -244,7 +248,10 @@ class LayoutReplays:
         if isinstance(task, ReplayTask):
             return self._replay(task)
         if isinstance(task, ComparisonTask):
-            return None if self._compare is None else self._compare()
+            assert self._compare is not None
+            units_before = SIMULATED_WORK.units
+            compared_result = self._compare()
+            return compared_result, SIMULATED_WORK.subtract_work_since(units_before)
         assert self._estimate_layouts is not None
         return self._estimate_layouts(task)
 
