@@ -80,8 +80,9 @@ class ForkedCalls(Generic[Task, Result]):
     function: task → result. It must depend on the task and on what exists when the processes start, alone.
     process_count: number of processes; with less than two each call runs when its result is asked for.
 
-    Processes start with the first tasks. A call that raises an error, or whose process ends, runs again in this process
-    when its result is asked for, and so has the same result or error as without processes.
+    Processes start with the first tasks, and further ones when there are more tasks at once. A call that raises an
+    error, or whose process ends, runs again in this process when its result is asked for, and so has the same result or
+    error as without processes.
     """
 
     def __init__(self, function: Callable[[Task], Result], process_count: int) -> None:
@@ -91,7 +92,7 @@ class ForkedCalls(Generic[Task, Result]):
         self._waiting_tasks: dict[Task, Hashable] = {}
         self._running: dict[Task, Worker] = {}
         self._results: dict[Task, Result] = {}
-        self._started: bool = False
+        self._started_count: int = 0
 
     def __enter__(self) -> ForkedCalls[Task, Result]:
         return self
@@ -114,9 +115,11 @@ class ForkedCalls(Generic[Task, Result]):
         for task, task_group in tasks if self.can_fork else ():
             if task not in self._running and task not in self._results:
                 self._waiting_tasks.setdefault(task, task_group)
-        if self._waiting_tasks and not self._started and len(self._waiting_tasks) > 1:
-            self._started = True
-            self._start_workers(min(self._process_count, len(self._waiting_tasks)))
+        task_count = len(self._waiting_tasks) + len(self._running)
+        worker_count = min(self._process_count, task_count) - self._started_count
+        if task_count > 1 and worker_count > 0:
+            self._started_count += worker_count
+            self._start_workers(worker_count)
         self._assign_tasks()
 
     def result(self, task: Task) -> Result:

@@ -16,7 +16,7 @@ from llmcalc import processes
 from llmcalc.errors import InputError
 from llmcalc.processes import ForkedCalls, allow_forked_processes, usable_processes
 from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork
-from llmcalc.studies import layout_replays
+from llmcalc.studies import layout_replays, plan
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
@@ -48,6 +48,15 @@ def test_calls_run_in_other_processes_and_a_single_one_does_not() -> None:
         assert os.getpid() not in (first, second)
         assert first != second
         assert third in (first, second)
+
+
+def test_further_processes_start_with_more_tasks() -> None:
+    with ForkedCalls(square, 4) as calls:
+        calls.begin([(1, "a"), (2, "b")])
+        assert len(calls._workers) == 2
+        calls.begin([(number, "c") for number in range(3, 9)])
+        assert len(calls._workers) == 4
+        assert [calls.result(number) for number in range(1, 9)] == [square(number) for number in range(1, 9)]
 
 
 def test_an_error_is_raised_where_its_result_is_asked_for() -> None:
@@ -146,6 +155,21 @@ def test_plans_are_those_of_one_process(run: Any, words: tuple[str, ...], monkey
     assert results[0].out
     assert results[0] == results[1]
     assert units[0] == units[1]
+
+
+@pytest.mark.parametrize("work_units", [150_000, 600_000])
+def test_a_search_that_ends_early_is_that_of_one_process(
+    run: Any, work_units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes estimate layouts with the same kernels: the work counts in the order of one process."""
+    monkeypatch.setattr(plan, "WORK_OF_SEARCH", work_units)
+    results = []
+    for process_count in (1, 3):
+        monkeypatch.setattr(layout_replays, "usable_processes", lambda: process_count)  # noqa: B023
+        results.append(run("plan", "qwen3-8b?num_hidden_layers=12", "--devices", "32", "--hardware", "h100", "--seq",
+                           "16384", "--rows", "2", "--format", "json"))  # fmt: skip
+    assert "the search ended before it" in results[0].out
+    assert results[0] == results[1]
 
 
 def test_interrupted_processes_print_nothing() -> None:

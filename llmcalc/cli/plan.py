@@ -44,8 +44,13 @@ def command(
         ),
     ] = None,
     rows: Annotated[
-        int, length_option("--rows", help="Number of best layouts to replay on the allocator and to show.")
-    ] = 10,
+        int | None,
+        length_option(
+            "--rows",
+            help="Number of best layouts to replay on the allocator and to show; default 5, or 10 with --notes, "
+            "--where or another format.",
+        ),
+    ] = None,
     by: Annotated[
         Literal["time", "memory"] | None,
         typer.Option(
@@ -93,5 +98,6 @@ def command(
             by,
             where,
             lambda name: target_options.load(name, included_parts),
+            is_for_screen=table is None and output_options.is_for_screen,
         )
     output_options.show_answer(plan_answer, table, run_question.preset)

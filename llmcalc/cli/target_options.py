@@ -90,6 +90,11 @@ class OutputOptions(NamedTuple):
     fmt: Format = "table"
     output: Path | None = None
 
+    @property
+    def is_for_screen(self) -> bool:
+        """Whether an answer is shortened to the rows and notes that fit a screen."""
+        return self.fmt == "table" and not self.notes
+
     def show_answer(
         self,
         command_answer: ReportedAnswer,

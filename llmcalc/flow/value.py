@@ -15,10 +15,11 @@ class Value:
     view_source: the value that it is a view of; None if it is not a view.
     is_constant: whether it is computed from no parameter, so that no gradient flows through it.
     cache_name: the name of the cache that it was read from, together with rows of earlier passes; empty if it was not.
+    storage: the value that owns the storage, of which this value may be a view.
     unrepeated_value: for keys and values that are repeated for each query head, the value before repeating.
     """
 
-    __slots__ = ("_width", "axes", "cache_name", "is_constant", "rows", "unrepeated_value", "view_source")
+    __slots__ = ("_width", "axes", "cache_name", "is_constant", "rows", "storage", "unrepeated_value", "view_source")
 
     def __init__(
         self, rows: Rows, axes: Shape, view_source: Value | None = None, is_constant: bool = False, cache_name: str = ""
@@ -26,6 +27,7 @@ class Value:
         self.rows: Rows = rows
         self.axes: Shape = axes
         self.view_source: Value | None = view_source
+        self.storage: Value = self if view_source is None else view_source.storage
         self.is_constant: bool = is_constant
         self.cache_name: str = cache_name
         self.unrepeated_value: Value | None = None
@@ -41,14 +43,6 @@ class Value:
     def view(self, *axes: Axis | JoinedShapes, new_rows: Rows | None = None) -> Value:
         """Returns a view of the same storage with other axes."""
         return Value(self.rows if new_rows is None else new_rows, axes, self, self.is_constant, self.cache_name)
-
-    @property
-    def storage(self) -> Value:
-        """The value that owns the storage, of which this value may be a view."""
-        base_value = self
-        while base_value.view_source is not None:
-            base_value = base_value.view_source
-        return base_value
 
 
 class Weight:

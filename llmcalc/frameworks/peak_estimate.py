@@ -191,6 +191,17 @@ The largest number comes first; None stands for all layers of the stage.
 """
 
 
+class Measurements(NamedTuple):
+    """What an estimate has measured, as an equal estimate in another process may use it.
+
+    passes_by_key: key of a stage → the bytes of its passes.
+    saved_bytes_by_layer: kind of a layer → the bytes that a micro-batch saves there.
+    """
+
+    passes_by_key: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]]
+    saved_bytes_by_layer: dict[tuple[object, ...], int]
+
+
 @dataclass
 class PeakEstimate:
     """Estimates the peak bytes of ranks in parallel layouts of one model.
@@ -220,6 +231,8 @@ class PeakEstimate:
     _saved_bytes_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
     _kind_runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
     _static_bytes_by_layout: dict[Layout, list[int]] = field(default_factory=dict)
+    _run_of_peaks: tuple[Layout, int] | None = None
+    _peaks_by_rank: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def layer_count(self) -> int:
@@ -257,6 +270,26 @@ class PeakEstimate:
             self._parameters_by_stage = other_estimate._parameters_by_stage
             self._parameters_by_layer = other_estimate._parameters_by_layer
             self._static_bytes_by_layout = other_estimate._static_bytes_by_layout
+
+    def measurements(self) -> Measurements:
+        """Returns a copy of all measurements so far."""
+        return Measurements(dict(self._passes_by_key), dict(self._saved_bytes_by_layer))
+
+    def measurements_since(self, earlier: Measurements) -> Measurements:
+        """Returns the measurements that are newer than earlier ones of this estimate."""
+        return Measurements(
+            {key: passes for key, passes in self._passes_by_key.items() if key not in earlier.passes_by_key},
+            {
+                layer_kind: saved_bytes
+                for layer_kind, saved_bytes in self._saved_bytes_by_layer.items()
+                if earlier.saved_bytes_by_layer.get(layer_kind) != saved_bytes
+            },
+        )
+
+    def add_measurements(self, measurements: Measurements) -> None:
+        """Adds the measurements of an equal estimate, which has been copied from this one with its layer kinds."""
+        self._passes_by_key |= measurements.passes_by_key
+        self._saved_bytes_by_layer |= measurements.saved_bytes_by_layer
 
     def lower_bound_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
         """Returns a lower bound of the largest rank's bytes: weights, gradients and optimizer states.
@@ -358,6 +391,15 @@ class PeakEstimate:
         )
 
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
+        """Returns the peak bytes of a rank, which are kept until another layout is estimated."""
+        layout_run = layout, micro_batches
+        if layout_run != self._run_of_peaks:
+            self._run_of_peaks, self._peaks_by_rank = layout_run, {}
+        if rank not in self._peaks_by_rank:
+            self._peaks_by_rank[rank] = self._largest_moment(layout, rank, rank_stages, micro_batches)
+        return self._peaks_by_rank[rank]
+
+    def _largest_moment(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
         """Returns the peak bytes of a rank: the largest of four points in time of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's

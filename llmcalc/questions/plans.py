@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ..device_memory.estimate import Memory
@@ -15,7 +16,7 @@ from .runs import RunQuestion, check_framework
 
 if TYPE_CHECKING:
     from ..frameworks.framework import Framework
-    from ..studies.plan import LayoutPlan, OrderName
+    from ..studies.plan import ComparedLayout, CompareFrameworks, OrderName
     from ..studies.run_time import TimeSettings
 
 
@@ -101,25 +102,28 @@ def answer_of_fitting_run(
 def ask_plan(
     run_question: RunQuestion,
     global_batch: int | None = None,
-    row_count: int = 10,
+    row_count: int | None = None,
     order_name: OrderName | None = None,
     size_filter: str | None = None,
     time_settings: Callable[[Framework], TimeSettings] | None = None,
+    is_for_screen: bool = False,
 ) -> ReportedAnswer:
     """Finds the layouts of a training run over many devices that fit, best first.
 
     global_batch: see `ask_fit`.
-    row_count: number of layouts that are replayed and shown.
+    row_count: number of layouts that are replayed and shown; None (default) for `ROWS`, or `SCREEN_ROWS` of a screen.
     order_name: order of the layouts, time or memory; None (default) for time where it can be estimated.
     size_filter: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
     time_settings: see `plan_of`.
+    is_for_screen: whether the answer is shown on a screen alone, without all rows; false by default.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
+    from ..frameworks.registry import framework_of
     from ..parallel.nearest import nearest_layouts_text
     from ..parallel.search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
-    from ..studies.plan import first_fitting_plan, plan_of
+    from ..studies.plan import FURTHER_REPLAYS, ROWS, SCREEN_ROWS, first_fitting_plan, plan_of
 
     requested_sizes = None if size_filter is None else parse_sizes(size_filter)
     run_question = replace(run_question, is_trial=True)
@@ -133,6 +137,12 @@ def ask_plan(
             f"--phase {run_question.settings.phase}: plan is for training; expected training "
             "(llmcalc fit --devices finds layouts for inference)"
         )
+    plans_all_frameworks = run_question.settings.lora_rank is not None  # other frameworks have rows of their own
+
+    def layouts_beside(planned_framework: Framework) -> CompareFrameworks:
+        return partial(_compared_layouts, run_question, planned_framework.name, time_settings)
+
+    default_rows = SCREEN_ROWS if is_for_screen and requested_sizes is None else ROWS
     plans = answers_of_planned_runs(
         run_question,
         lambda memory, run_layout: plan_of(
@@ -140,14 +150,19 @@ def ask_plan(
             hardware,
             run_layout,
             global_batch,
-            row_count,
+            row_count or default_rows,
             order_name=order_name,
             suggests_nearest="if none fits",
             time_settings=time_settings,
+            replay_limit=(row_count or ROWS) + FURTHER_REPLAYS,
+            compare_frameworks=None if plans_all_frameworks else layouts_beside(framework_of(run_layout)),
         ),
     )
     plan = first_fitting_plan(list(plans))
-    plan = replace(plan, compared_plans=_compared_plans(run_question, plan, time_settings))
+    if plans_all_frameworks and plan.training_times is not None and not plan.other_plans:
+        compare_frameworks = layouts_beside(plan.framework)
+        compared_layouts = compare_frameworks(plan.training_times.settings.stack, plan.global_batch)
+        plan = replace(plan, compared_layouts=compared_layouts)
     suggestion = ""
     if not plan.ranked_layouts.feasible:
         plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
@@ -174,31 +189,38 @@ def ask_plan(
     )
 
 
-def _compared_plans(
-    run_question: RunQuestion, plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
-) -> tuple[LayoutPlan, ...]:
-    """Returns one-row plans, sorted by time, of the other usual frameworks that shard weights, if none was named."""
+def _compared_layouts(
+    run_question: RunQuestion,
+    planned_framework: str,
+    time_settings: Callable[[Framework], TimeSettings] | None,
+    stack_name: str,
+    global_batch: int,
+) -> tuple[ComparedLayout, ...]:
+    """Returns the fastest layout of each other usual framework that shards weights, if none was named.
+
+    stack_name, global_batch: software of the times, and sequences per step of the plan.
+    """
     from ..frameworks.registry import DEFAULT_FRAMEWORK, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
-    from ..studies.plan import WORK_OF_COMPARISON, plan_of
+    from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, plan_of
 
-    if plan.training_times is None or plan.other_plans or plan.framework.name == DEFAULT_FRAMEWORK:
+    if planned_framework == DEFAULT_FRAMEWORK or run_question.hardware is None:
         return ()
-    compared_plans = []
+    compared_layouts: list[ComparedLayout] = []
     for framework_record in frameworks_for_plans(run_question.layout, run_question.hardware):
-        if framework_record.name in (DEFAULT_FRAMEWORK, plan.framework.name):
+        if framework_record.name in (DEFAULT_FRAMEWORK, planned_framework):
             continue
-        if time_settings is not None and time_settings(framework_record).stack == plan.training_times.settings.stack:
+        if time_settings is not None and time_settings(framework_record).stack == stack_name:
             continue  # `--stack` names the software of one framework
         run_memory = run_question.with_framework(framework_record).memory_on_one_device()
         try:
             framework_record.check_run(run_memory, "")
             check_framework(run_question.settings, framework_record)
-            compared_plan = plan_of(
+            plan = plan_of(
                 run_memory,
-                plan.hardware,
+                run_question.hardware,
                 replace(run_question.layout, framework=framework_record.name),
-                plan.global_batch,
+                global_batch,
                 1,
                 order_name="time",
                 suggests_nearest="never",
@@ -207,9 +229,9 @@ def _compared_plans(
             )
         except InputError:  # it does not train this model, or has no such layouts
             continue
-        compared_plans += (
-            [compared_plan]
-            if compared_plan.ranked_layouts.feasible or compared_plan.ranked_layouts.nearest_candidate
-            else []
-        )
-    return tuple(compared_plans)
+        for candidate in plan.ranked_layouts.feasible:
+            counted_candidate = replace(candidate, count_sent_bytes=partial(int, candidate.communication_bytes or 0))
+            compared_layouts.append(
+                ComparedLayout(framework_record.name, counted_candidate, plan.step_time_range(candidate))
+            )
+    return tuple(compared_layouts)

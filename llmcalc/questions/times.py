@@ -504,10 +504,11 @@ def ask_timed_plan(
     run_question: RunQuestion,
     options: TimeOptions,
     global_batch: int | None = None,
-    row_count: int = 10,
+    row_count: int | None = None,
     order_name: OrderName | None = None,
     size_filter: str | None = None,
     read_model: Callable[[str], Preset] = load,
+    is_for_screen: bool = False,
 ) -> ReportedAnswer:
     """Finds the layouts of `ask_plan` sorted by estimated time, calibrated on measured runs if a file is named.
 
@@ -528,6 +529,7 @@ def ask_timed_plan(
         order_name,
         size_filter,
         layout_time_settings(run_question, order_name, options),
+        is_for_screen,
     )
     return replace(plan_answer, make_report=lambda: with_calibration(plan_answer.report(), calibration))
 

@@ -181,31 +181,25 @@ def _answer_text(plan: LayoutPlan) -> str:
     if plan.other_plans:
         framework_titles = [framework_plan.framework.title for framework_plan in (plan, *plan.other_plans)]
         return f"it fits under {', '.join(framework_titles[:-1])} and {framework_titles[-1]}{time_text}"
-    for compared_plan in plan.compared_plans:
-        compared_layout = compared_plan.first_row[1]
-        compared_time = None if compared_layout is None else compared_plan.step_time_range(compared_layout)
+    for compared_layout in plan.compared_layouts:
+        compared_time = compared_layout.time_range
         if compared_time is not None and fastest_time is not None and compared_time.estimate < fastest_time.estimate:
-            time_text += f"; {compared_plan.framework.title}'s {duration_text(float(compared_time.estimate))}"
+            time_text += f"; {compared_layout.framework.title}'s {duration_text(float(compared_time.estimate))}"
     framework_text = f" under {plan.framework.title}"
     with_expandable_text = "" if plan.expandable_bytes is None else f", but one does with {EXPANDABLE_OPTION}"
     return _fitting_layouts_text(plan.ranked_layouts) + framework_text + with_expandable_text + time_text
 
 
 def _comparison_notes(plan: LayoutPlan) -> list[str]:
-    """Returns a note per framework whose layouts are not listed: its fastest layout's seconds, or that none fits."""
+    """Returns a note per framework whose layouts are not listed: its fastest layout and the seconds of that."""
     notes = []
-    for compared_plan in plan.compared_plans:
-        framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"
-        compared_candidate = compared_plan.first_row[1]
-        if compared_candidate is None:
-            no_fit_text = "none found fits" if compared_plan.ranked_layouts.ended_early else "none fits"
-            notes.append(f"not listed: layouts of {framework_text}, of which {no_fit_text}")
-            continue
-        compared_time = compared_plan.step_time_range(compared_candidate)
+    for compared_layout in plan.compared_layouts:
+        candidate, compared_time = compared_layout.candidate, compared_layout.time_range
+        framework_text = f"{compared_layout.framework.title} (--framework {compared_layout.framework_name})"
         time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"
         notes.append(
             f"not listed: layouts of {framework_text}; {'their fastest' if compared_time else 'one'} {time_text}, "
-            f"{candidate_cell(compared_candidate.layout, compared_candidate.recompute, ())}"
+            f"{candidate_cell(candidate.layout, candidate.recompute, ())}"
         )
     return notes
 
@@ -424,14 +418,9 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
             for framework_plan, layout_candidate, is_tie in _rows_with_ties(plan)
         ],
         "other_frameworks": [
-            {"framework": compared_plan.framework.name}
-            | (
-                {"fits": False}
-                if candidate is None
-                else {"fits": True} | candidate_data(candidate, compared_plan.step_time_range(candidate))
-            )
-            for compared_plan in plan.compared_plans
-            for candidate in (compared_plan.first_row[1],)
+            {"framework": compared_layout.framework_name, "fits": True}
+            | candidate_data(compared_layout.candidate, compared_layout.time_range)
+            for compared_layout in plan.compared_layouts
         ],
         "unreplayed": [],
         "feasible_with_recompute": plan.recomputed,

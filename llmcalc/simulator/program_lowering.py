@@ -22,6 +22,7 @@ from .meter import NoMeter
 from .module_frame import STAGE_INPUT_KEY, TOKEN_ID_ROWS, ModuleFrame, ParameterSet
 from .simulated_work import SIMULATED_WORK, UNITS_PER_OPERATION
 from .tensor import INT64, Tensor, count_storages_as, empty
+from .value_tensors import method_name
 
 
 @kernels_compared(TORCH_WITNESS, unchecked_kernels=("module_kernel",))
@@ -340,7 +341,7 @@ class ProgramLowering(CacheTensors):
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
         """Returns the profile's method for an operation; None if the profile has none."""
-        return getattr(self, f"do_{operation.verb}", None)
+        return getattr(self, method_name("do", operation.verb), None)
 
     def is_cached_step(self, operation: Step) -> bool:
         """Whether earlier passes have cached everything that an operation's results are used for."""
@@ -356,9 +357,11 @@ class ProgramLowering(CacheTensors):
 
     def release_last_reads(self, last_reader: Step | ModuleScope, recorded_values: Iterable[Value]) -> None:
         """Frees the tensors that no later operation reads."""
+        last_reader_ids, reader_id = self.last_reader_ids, id(last_reader)
         for recorded_value in recorded_values:
-            if self.last_reader_ids.get(id(recorded_value.storage)) == id(last_reader):
-                self.free_value(recorded_value.storage)
+            base_value = recorded_value.storage
+            if last_reader_ids.get(id(base_value)) == reader_id:
+                self.free_value(base_value)
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..frozen import frozen
-from .caching_allocator import NO_SIZE, UNIT_BITS, encode_allocation, encode_stream_switch
+from .caching_allocator import MIN_BLOCK_SIZE, NO_SIZE, UNIT_BITS, encode_stream_switch
 from .event_log import FREE_EVENT, PLACE_EVENT, RECLASSIFY_EVENT, STREAM_EVENT, WORKSPACE_EVENT, Event, EventRecorder
 from .meter import AllocationPlace, NoMeter
 from .pass_trace import FIRST_PASS, OutputTensor, PassCase, PassId, PassTrace
@@ -355,7 +355,7 @@ class TraceReader:
                 bytes_of_storages[storage_number], memory_kinds[storage_number] = storage_bytes, memory_kind
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) + storage_bytes
                 if storage_bytes:
-                    allocator_steps.append(encode_allocation(number_in_pass, storage_bytes))
+                    allocator_steps.append((number_in_pass, (storage_bytes + MIN_BLOCK_SIZE - 1) >> UNIT_BITS))
                     live_bytes += storage_bytes
                     if live_bytes > place_peak_bytes:
                         place_peak_bytes, is_rising = live_bytes, True

@@ -184,7 +184,8 @@ def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -
     """Returns the same module and phase in a later layer."""
     if allocation_place.layer_index < 0 or not added_layers:
         return allocation_place
-    return allocation_place._replace(layer_index=allocation_place.layer_index + added_layers)
+    phase, layer_index, path = allocation_place
+    return AllocationPlace(phase, layer_index + added_layers, path)
 
 
 def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:

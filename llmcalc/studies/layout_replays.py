@@ -1,20 +1,24 @@
 """Replays a search's layouts on the caching allocator, in several processes if the command may fork.
 
-The result and the work of a replay depend neither on the process that runs it nor on replays before it.
+The result and the work of a replay depend neither on the process that runs it nor on replays before it. The same
+processes estimate layouts before they replay some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..device_memory.estimate import Memory
-from ..frameworks.framework import Framework
+from ..errors import InputError
+from ..frameworks.framework import Framework, LazyFunction
+from ..frameworks.peak_estimate import Measurements
 from ..frameworks.ranks import Cluster
 from ..parallel.layout import Layout
 from ..processes import ForkedCalls, usable_processes
 from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
+from .layout_candidates import Candidate
 
 
 class LayoutRun(NamedTuple):
@@ -91,6 +95,47 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, repl
         return ReplayedLayout(first_stage_bytes, first_stage_work, largest_bytes, counted_work())
 
 
+class EstimateTask(NamedTuple):
+    """The estimates of layouts with the same kernels, which use no measurements of other layouts.
+
+    layout_numbers: their numbers in the search, in the order in which they are estimated.
+    work_limit: units of work after which no further one is estimated.
+    """
+
+    layout_numbers: tuple[int, ...]
+    work_limit: int
+
+
+class EstimatedLayout(NamedTuple):
+    """The estimate of a layout from another process.
+
+    candidate: the candidate without its count of sent bytes; None if it does not fit, or the error against it.
+    may_fit, sent_bytes: as of the candidate; None for sent bytes that are counted when they are asked for.
+    has_estimated_kernels: whether the bytes of a layout with these kernels have been estimated.
+    work: work of the estimate.
+    measurements: by each kind of recomputation, what the estimate has measured.
+    """
+
+    candidate: Candidate | InputError | None
+    may_fit: bool
+    sent_bytes: int | None
+    has_estimated_kernels: bool
+    work: CountedWork
+    measurements: tuple[Measurements, ...]
+
+
+class ComparisonTask(NamedTuple):
+    """The computation of what a search is compared with, beside its replays."""
+
+
+EstimateLayouts: TypeAlias = Callable[[EstimateTask], dict[int, EstimatedLayout]]
+"""(task) → number of a layout → its estimate, for the first layouts of the task."""
+
+
+SearchTask: TypeAlias = ReplayTask | EstimateTask | ComparisonTask
+"""A task that another process may run."""
+
+
 class LayoutReplays:
     """The memory replays of the layouts in one search, with their results.
 
@@ -99,6 +144,7 @@ class LayoutReplays:
     stage_peaks: (layout, micro-batches, recomputation) → the estimated bytes of each pipeline stage's first rank.
     budget: the work of the search. A run without a limit of bytes replays the rank with the largest estimate, and
         others until the budget is spent.
+    compare: computes what the search is compared with; None (default) for nothing.
     """
 
     def __init__(
@@ -108,13 +154,16 @@ class LayoutReplays:
         memory_of_run: Callable[[int, str], Memory],
         stage_peaks: Callable[[Layout, int, str], Sequence[int]],
         budget: WorkBudget,
+        compare: Callable[[], Any] | None = None,
     ) -> None:
         self._framework: Framework = framework
         self._version: str = version
         self._memory_of_run: Callable[[int, str], Memory] = memory_of_run
         self._stage_peaks: Callable[[Layout, int, str], Sequence[int]] = stage_peaks
         self._budget: WorkBudget = budget
-        self._calls: ForkedCalls[ReplayTask, ReplayedLayout] = ForkedCalls(self._replay, usable_processes())
+        self._compare: Callable[[], Any] | None = compare
+        self._calls: ForkedCalls[SearchTask, Any] = ForkedCalls(self._run_task, usable_processes())
+        self._estimate_layouts: EstimateLayouts | None = None
         self._begun: dict[LayoutRun, ReplayTask] = {}
 
     def __enter__(self) -> LayoutReplays:
@@ -124,6 +173,22 @@ class LayoutReplays:
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._calls.close()
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether estimates and replays may run in other processes."""
+        return self._calls.can_fork
+
+    def estimates(
+        self, estimate_tasks: Sequence[EstimateTask], estimate_layouts: EstimateLayouts
+    ) -> Iterator[dict[int, EstimatedLayout]]:
+        """Yields the estimates of each task, all of which run at once."""
+        self._estimate_layouts = estimate_layouts
+        if isinstance(self._framework.rank_memory, LazyFunction):
+            _ = self._framework.rank_memory.function  # imported once, before the processes start
+        self._calls.begin((estimate_task, estimate_task.layout_numbers[:1]) for estimate_task in estimate_tasks)
+        for estimate_task in estimate_tasks:
+            yield self._calls.result(estimate_task)
 
     def begin(self, layout_runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
         """Starts replays that the search will probably need, in this order, if there are several processes.
@@ -139,6 +204,16 @@ class LayoutReplays:
                     layout_run, byte_limit, has_no_limit=byte_limit is None and run_index == 0
                 )
         self._calls.begin((self._begun[layout_run], _pass_sizes(layout_run)) for layout_run in layout_runs)
+        if self._compare is not None:
+            self._calls.begin([(ComparisonTask(), "comparison")])
+
+    def comparison(self) -> Any:
+        """Returns what the search is compared with; None without it."""
+        if self._compare is None:
+            return None
+        compared_result, work_units = self._calls.result(ComparisonTask())
+        SIMULATED_WORK.units += work_units
+        return compared_result
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank, replayed on the simulated allocator.
@@ -156,7 +231,7 @@ class LayoutReplays:
                 and (running_limit is None or (byte_limit is not None and running_limit >= byte_limit))
             ):
                 replay_task = running_task  # it ended early only where this one would
-        replayed_layout = self._calls.result(replay_task)
+        replayed_layout: ReplayedLayout = self._calls.result(replay_task)
         if byte_limit is not None and replayed_layout.first_rank_bytes > byte_limit:
             SIMULATED_WORK.add(replayed_layout.first_rank_work)
             return replayed_layout.first_rank_bytes
@@ -168,8 +243,20 @@ class LayoutReplays:
         stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._stage_peaks(*layout_run))
         return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
 
+    def _run_task(self, task: SearchTask) -> Any:
+        """Runs a task, possibly in another process. Who asks for the result counts its work."""
+        if isinstance(task, ReplayTask):
+            return self._replay(task)
+        if isinstance(task, ComparisonTask):
+            assert self._compare is not None
+            units_before = SIMULATED_WORK.units
+            compared_result = self._compare()
+            return compared_result, SIMULATED_WORK.subtract_work_since(units_before)
+        assert self._estimate_layouts is not None
+        return self._estimate_layouts(task)
+
     def _replay(self, replay_task: ReplayTask) -> ReplayedLayout:
-        """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""
+        """Replays a task's layout."""
         model_memory = self._memory_of_run(replay_task.run.micro_batches, replay_task.run.recompute)
         return replay_layout(model_memory, self._framework, self._version, replay_task)
 

@@ -7,7 +7,7 @@ the allocator, so a layout that was not replayed is listed separately, with an u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Literal, TypeAlias
@@ -27,7 +27,15 @@ from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_lay
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.time_ranges import TIE_SHARE, TimeRange
 from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory, sorted_by_time
-from .layout_replays import LayoutReplays, LayoutRun, ReplayTask, replay_layout
+from .layout_replays import (
+    EstimatedLayout,
+    EstimateLayouts,
+    EstimateTask,
+    LayoutReplays,
+    LayoutRun,
+    ReplayTask,
+    replay_layout,
+)
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
 
@@ -60,6 +68,11 @@ WORK_OF_COMPARISON = 2_000_000
 ESTIMATES_WORK_SHARE = 0.35
 """Share of a search's work after which it estimates no further layouts."""
 
+ROWS = 10
+"""Number of layouts that a plan replays and lists, unless the user states another."""
+
+SCREEN_ROWS = 5
+"""Number of layouts that a plan replays for a screen, which shows no more: the first choice and its rivals."""
 
 FURTHER_REPLAYS = 10
 """Largest number of further replays if some replayed layouts do not fit."""
@@ -123,6 +136,28 @@ class LayoutEstimates:
 
 
 @frozen
+class ComparedLayout:
+    """The fastest layout of a run under another framework, whose other layouts are not listed.
+
+    framework_name: name of the framework.
+    candidate: the layout, which fits.
+    time_range: seconds of a step.
+    """
+
+    framework_name: str
+    candidate: Candidate
+    time_range: TimeRange | None
+
+    @property
+    def framework(self) -> Framework:
+        return framework(self.framework_name)
+
+
+CompareFrameworks: TypeAlias = Callable[[str, int], tuple[ComparedLayout, ...]]
+"""(software of the times, sequences per step) → the fastest layouts under other frameworks."""
+
+
+@frozen
 class LayoutPlan:
     """The sorted layouts of a model on a number of devices, with the search and the times behind the order.
 
@@ -136,7 +171,7 @@ class LayoutPlan:
     training_times: the seconds of a step of any layout; None if layouts are ordered by memory.
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
     other_plans: plans of the same run under other frameworks, whose layouts fit too.
-    compared_plans: plans of one row under other frameworks, for a run that names none: their layouts are not listed.
+    compared_layouts: the fastest layouts under other frameworks, for a run that names none.
     is_batch_assumed: whether nobody stated the global batch.
     version: the framework's version; empty for the newest.
     untried_frameworks: sentences on usual frameworks that cannot train the model, for a run without a layout that fits.
@@ -152,7 +187,7 @@ class LayoutPlan:
     training_times: TrainingTimes | None = None
     untimed_reason: str = ""
     other_plans: tuple[LayoutPlan, ...] = ()
-    compared_plans: tuple[LayoutPlan, ...] = ()
+    compared_layouts: tuple[ComparedLayout, ...] = ()
     is_batch_assumed: bool = False
     version: str = ""
     untried_frameworks: tuple[str, ...] = ()
@@ -292,6 +327,8 @@ def plan_of(
     may_recompute: bool = True,
     budget: WorkBudget | None = None,
     tries_variants: bool = True,
+    replay_limit: int | None = None,
+    compare_frameworks: CompareFrameworks | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
@@ -305,6 +342,9 @@ def plan_of(
     may_recompute: whether a plan by time tries more recomputation than the run's own; true by default.
     budget: the work of the search; default `WORK_OF_SEARCH`.
     tries_variants: as in `search_layouts`.
+    replay_limit: as in `LayoutOrder.plan`.
+    compare_frameworks: finds layouts of other frameworks, beside the replays, for a plan by time; None (default) for
+        none.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, if the number of micro-batches
     is given, and if the search ended early and nothing that it tried may fit.
     """
@@ -373,7 +413,17 @@ def plan_of(
         return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
 
     budget = budget or search_budget()
-    with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget) as replays:
+    recompute_modes = (
+        _recompute_modes(model_memory, framework_record)
+        if may_recompute and layout_times is not None
+        else (CONFIGURED_RECOMPUTE,)
+    )
+    compare = (
+        None
+        if compare_frameworks is None or layout_times is None
+        else partial(compare_frameworks, layout_times.settings.stack, global_batch)
+    )
+    with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget, compare) as replays:
         layout_order = LayoutOrder(
             layout_search,
             hardware.capacity_bytes,
@@ -382,19 +432,22 @@ def plan_of(
             replays.bytes,
             framework_record.estimate_errors,
             None if layout_times is None else step_seconds,
-            _recompute_modes(model_memory, framework_record)
-            if may_recompute and layout_times is not None
-            else (CONFIGURED_RECOMPUTE,),
+            recompute_modes,
             least_bytes,
             exceeds,
             budget,
             replays.begin,
+            replays.estimates if replays.can_fork else None,
+            lambda: [
+                layout_estimates.with_recompute(recompute).estimates_as_configured for recompute in recompute_modes
+            ],
         )
         ranked_layouts = (
             layout_order.plan_of_fastest()
             if row_limit == 1 and suggests_nearest == "never"
-            else layout_order.plan(row_limit, suggests_nearest)
+            else layout_order.plan(row_limit, suggests_nearest, replay_limit)
         )
+        compared_layouts: tuple[ComparedLayout, ...] = replays.comparison() or ()
     plan = LayoutPlan(
         layout_estimates,
         hardware,
@@ -407,6 +460,7 @@ def plan_of(
         untimed_reason,
         is_batch_assumed=is_batch_assumed,
         version=version,
+        compared_layouts=compared_layouts,
     )
     if ranked_layouts.ended_early and not ranked_layouts.feasible and not ranked_layouts.unreplayed:
         raise incomplete_search_error(plan)
@@ -510,6 +564,10 @@ class LayoutOrder:
         which is known sooner than the bytes of its largest rank; default never.
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     begin_replays: begins replays whose bytes will probably be asked for, with their limit; default none.
+    estimates_in_processes: (tasks, estimate of a task) → the estimates of each task from other processes; None
+        (default) without other processes.
+    peak_estimates: () → the estimate of each kind of recomputation, whose measurements those processes return; default
+        none.
     """
 
     layout_search: LayoutSearch
@@ -524,12 +582,20 @@ class LayoutOrder:
     has_too_large_rank: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: WorkBudget = field(default_factory=search_budget)
     begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
+    estimates_in_processes: (
+        Callable[[Sequence[EstimateTask], EstimateLayouts], Iterable[Mapping[int, EstimatedLayout]]] | None
+    ) = None
+    peak_estimates: Callable[[], Sequence[PeakEstimate]] = lambda: ()
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
-    def plan(self, rows: int, suggests_nearest: NearestPolicy = "always") -> RankedLayouts:
+    def plan(
+        self, rows: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
+    ) -> RankedLayouts:
         """Returns the ranked layouts, of which at least `rows` fit if possible.
 
         rows: number of fitting layouts after which replays end.
+        replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
+            `FURTHER_REPLAYS` more than rows.
         suggests_nearest: when the layout that requires least, of those that do not fit, is searched.
         Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica
         beside `--zero` holds for all group sizes.
@@ -550,7 +616,7 @@ class LayoutOrder:
                 layout_search.refuse(candidate)
         unfit_candidates = [candidate for candidate in candidates if not candidate.may_fit]
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
-        unfit_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates)
+        unfit_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates, replay_limit=replay_limit)
         if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not ranked_layouts.feasible):
             unfit_candidates = self._all_unfit_candidates(unfit_candidates, too_large_layouts)
             too_large_layouts = []
@@ -647,23 +713,31 @@ class LayoutOrder:
         row_limit: int,
         waiting_candidates: list[Candidate],
         with_further_candidates: Callable[[list[Candidate]], list[Candidate]] = list,
+        replay_limit: int | None = None,
     ) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
         A candidate that does not fit, or cannot be replayed, is tried again with more recomputation, at its new
         position in the order. with_further_candidates: (waiting candidates) → the same with others, in order; default
         none.
+        replay_limit: as in `plan`.
         """
+        replay_limit = row_limit + FURTHER_REPLAYS if replay_limit is None else replay_limit
         too_large_candidates: list[Candidate] = []
         while (
             len(ranked_layouts.feasible) < row_limit
-            and ranked_layouts.replay_count < row_limit + FURTHER_REPLAYS
+            and ranked_layouts.replay_count < replay_limit
             and (waiting_candidates := with_further_candidates(waiting_candidates))
         ):
             if ranked_layouts.replay_count and self.budget.is_spent():
                 ranked_layouts.ended_early = True
                 break
-            needed_candidates = waiting_candidates[: row_limit - len(ranked_layouts.feasible)]
+            missing_count, needed_candidates = row_limit - len(ranked_layouts.feasible), list[Candidate]()
+            for candidate in waiting_candidates:  # what exceeds the capacity by the estimate will hardly be a row
+                if missing_count <= 0:
+                    break
+                needed_candidates.append(candidate)
+                missing_count -= candidate.headroom >= 0
             self.begin_replays(list(map(_layout_run, needed_candidates)), self.capacity)
             candidate = waiting_candidates.pop(0)
             candidate_or_error = self._replay_with_messages(candidate)
@@ -716,15 +790,105 @@ class LayoutOrder:
         """
         candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
-        for i in sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp)):
+        order = sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp))
+        estimates = self._estimates_from_processes(layouts, order)
+        for i in order:
             if self.budget.is_spent(ESTIMATES_WORK_SHARE) and self._estimated_sizes:
                 candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED_REASON)
             elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._estimated_sizes:
-                try:
-                    candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recompute_modes, needs_fit=True)
-                except InputError as error:
-                    candidates_or_errors[i] = error
+                estimate = estimates.get(i)
+                candidates_or_errors[i] = (
+                    self._candidate_or_error(*layouts[i])
+                    if estimate is None
+                    else self._candidate_of_estimate(estimate, *layouts[i])
+                )
         return candidates_or_errors
+
+    def _candidate_or_error(self, layout: Layout, micro_batches: int) -> Candidate | InputError | None:
+        """Returns the candidate of a layout, None if it surely does not fit, or the error against it."""
+        try:
+            return self._fitting_candidate(layout, micro_batches, self.recompute_modes, needs_fit=True)
+        except InputError as error:
+            return error
+
+    def _estimates_from_processes(
+        self, layouts: Sequence[tuple[Layout, int]], order: Sequence[int]
+    ) -> dict[int, EstimatedLayout]:
+        """Returns the estimates of layouts by their numbers, as far as other processes have them.
+
+        Layouts with other kernels share no measurements, so that a process estimates those with the same kernels as
+        this one would. order: the numbers of the layouts, in the order in which they are estimated.
+        """
+        numbers_by_sizes: dict[tuple[object, ...], list[int]] = {}
+        for i in order:
+            numbers_by_sizes.setdefault(_kernel_layout_sizes(layouts[i][0]), []).append(i)
+        if self.estimates_in_processes is None or len(numbers_by_sizes) < 2:
+            return {}
+        try:
+            peak_estimates = self.peak_estimates()
+        except InputError:
+            return {}
+        for peak_estimate in peak_estimates:
+            _ = peak_estimate.layer_kinds  # their ids are in the keys of measurements
+        work_limit = int(2 * ESTIMATES_WORK_SHARE * self.budget.units_left) // len(numbers_by_sizes)
+
+        def estimate_layouts(estimate_task: EstimateTask) -> dict[int, EstimatedLayout]:
+            estimates: dict[int, EstimatedLayout] = {}
+            work_units = 0
+            for i in estimate_task.layout_numbers:
+                if work_units > estimate_task.work_limit:
+                    break
+                is_too_large = self._has_too_large_static_bytes(layouts[i][0])
+                if not is_too_large or _kernel_layout_sizes(layouts[i][0]) not in self._estimated_sizes:
+                    estimates[i] = self._estimated_layout(peak_estimates, *layouts[i])
+                    work_units += estimates[i].work.total
+            return estimates
+
+        estimate_tasks = [EstimateTask(tuple(numbers), work_limit) for numbers in numbers_by_sizes.values()]
+        return {
+            i: estimate
+            for estimates in self.estimates_in_processes(estimate_tasks, estimate_layouts)
+            for i, estimate in estimates.items()
+        }
+
+    def _estimated_layout(
+        self, peak_estimates: Sequence[PeakEstimate], layout: Layout, micro_batches: int
+    ) -> EstimatedLayout:
+        """Returns the estimate of a layout for another process. Its work is not counted."""
+        earlier_measurements = [peak_estimate.measurements() for peak_estimate in peak_estimates]
+        with SIMULATED_WORK.count_separately() as counted_work:
+            candidate = self._candidate_or_error(layout, micro_batches)
+            work = counted_work()
+        measurements = tuple(
+            peak_estimate.measurements_since(earlier)
+            for peak_estimate, earlier in zip(peak_estimates, earlier_measurements, strict=True)
+        )
+        may_fit, sent_bytes = False, None
+        if isinstance(candidate, Candidate):
+            may_fit = candidate.may_fit
+            sent_bytes = candidate.communication_bytes if self.step_seconds is None else None
+            candidate = replace(candidate, count_sent_bytes=None)
+        has_estimated_kernels = _kernel_layout_sizes(layout) in self._estimated_sizes
+        return EstimatedLayout(candidate, may_fit, sent_bytes, has_estimated_kernels, work, measurements)
+
+    def _candidate_of_estimate(
+        self, estimate: EstimatedLayout, layout: Layout, micro_batches: int
+    ) -> Candidate | InputError | None:
+        """Returns the candidate of an estimate from another process, and counts its work and measurements here."""
+        SIMULATED_WORK.add(estimate.work)
+        for peak_estimate, measurements in zip(self.peak_estimates(), estimate.measurements, strict=True):
+            peak_estimate.add_measurements(measurements)
+        if estimate.has_estimated_kernels:
+            self._estimated_sizes.add(_kernel_layout_sizes(layout))
+        candidate, sent_bytes = estimate.candidate, estimate.sent_bytes
+        if not isinstance(candidate, Candidate):
+            return candidate
+        count_sent_bytes: Callable[[], int] | None = None
+        if estimate.may_fit and sent_bytes is None:
+            count_sent_bytes = cache(partial(self.sent_bytes, layout, micro_batches, candidate.recompute))
+        elif sent_bytes is not None:
+            count_sent_bytes = partial(int, sent_bytes)
+        return replace(candidate, layout=layout, count_sent_bytes=count_sent_bytes)
 
     def _has_too_large_static_bytes(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""

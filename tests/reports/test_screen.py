@@ -10,6 +10,7 @@ import pytest
 
 from llmcalc import units
 from llmcalc.reports.document import Column, Report, Row, Table
+from llmcalc.reports.formats.pipe import line_count
 from llmcalc.reports.formats.table import render
 from llmcalc.reports.screen import SCREEN_LINES, trim_to_screen
 from tests.reports.test_goldens import GOLDENS, SCREENS
@@ -123,6 +124,12 @@ def test_innermost_rows_go_first_and_totals_stay() -> None:
     rows = [(f"part {i}", 0, False) for i in range(40)] + [("total", 0, True)]
     (found,) = trim_to_screen(Report({}, [table(rows, answer="a")])).tables
     assert names(found) == [*(f"part {i}" for i in range(20)), "total"]
+
+
+def test_a_table_as_wide_as_the_screen_has_a_line_for_each_row() -> None:
+    columns = (Column("name", "name", justify="left", may_wrap=True), Column("value", "value"))
+    rows = [Row(["n" * 69, "1234567"]) for _ in range(5)]  # an indent, 69, a gap and 7 columns: 80
+    assert [line_count(Table("", columns, rows), width) for width in (80, 79)] == [2 + 5, 2 + 2 * 5]
 
 
 def test_rows_around_the_centre_stay_and_a_table_without_room_is_not_shown() -> None:

@@ -302,6 +302,33 @@ def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
     assert f"--rows {len(replayed)} counts more" in screen
 
 
+def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any) -> None:
+    """A screen shows five rows, and counts no others; documents, all rows and the place of a layout have ten."""
+    words = ("plan", SMALL, "--devices", "8", "--global-batch", "24", "--seq", "128", "--hardware", "h100")
+    document = asked(run, *words)
+    assert len(document["feasible"]) == 10
+    screen = " ".join(run(*words).out.split())
+    assert "5 of 5 layouts counted in full fit" in screen
+    assert f"--rows {10 + len(document['unreplayed'])} counts more" in screen
+    for ten_rows in (("--notes",), ("--where", "tp=2"), ("--rows", "10"), ("--format", "markdown")):
+        assert "10 of 10 layouts counted in full fit" in " ".join(run(*words, *ten_rows).out.split()), ten_rows
+
+
+def test_a_screen_goes_as_far_beyond_what_does_not_fit_as_a_document() -> None:
+    sizes = [Layout(dp=2**i) for i in range(18)]
+    search = LayoutSearch([(layout, 1) for layout in sizes])
+    order = LayoutOrder(
+        search,
+        100,
+        lambda *_: 50,
+        lambda *_: 1,
+        lambda layout, *_: 50 if layout.dp >= 2**16 else 200,
+        EstimateErrors(0.1),
+        lambda layout, *_: float(layout.dp),
+    )
+    assert [candidate.layout.dp for candidate in order.plan(5, "never", replay_limit=20).feasible] == [2**16, 2**17]
+
+
 def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:
     found = asked(run, "plan", SMALL, "--devices", "2", "--seq", "128", "--hardware", "800MiB", code=1)
     assert found["feasible"] == []

@@ -37,7 +37,6 @@ from ...simulator.tensor import (
     Storage,
     Tensor,
     allocate_on_stream,
-    count_storages_as,
     empty,
 )
 from ...workload.run_config import RunConfig
@@ -216,8 +215,11 @@ class RankRun:
 
     def allocate_storage(self, storage_bytes: Any, memory_kind: str) -> Storage:
         """Allocates bytes under a category of memory, such as gradients."""
-        with count_storages_as(self.meter, memory_kind):
-            return Storage(self.meter, storage_bytes)
+        memory_meter = self.meter
+        previous_kind, memory_meter.kind = memory_meter.kind, memory_kind
+        storage = Storage(memory_meter, storage_bytes)
+        memory_meter.kind = previous_kind
+        return storage
 
     def set_up_rope_tables(self) -> None:
         """Creates the RoPE tables, which passes read and no optimizer updates."""

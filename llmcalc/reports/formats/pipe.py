@@ -124,7 +124,7 @@ def line_count(table: Table, line_width: int) -> int:
         if not cell_column.may_wrap
     ) + len(INDENT)
     wrapped_column_count = max(1, sum(column.may_wrap for column in table.columns))
-    wrapped_width = max(1, (line_width - fixed_width) // wrapped_column_count - len(COLUMN_GAP))
+    wrapped_width = max(1, (line_width - fixed_width + len(COLUMN_GAP)) // wrapped_column_count - len(COLUMN_GAP))
     row_line_count = sum(
         max(
             -(-len(cell_text) // wrapped_width) if cell_column.may_wrap else 1
