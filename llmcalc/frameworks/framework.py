@@ -93,12 +93,12 @@ class EstimateErrors(NamedTuple):
     any stage of a pipeline needed at most 0.48 more than the estimate of its stage.
     share_between_stages: how much more a stage's rank may need than the replay of another stage of its layout and the
     difference of their estimates, as a share of its estimate: what one rank needs beyond its estimate, others need too.
-    The largest of the grid is 0.13.
+    The largest of the grid is 0.13; of small layers (Qwen3 0.6B, 8,192 tokens, 8 stages) it was 0.29.
     """
 
     share_below: float
     share_above: float = 1.0
-    share_between_stages: float = 0.25
+    share_between_stages: float = 0.4
 
     def lower_bound(self, estimated_bytes: int) -> int:
         """Returns a lower bound of a layout's memory in bytes. estimated_bytes: the estimated peak."""
