@@ -1,4 +1,4 @@
-"""Examples at the end of the commands' help pages. Each runs as it stands, in a folder with the files that it names."""
+"""Examples at the end of help pages; each runs unchanged in a folder with the files that the example names."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows, StatesBeforeRows
 from ..workload.rows import LOGITS
-from .base import ONE_TOKEN, Flag, Inner, ModelProperties, Vocab
+from .base import SINGLE_TOKEN_VOCABULARY, Flag, InnerSize, ModelProperties, Vocab
 from .head import LMHead
 from .output_part import ModelOutput, OutputPart
 from .runtime import attention_products_class
@@ -45,15 +45,15 @@ class Proposal(OutputPart):
 
     kind: ClassVar[str] = "lm_head"
 
-    markov_rank: Inner | None = None
+    markov_rank: InnerSize | None = None
     markov: Literal["vanilla", "gated", "rnn"] = "vanilla"
-    gru_size: Inner | None = None
-    gru_rank: Inner | None = None
+    gru_size: InnerSize | None = None
+    gru_rank: InnerSize | None = None
     confidence: Flag = False
     confidence_reads_token: Flag = False
-    selector_rank: Inner | None = None
+    selector_rank: InnerSize | None = None
     selector_top_k: Vocab | None = None
-    state_size: Inner | None = None
+    state_size: InnerSize | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -73,7 +73,13 @@ class Proposal(OutputPart):
     def formula_source(self) -> str:
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, draft_vocab: Axis = ONE_TOKEN) -> Value:
+    def flow(
+        self,
+        recorder: Flow,
+        x: Value,
+        vocab: Axis = SINGLE_TOKEN_VOCABULARY,
+        draft_vocab: Axis = SINGLE_TOKEN_VOCABULARY,
+    ) -> Value:
         """Records the proposal head's logit bias. x: the hidden states.
 
         vocab, draft_vocab: the axes of the vocabulary read and of the proposed tokens.
@@ -208,7 +214,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(token_outputs, 1)
 
         def _pair_scores(self, x: Tensor) -> Tensor:
-            """Returns the scores of pairs of the vocabulary's first tokens, instead of each position's best tokens."""
+            """Returns the scores of token pairs, with the vocabulary's first tokens in place of the best ones."""
             tokens = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
             conditioned_state = self.predecessor_codebook(tokens) * self.hidden_projection(x)[..., None, :]
             scores: Tensor = self.pairs(conditioned_state, self.successor_codebook(tokens).transpose(-1, -2))

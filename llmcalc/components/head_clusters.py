@@ -94,7 +94,7 @@ def _reference_class() -> type[nn.Module]:
             return (embeddings @ x[..., None])[..., 0]
 
     class TokenOrdering(nn.Module):
-        """The ordering of the tokens by cluster."""
+        """A module that stores the order of the tokens by cluster."""
 
         tokens: Tensor
 

@@ -1,4 +1,4 @@
-"""The `type` of each kind of output head."""
+"""The kinds of output heads: language model, classification, or none."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _vector_class() -> type[nn.Module]:
 
 
 def with_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Returns scores [batch, heads, queries, keys] with one more key's, which every query attends to.
+    """Returns attention scores [batch, heads, queries, keys] with the score of one more key, a sink for every query.
 
     sinks: the score of that key, per head [heads] or per query [batch, heads, queries, 1].
     """
@@ -149,7 +149,7 @@ def softmax_core_class() -> type[nn.Module]:
 
         mask: the keys that each query may attend to; all by default.
         bias: the term that is added to the scores before the mask; none by default.
-        cap: the soft cap of the scores, none by default.
+        logit_cap: the soft cap of the scores, none by default.
         sinks: per head, the score of one more key, without a value, that every query attends to; or that key itself,
             per key-value head.
         scale: the scale of the scores, 1/√d by default.
@@ -283,7 +283,7 @@ def causal_conv_class() -> type[nn.Module]:
     class CausalConv1d(nn.Conv1d):
         """A causal convolution. x: [batch, channels, tokens] → same shape; an output reads the last `kernel` inputs.
 
-        state: the module, under the same parent, that stores the last `stored_frames` inputs of each channel; by
+        state_module: the module, under the same parent, that stores the last `stored_frames` inputs of each channel; by
             default `kernel` inputs, of which all but one are needed.
         """
 

@@ -34,7 +34,7 @@ class EncoderRun:
 
 @frozen(slots=True)
 class EncodedInputs:
-    """The images and audio of every sequence in the model's form.
+    """The images and audio of every sequence, as passes of the encoders and as tokens of the text model.
 
     image_tokens, audio_tokens: the tokens of one sequence that they become; 0 without.
     extends_sequence: whether these tokens are part of the text model's sequence; false where a decoder attends to them.
@@ -62,7 +62,7 @@ class EncodedInputs:
 
 
 def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> EncodedInputs:
-    """Returns the images and audio of `batch` sequences in the model's form.
+    """Returns the encoder passes and the text-model tokens of the images and audio of `batch` sequences.
 
     Raises `InputError` for a model that reads none, or whose processor's rule is not known.
     """
@@ -90,10 +90,10 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
 
 def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
     """Returns the audio inputs of a model whose encoder always reads the same number of frames (Whisper)."""
-    from ..components.inputs.audio_clips import HOP, RATE
+    from ..components.inputs.audio_clips import FRAME_SAMPLES, SAMPLE_RATE
 
     assert spec.source_tokens is not None
-    longest_seconds = 2 * spec.source_tokens * HOP // RATE
+    longest_seconds = 2 * spec.source_tokens * FRAME_SAMPLES // SAMPLE_RATE
     if seconds > longest_seconds:
         raise InputError(
             f"--audio {seconds:g}: the encoder reads clips of {longest_seconds} seconds, each in a pass; expected at "

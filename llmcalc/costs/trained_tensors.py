@@ -13,7 +13,7 @@ from ..units import DTYPE_BITS, bits_to_bytes
 
 @frozen(slots=True)
 class TrainedTensor:
-    """A trained tensor of the model.
+    """A tensor that training updates, with its shape, its component and the number of its copies.
 
     tensor: shape and role.
     kind: its component.
@@ -77,7 +77,7 @@ def layers_of(node_tree: Node) -> tuple[str, ...]:
 
 
 def _path_without_indices(node_position: NodePosition) -> str:
-    """Returns the path of a node without layer indices."""
+    """Returns the path of a node without layer indices, such as `layers.self_attn.q_proj`."""
     parent_names = "" if node_position.parent is None else _path_without_indices(node_position.parent)
     return f"{parent_names}.{node_position.node.name}".strip(".")
 
@@ -100,8 +100,8 @@ def packed_bytes(element_count: Number, dtype: str) -> Number:
     return element_count * (element_bits // 8) if element_bits % 8 == 0 else bits_to_bytes(element_count * element_bits)
 
 
-def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:
-    """Sums a function's values over trained tensors."""
+def sum_over_tensors(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:
+    """Sums a function of a tensor, such as its bytes, over trained tensors and their copies."""
     value_sum: Number = 0
     for trained_tensor in tensors:
         value_sum = add(value_sum, times(tensor_quantity(trained_tensor.tensor), trained_tensor.copies))
@@ -110,9 +110,9 @@ def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamT
 
 def total_elements(tensors: Iterable[TrainedTensor]) -> Number:
     """Returns the total number of elements of trained tensors."""
-    return sum_over(tensors, lambda tensor: tensor.size)
+    return sum_over_tensors(tensors, lambda tensor: tensor.size)
 
 
 def tensor_count(tensors: Iterable[TrainedTensor]) -> Number:
     """Returns the number of trained tensors."""
-    return sum_over(tensors, lambda _: 1)
+    return sum_over_tensors(tensors, lambda _: 1)

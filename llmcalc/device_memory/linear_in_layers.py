@@ -14,7 +14,7 @@ from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack
 from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.replay_result import ReplayResult
 
-LISTED = 1000
+MOST_LISTED_REPEATS = 1000
 """About the largest number of repeats in a timeline; of more repeats it lists some at equal distances, and the last."""
 
 
@@ -94,7 +94,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
         return replay_result
 
     def rename_to_phase(allocation_place: AllocationPlace) -> AllocationPlace | None:
-        """Returns the place under its phase's name (`prefill 3` → `prefill`); None if that one has a peak there too."""
+        """Returns the module under its phase's name (`prefill 3` → `prefill`); None if the highest pass runs it too."""
         phase_name = allocation_place.phase.partition(" ")[0]
         place_of_phase = allocation_place._replace(phase=phase_by_name[phase_name])
         if place_of_phase == allocation_place or place_of_phase not in replay_result.peaks:
@@ -179,7 +179,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
         ]
         last_repeat = collected_stack.repeat_count - SHORT_RUN_REPEATS
         listed_repeats = sorted(
-            {*range(0, last_repeat, last_repeat // LISTED + 1), last_repeat}, reverse=phase == "backward"
+            {*range(0, last_repeat, last_repeat // MOST_LISTED_REPEATS + 1), last_repeat}, reverse=phase == "backward"
         )
         for repeat_index in listed_repeats:
             added_layers = repeat_index * collected_stack.layer_period

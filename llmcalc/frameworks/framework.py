@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ..evidence import FrameworkEvidence
 from ..frozen import frozen
 from ..parallel.layout_rules import LayoutRules
-from .launch.record import Launch, LaunchFile, Plugin
+from .launch.launch_types import Launch, LaunchFile, Plugin
 
 if TYPE_CHECKING:
     from ..device_memory.cuda_runtime import CudaRuntime
@@ -109,7 +109,7 @@ class EstimateErrors(NamedTuple):
         return estimated_bytes + int(self.share_above * estimated_bytes)
 
     def upper_bound_of_stage(self, estimated_bytes: int, replayed_stage_estimate: int, replayed_bytes: int) -> int:
-        """Returns an upper bound of the memory in bytes of a rank, from the replay of another stage of its layout.
+        """Returns an upper bound of a rank's memory in bytes, from the replay of another pipeline stage.
 
         estimated_bytes, replayed_stage_estimate: the estimated peaks of both stages.
         """
@@ -123,7 +123,7 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory
 
 
 def _accept_every_run(memory_estimate: Memory, framework_version: str) -> None:
-    """Accepts every run, as the default `Framework.check`."""
+    """Accepts every run, as the default `Framework.check_run`."""
 
 
 def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
@@ -131,12 +131,12 @@ def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
 
 
 def _empty_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
-    """Returns an empty table for the JSON document, as the default `Framework.document`."""
+    """Returns an empty table for the JSON document, as the default `Framework.document_values`."""
     return {}
 
 
 def _pytorch_stack(launched_run: Launch | None, is_compiled: bool, exchanges_tokens: bool) -> str:
-    """Returns the name of PyTorch's software stack, eager or compiled, as the default `Framework.stack`."""
+    """Returns the name of PyTorch's time stack, eager or compiled, as the default `Framework.stack_name`."""
     return "torch-compile" if is_compiled else "torch"
 
 
@@ -152,8 +152,8 @@ class Framework:
     estimate_errors: the largest errors of that estimate.
     gradient_rules: how gradients are summed over replicas.
     layout_rules: which layouts a search tries.
-    own_messages: the messages of a rank where the replay itself knows them; None where it does not. None (default) for
-        a framework whose messages all follow from placements and `gradients`.
+    messages_of_rank: the messages of a rank that its replay records, or None where it records none; None (default) for
+        a framework whose messages all follow from placements and `gradient_rules`.
     default_attention: the attention implementation that runs where none is chosen; None (default) for that of the
         settings.
     world_communicators: whether NCCL has two communicators of all ranks; by default one for each axis of the mesh.

@@ -31,7 +31,7 @@ from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_layer_pattern, types_of_layers
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
-STACKS = "encoder", "decoder"
+STACK_NAMES = "encoder", "decoder"
 """The parts of an encoder-decoder that have layers."""
 
 
@@ -232,7 +232,7 @@ class PeakEstimate:
         root = self.spec.shared_program.root
         parent_scopes = [
             root,
-            *(layer for layer in root.items if isinstance(layer, ModuleScope) and layer.name in STACKS),
+            *(layer for layer in root.items if isinstance(layer, ModuleScope) and layer.name in STACK_NAMES),
         ]
         stack_layers = [
             [layer for layer in stack_scope.items if isinstance(layer, ModuleScope) and layer.name == "layers"]
@@ -598,7 +598,7 @@ class PeakEstimate:
         return start_layer, end_layer, len(stage.layers)
 
     def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
-        """Returns `_measured_layers` of a stage that ends with a few equal layers, as with further ones of their kind.
+        """Returns `_measured_layers` of a stage that ends with a few equal layers, as if more of these layers followed.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """

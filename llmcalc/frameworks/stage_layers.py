@@ -1,4 +1,4 @@
-"""The layers of a pipeline stage that a measurement runs: the repeats of their pattern, and whether kinds differ."""
+"""The layers of a pipeline stage that a measurement runs, as repeats of a layer pattern."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class StageLayers:
         self._lowering: Lowering = lowering
 
     def set_repeats(self, layer_repeats: int | None) -> None:
-        """States how many repeats of its pattern of layers the stage runs; None for all layers."""
+        """Sets how many repeats of the layer pattern the stage runs; None for all layers."""
         self._lowering.run_repeats_by_stack = {} if layer_repeats is None else {0: layer_repeats}
 
     @cached_property
     def stack(self) -> LayerStack | None:
-        """The stack of the stage's layers; None if it has several, or none."""
+        """The layer stack of the stage; None if the stage has several stacks or none."""
         stacks = program_stacks(self._program.root, 1, self._lowering.first_layer_index)
         return stacks[0] if len(stacks) == 1 and not stacks[0].remaining_repeats else None
 

@@ -10,7 +10,7 @@ from ..workload.derived_rows import ConcatenatedRows, PaddedRows
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .attention import AttentionCore
-from .base import CACHE, FLOPS, Op
+from .base import CACHE_EFFECTS, FLOP_EFFECTS, Op
 
 COMPRESSED = "compressed_attention"
 """The kind that `llmcalc kv` lists the caches of layers with compressed entries under."""
@@ -79,8 +79,7 @@ class BlockAttentionCore(VisibleKeysAttentionCore):
 
 @frozen(slots=True)
 class PooledAttentionCore(VisibleKeysAttentionCore):
-    """Attention to `selected` tokens in complete pools of `pool_size` tokens, and to tokens after the last complete
-    pool.
+    """Attention to `selected_keys` tokens in complete pools of `pool_size` tokens, and to those after the last pool.
 
     A full pass masks the other tokens, decoding reads only these (GLM-5.3).
     """
@@ -257,7 +256,7 @@ class DistanceScores(Op):
     distances: the distances, of one sequence.
     """
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     head_dim: Number
@@ -277,7 +276,7 @@ class SharedTableScores(DistanceScores):
 class PairScores(Op):
     """The product, per head, of each query with a key per token pair, shared by all heads."""
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     head_dim: Number
@@ -294,7 +293,7 @@ class EntryCache(Op):
     pending_width: elements cached for each token that is not compressed yet.
     """
 
-    effects = CACHE
+    effects = CACHE_EFFECTS
 
     width: Number
     tokens_per_entry: Number
@@ -314,13 +313,12 @@ class EntryCache(Op):
 
 @frozen(slots=True)
 class PendingEntryCache(Op):
-    """A cache of the last `tokens_per_entry` tokens for the next compressed entry: `width` elements and weights per
-    token.
+    """A cache of the last `tokens_per_entry` tokens for the next entry: `width` elements and weights per token.
 
     It is empty before the first full window (DeepSeek-V4).
     """
 
-    effects = CACHE
+    effects = CACHE_EFFECTS
 
     width: Number
     tokens_per_entry: Number

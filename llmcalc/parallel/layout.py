@@ -186,7 +186,7 @@ class Layout:
         return " ".join(self.options_by_field().values())
 
     def options_by_field(self) -> dict[str, str]:
-        """Returns the options of `options`: field → option with its value."""
+        """Returns field → command-line option with value, for the options in `options`."""
         option_texts: dict[str, str] = {}
         for field in fields(self):
             field_value, option_name = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
@@ -267,7 +267,7 @@ def stage_sizes_between_ends(
     last_rank_layers: int | None,
     option_names: str,
 ) -> tuple[int, ...]:
-    """Returns the layers of each stage if the number of the first or of the last rank is stated.
+    """Returns the number of layers of each stage, if the layers of the first or of the last rank are stated.
 
     chunk_count: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
     option_names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
@@ -290,7 +290,7 @@ def stage_sizes_between_ends(
 def stage_sizes_of_most_layers(
     layer_count: int, pp: int, most_layers: int, rounds_up: bool | None, option_names: str
 ) -> tuple[int, ...]:
-    """Returns the layers of each stage, of which there are as many as stages of at most `most_layers` need.
+    """Returns the number of layers of each stage, with the fewest stages of at most `most_layers` layers.
 
     rounds_up: whether their number is rounded up to a multiple of the ranks, or down; None to refuse another number.
     option_names: the arguments in messages. Raises `InputError` for a number of stages that ranks do not share.
@@ -309,7 +309,7 @@ def stage_sizes_of_most_layers(
 def stage_sizes_with_counted_ends(
     layer_count: int, stage_count: int, counts_embedding: bool, counts_loss: bool, option_names: str
 ) -> tuple[int, ...]:
-    """Returns the layers of each stage where the embedding or the loss takes the place of a layer.
+    """Returns the number of layers of each stage, where the embedding or the loss counts as a layer.
 
     stage_count: stages of all ranks. option_names: the arguments in messages.
     Raises `InputError` for layers that do not divide evenly.

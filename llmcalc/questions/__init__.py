@@ -4,5 +4,5 @@ A function takes models that have been read and settings that have been checked.
 command's report. Modules are imported when a question needs them.
 
 How a question refuses options that contradict each other may be changed without reading elsewhere; the numbers come
-from rooms below, and words of an answer from `reports`.
+from the packages below, and the texts of an answer from `reports`.
 """

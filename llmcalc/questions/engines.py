@@ -27,7 +27,7 @@ from ..sources.presets import checkpoint_of_tag, known_checkpoint, scheme_in_nam
 from .engine_times import decoded_token_time
 from .receipts import ReceiptFile
 
-ONE_ACCELERATOR = (
+ONE_ACCELERATOR_ERROR = (
     "--hardware: with --engine the answer is for one accelerator; expected it once. Cards of two sizes under "
     "llama.cpp: the larger one with --devices 2 -ts 24,12, whose line 'all, CUDA1' is what the smaller one needs"
 )
@@ -42,7 +42,7 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True)
 class EngineQuestion:
-    """A question about serving engines.
+    """A question about the memory of serving engines that run a model on an accelerator.
 
     engines: each `NAME` or `NAME==VERSION`. typed_flags: the engine's flags by name, as typed.
     hardware: the accelerator; None if none is named. quantize: scheme of the weights; default the checkpoint's.
@@ -164,12 +164,12 @@ def engine_questions(
 
     target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
     engine_names: with a file, engines that were typed beside it, whose versions replace the file's.
-    flag_values: flags that were typed. hardware: the accelerator; None for the file's. Others as of `EngineQuestion`.
+    flag_values: flags that were typed. hardware: the accelerator; None for the file's. Others: as in `EngineQuestion`.
     Raises `InputError`, which names file, place and field, and for a file without such servers.
     """
     if launch_file is None:
         return [EngineQuestion(read_model(target), tuple(engine_names), flag_values, hardware, quantize, receipt)]
-    from ..frameworks.launch.record import OptionOverride
+    from ..frameworks.launch.launch_types import OptionOverride
     from ..frameworks.server_files.read import servers_of_file
 
     engine_name = engine_names[0].partition("==")[0].strip().lower() if engine_names else ""
@@ -208,7 +208,7 @@ def engine_questions(
 
 
 def _notes_on_model_name(preset: Preset, server: LaunchedServer) -> list[str]:
-    """Returns the notes on how a server's model name in the launch file was understood."""
+    """Returns notes on the interpretation of a server's model name in the launch file."""
     return [note for note in preset.notes if server.location in note]
 
 
@@ -374,7 +374,7 @@ def ask_engine_fit(
 
 
 def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
-    """Returns the slots that a launch file divides the cache into, such as those of `-np 2`; else 1.
+    """Returns the number of slots that a launch file divides the cache into, such as that of `-np 2`; else 1.
 
     Engines whose cache takes any number of requests have no slots; with `--kv-unified` slots share llama.cpp's cache.
     """
@@ -427,8 +427,9 @@ def _fewest_devices(
 ) -> list[EngineOption]:
     """Returns the layout with the fewest devices that holds all users, else the largest layout; none if impossible.
 
-    Of an engine that shows alternatives, those are all layouts of that many devices that hold all users; the first of
-    them leaves nothing on the host. If the number of devices is stated, all may be used so that nothing is there.
+    For an engine that shows alternatives, the result is all layouts with that many devices that hold all users; the
+    first leaves nothing on the host. If the number of devices is stated, all of them may be used to leave nothing on
+    the host.
     """
     layouts = engine.layouts(engine.server(preset, hardware, version, engine_flags), devices or MOST_DEVICES)
     tried_options: list[EngineOption] = []

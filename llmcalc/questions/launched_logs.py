@@ -49,7 +49,8 @@ def launched_bytes(
 ) -> tuple[dict[tuple[str, str], int], list[str]]:
     """Returns the computed size by (term, device) of the largest rank of a launched run, and notes on the comparison.
 
-    Of an out-of-memory message the bytes that were allocated stand beside the peak of the run, which it did not reach.
+    For an out-of-memory message, the allocated bytes are compared with the peak of the run, which the run did not
+    reach.
     """
     memory_answer = ask_memory(launched_question)
     device = memory_answer.device

@@ -10,31 +10,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..accelerator import Hardware
-from ..costs.context_length import usual_sequence
+from ..costs.context_length import default_sequence_tokens
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import NARROW_PRODUCTS, SERVED_PHASES, Settings, settings_of, users_in_training_error
+from ..device_memory.settings import (
+    PRODUCT_FORMAT_BY_PRECISION,
+    SERVING_PHASES,
+    Settings,
+    settings_of,
+    users_in_training_error,
+)
 from ..errors import InputError, short_repr
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
-from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
+from ..reports.memory_answer import ASSUMED_ACCELERATOR, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
 from ..workload.execution import FRAMEWORK_LOSSES
-from ..workload.recompute import SELECTIVE
+from ..workload.recompute import SELECTIVE_MODE
 from ..workload.setting import option, training_option
 
 if TYPE_CHECKING:
     from ..device_memory.device_memory import UnreplayedBytes
     from ..frameworks.framework import Framework
-    from ..frameworks.launch.record import Launch
+    from ..frameworks.launch.launch_types import Launch
     from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.draft import DraftCosts
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of a run, except its model.
+    """The options of a training or inference run, except its model.
 
     settings: settings of the run.
     layout: parallelism options; default none.
@@ -67,7 +73,7 @@ class RunQuestion(RunOptions):
 
     def with_framework(self, framework_record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
-        if self.settings.recompute != SELECTIVE:
+        if self.settings.recompute != SELECTIVE_MODE:
             return self
         return replace(self, settings=self.settings.with_changes(recompute=framework_record.selective_recompute))
 
@@ -93,17 +99,18 @@ class RunQuestion(RunOptions):
     def planned_runs(self) -> Iterator[tuple[Memory, LayoutRequest]]:
         """Yields a plan's runs on one device, each with its layout options and the training framework.
 
-        That is the framework that is named or implied, else the first of the usual ones that has model and optimizer.
-        Adapters are run as whole replicas first where there is room for the weights, then with ZeRO-2 and with ZeRO-3.
+        The framework is the named or implied one, else the first usual framework that supports the model and the
+        optimizer. Runs with adapters are tried as whole replicas first if the weights fit, then with ZeRO-2 and with
+        ZeRO-3.
         Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
         """
-        from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
+        from ..frameworks.registry import ADAPTER_PLAN_ZERO_STAGES, framework, frameworks_for_plans
 
         layout, refusal_error, has_planned_run = self.layout, None, False
         first_framework, *other_frameworks = frameworks_for_plans(layout, self.hardware)
         yields_every_framework = self.settings.lora_rank is not None and bool(other_frameworks)
         if yields_every_framework:
-            other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
+            other_frameworks = [*map(framework, ADAPTER_PLAN_ZERO_STAGES), other_frameworks[0]]
         for framework_record in (first_framework, *other_frameworks):
             run_layout, run_memory = layout, self.with_framework(framework_record).memory_on_one_device()
             try:
@@ -111,20 +118,20 @@ class RunQuestion(RunOptions):
             except InputError as error:
                 refusal_error = error
                 continue
-            if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
+            if refusal_error is not None and framework_record.name in ADAPTER_PLAN_ZERO_STAGES:
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
                     getattr(layout, degree_name) not in (None, 1)
                     for degree_name in framework_record.layout_rules.untried_sizes
                 )
-                if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
+                if is_divided or (layout.zero and ADAPTER_PLAN_ZERO_STAGES[framework_record.name] is None):
                     continue
                 parallel_degrees: dict[str, Any] = {
                     degree_name: getattr(layout, degree_name) or 1 for degree_name in ("tp", "cp", "pp", "ep")
                 }
                 run_layout = replace(
-                    layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name]
+                    layout, **parallel_degrees, zero=layout.zero or ADAPTER_PLAN_ZERO_STAGES[framework_record.name]
                 )
             has_planned_run = True
             yield run_memory, replace(run_layout, framework=framework_record.name)
@@ -137,8 +144,8 @@ class RunQuestion(RunOptions):
     def with_defaults_of_tag(self) -> RunQuestion:
         """Returns the question with the format and the context that a tag of Ollama's library has by default.
 
-        It is unchanged for another name and in training. The format is the library's where none is stated or published;
-        the context is Ollama's where accelerators of one kind are named and no number of tokens is.
+        The question is unchanged for other names and in training. The format is the library's if none is stated or
+        published; the context is Ollama's if accelerators of one kind are named and no number of tokens is.
         """
         if self.launch is not None or self.settings.phase == "training" or not is_library_tag(self.preset.target):
             return self
@@ -151,13 +158,13 @@ class RunQuestion(RunOptions):
         return run_question._with_tag_context()
 
     def _with_tag_context(self) -> RunQuestion:
-        """Returns the question about a tag in Ollama's default context; unchanged where Ollama does not run it so."""
+        """Returns the question about a tag with Ollama's default context, unchanged if Ollama has none for the run."""
         from ..frameworks.engines.registry import engine
 
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
             settings.seq is not None
-            or settings.phase not in SERVED_PHASES
+            or settings.phase not in SERVING_PHASES
             or len(self.accelerators) != 1
             or not library_engine.runs_on(self.accelerators[0])
             or layout.framework is not None
@@ -205,7 +212,7 @@ class RunQuestion(RunOptions):
     @property
     def tokens(self) -> int:
         """The number of tokens per sequence, from which an error suggests possible layouts."""
-        return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
+        return default_sequence_tokens(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def memory_on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
@@ -242,7 +249,7 @@ class RunQuestion(RunOptions):
         return settings.phase == "training" and lacks_bfloat16 and not has_format
 
     def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
-        """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
+        """Returns the CUDA runtime of the run on an accelerator; for None, the runtime assumed without a named one."""
         cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_search_candidate=self.is_trial)
 
@@ -259,8 +266,9 @@ INTEGER_METHODS = ("gptq", "awq")
 def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
     """Returns the `base` setting that corresponds to a checkpoint's format of 4 or 8 bits; None for other checkpoints.
 
-    GPTQ and AWQ have a scale of 16 bits and a zero point of 4 bits per group: of 128 weights as much as the scales of
-    NF4 with double quantization, of 32 as much as those of NF4. Their layers too decode a whole matrix for a product.
+    GPTQ and AWQ have a scale of 16 bits and a zero point of 4 bits per group: per 128 weights as many bytes as the
+    scales of NF4 with double quantization, per 32 as many as those of NF4. Their layers also decode a whole matrix for
+    a product.
     stored_config: the table `quantization_config` of the checkpoint; None without one.
     """
     quant_table = stored_config or {}
@@ -284,7 +292,7 @@ def with_implied_phase(
     The phase is the typed one, else training if an option only applies to training. The recomputation is the default
     of the option's tool.
 
-    An option of the settings has been heard already (`settings_with_shorthands`).
+    Options of the settings were already applied by `settings_with_shorthands`.
 
     is_setting_given: parameter → whether the user gave it.
     training_option_name: an option of the command itself that asks for training; default none.
@@ -338,7 +346,7 @@ def memory_question(
     from ..frameworks.launch.adapter_targets import translate_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED_ACCELERATOR
     release_date = version_date(run_options.layout.framework_version or "")
     typed_options = _options_beside_file(run_options.settings, run_options.layout)
     launched_run = read_launch(
@@ -388,7 +396,7 @@ def memory_question(
 
 
 def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
-    """Returns the preset with a head of scores in place of a language model's, as `ForSequenceClassification` has it.
+    """Returns the preset with a classification head (`ForSequenceClassification`) instead of the language-model head.
 
     score_label_count: the number of scores per token; 0 for no head, as `AutoModel` has none. A model without a
         language model's head keeps its own.
@@ -406,7 +414,7 @@ def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
 
 
 def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's settings without those of logits, which a head of scores does not have."""
+    """Returns a run's settings without the settings of logits, which a classification head does not have."""
     other_settings = {
         setting_name: setting_value
         for setting_name, setting_value in settings.items()
@@ -489,7 +497,7 @@ def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str,
     }
 
 
-HALF_FORMATS = ("bfloat16", "float16")
+SIXTEEN_BIT_FORMATS = ("bfloat16", "float16")
 """Number formats of 16 bits, in which weights are trained as they are published."""
 
 
@@ -499,7 +507,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16. Adapters stay in fp32 beside them, under autocast where the file has it.
     """
-    if not launched_run.keeps_checkpoint_dtype or preset.dtype not in HALF_FORMATS:
+    if not launched_run.keeps_checkpoint_dtype or preset.dtype not in SIXTEEN_BIT_FORMATS:
         return launched_run
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"
@@ -529,10 +537,10 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for a cross-entropy of another framework's library."""
     loss = settings.cross_entropy
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
-        from ..frameworks.registry import NAMES, framework
+        from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
         frameworks_text = " or ".join(
-            framework_name for framework_name in NAMES if loss in framework(framework_name).losses
+            framework_name for framework_name in FRAMEWORK_NAMES if loss in framework(framework_name).losses
         )
         raise InputError(
             f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
@@ -548,11 +556,13 @@ def check_framework(settings: Settings, framework_record: Framework) -> None:
 def _check_precision(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
-    if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
-        from ..frameworks.registry import NAMES, framework
+    if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.narrow_precisions:
+        from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
         supporting_frameworks = [
-            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
+            framework_name
+            for framework_name in FRAMEWORK_NAMES
+            if precision in framework(framework_name).narrow_precisions
         ]
         expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
@@ -592,7 +602,7 @@ Parameters = ParamSpec("Parameters")
 QuestionAnswer = TypeVar("QuestionAnswer")
 
 
-def in_words_of_file(
+def name_file_in_errors(
     question: Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer],
 ) -> Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer]:
     """Returns a question whose errors about an option of a launch file name the file and its argument."""
@@ -608,7 +618,7 @@ def in_words_of_file(
 
 
 def _planned_framework(run_question: RunQuestion, framework_record: Framework) -> Framework | None:
-    """Returns the framework that `fit`, `plan` and `time` choose for a run without one; None if it is the same."""
+    """Returns the framework that `fit`, `plan` and `time` choose for a run without one; None if it is the given one."""
     from ..frameworks.registry import framework_of
 
     layout = run_question.layout
@@ -621,7 +631,7 @@ def _planned_framework(run_question: RunQuestion, framework_record: Framework) -
     return None if planned_framework is framework_record else planned_framework
 
 
-@in_words_of_file
+@name_file_in_errors
 def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) -> DeviceMemoryAnswer | RanksMemoryAnswer:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 
@@ -639,10 +649,10 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         "workspace": run_question.workspace,
     }
     if launched_run is None and not layout.has_options:
-        if run_question.settings.recompute == SELECTIVE:  # without a framework
+        if run_question.settings.recompute == SELECTIVE_MODE:  # without a framework
             run_question = replace(run_question, settings=run_question.settings.with_changes(recompute="attention"))
         settings = run_question.settings  # the page has no frameworks at first
-        if settings.precision in NARROW_PRODUCTS or settings.cross_entropy in FRAMEWORK_LOSSES:
+        if settings.precision in PRODUCT_FORMAT_BY_PRECISION or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of
 
             check_framework(settings, framework_of(layout))
@@ -678,7 +688,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
-            hardware = run_question.hardware or find_hardware(ASSUMED.lower())
+            hardware = run_question.hardware or find_hardware(ASSUMED_ACCELERATOR.lower())
             _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
             cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware

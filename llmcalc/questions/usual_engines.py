@@ -10,12 +10,12 @@ from typing import Any
 
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import SERVED_PHASES
+from ..device_memory.settings import SERVING_PHASES
 from ..errors import InputError
-from ..frameworks.engines.engine import NEWEST, Engine, EngineMemory
+from ..frameworks.engines.engine import NEWEST_VERSION, Engine, EngineMemory
 from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import MissingKernels
-from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+from ..frameworks.engines.registry import ENGINE_FOLDERS, engine, engine_and_version
 from ..parallel.divisors import divisors
 from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
@@ -37,12 +37,12 @@ from ..studies.fit_options import MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareO
 from ..studies.fit_serving import ReplicaFit, ServingFitAnswer
 from ..units import DTYPE_BITS
 
-FORMATS = "dtype", "kv_dtype", "quantize"
+FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
 
 
 def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
-    """Returns the scheme in which an engine's users run a model's weights of 16 bits, and the remark on it.
+    """Returns an engine's usual quantization scheme for a model's 16-bit weights, and the remark on the scheme.
 
     model_target: the TARGET; a tag of Ollama's library may state the scheme.
     None where the engine has none, or where a format of the weights is stated or published.
@@ -79,12 +79,12 @@ class UsualEngine:
         settings, stack_name = memory.settings, usual_stack(hardware, memory)
         engine_records = [
             engine_record
-            for engine_record in map(engine, FOLDERS)
-            if engine_record.software_stack(NEWEST) == stack_name
+            for engine_record in map(engine, ENGINE_FOLDERS)
+            if engine_record.software_stack(NEWEST_VERSION) == stack_name
         ]
-        if settings.phase not in SERVED_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
+        if settings.phase not in SERVING_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
             return None
-        format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
+        format_settings = {format_field: getattr(settings, format_field) for format_field in FORMAT_SETTINGS}
         typed_options = {
             field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
         }
@@ -171,7 +171,7 @@ class UsualEngine:
         return SettingChange(f"--engine {self.engine_record.name}", MemoryFit(self.hardware, device_bytes))
 
     def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
-        """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
+        """Returns whether a run fits together with the engine's buffers; None if the buffers' bytes are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:
@@ -185,7 +185,7 @@ class UsualEngine:
         if memory_fit.verdict == "no":
             for settings in chain(*single_setting_changes(run_memory, self.hardware, batch, seq)):
                 format_settings = {
-                    format_field: settings[format_field] for format_field in FORMATS if format_field in settings
+                    format_field: settings[format_field] for format_field in FORMAT_SETTINGS if format_field in settings
                 }
                 changed_engine = replace(
                     self, seq=settings.get("seq", self.seq), options={**self.options, **format_settings}
@@ -231,7 +231,7 @@ class UsualEngine:
         )
 
     def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
-        """Returns the replicas of `fit_replicas`, most replicas first; none if bytes of one are unknown."""
+        """Returns the replicas of `fit_replicas`, most replicas first; empty if the bytes of a replica are unknown."""
         devices, layers = layout_request.devices, run_memory.spec.layer_count
         assert devices is not None
         layouts = [
@@ -245,8 +245,8 @@ class UsualEngine:
     def fewest_devices(self, run_memory: Memory, least_devices: int = 1) -> HardwareOption | None:
         """Returns the fewest accelerators, `least_devices` or more, among which the layers fit.
 
-        The fewest on which they fit tightly if they do not fit well on more; where they fit on none, the number that
-        needs least of each. None if bytes are unknown, and for computers where one does not suffice.
+        If the layers fit only tightly, the fewest on which they do; if they fit on no number, the number that needs
+        least memory per device. None if bytes are unknown, and for whole computers of which one does not suffice.
         """
         most_devices = min(MOST_SPLIT_DEVICES, run_memory.spec.layer_count)
         if is_whole_computer(self.hardware):
@@ -299,7 +299,7 @@ def best_of_replicas(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
 
 
 def divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
-    """Returns the layout with as many replicas, of which each divides its layers among its accelerators."""
+    """Returns a layout with equally many replicas, each with its layers divided among its accelerators."""
     layer_count = run_memory.spec.layer_count
     return split_layout(layer_count, min(layout.replica_devices, layer_count), layout.dp)
 
@@ -356,8 +356,8 @@ def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardwar
 def option_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardware) -> HardwareOption | None:
     """Returns the fewest accelerators on which a run fits, by the buffers of llama.cpp, if it is the usual engine.
 
-    Where it fits on none, the number that needs least. None as of `fit_under_usual_engine`, and for several whole
-    computers.
+    If the run fits on no number, the number that needs least. None as in `fit_under_usual_engine`, and for several
+    whole computers.
     """
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
     return None if usual_engine is None else usual_engine.fewest_devices(run_memory)

@@ -9,15 +9,15 @@ from typing import Any
 
 from .. import units
 from ..accelerator import Hardware, MemoryFit
-from ..device_memory.settings import NARROW_PRODUCTS
+from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION
 from ..frameworks.framework import Framework
-from ..frameworks.launch.record import Launch
+from ..frameworks.launch.launch_types import Launch
 from ..frameworks.ranks import Cluster
 from ..optional import TOWERS
 from ..parallel.layout import stages
 from ..sources.preset import Preset
 from ..studies.rollout_phases import RolloutPhase
-from ..workload.expert_capacity import CAPACITY, DROPLESS
+from ..workload.expert_capacity import CAPACITY_PREFIX, DROPLESS_VALUE
 from ..workload.setting import option
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import (
@@ -196,7 +196,7 @@ def report(
 
 
 def _planned_framework_note(planned_framework: Framework | None) -> str:
-    """Writes a note on the framework that `fit`, `plan` and `time` choose for the same options, if it is another."""
+    """Writes a note on the framework that `fit`, `plan` and `time` choose for the same options, if it differs."""
     if planned_framework is None:
         return ""
     return (
@@ -234,7 +234,7 @@ def _sharding_advice(cluster: Cluster, accelerator_fits: Sequence[MemoryFit], la
 
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
-    """Returns a note on encoders of images and sound that a training run has and the answer leaves out; else none."""
+    """Returns a note on a training run's image and audio encoders, which the answer does not count; else no note."""
     tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
@@ -244,7 +244,7 @@ def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
 def _longest_samples_notes(
     cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None, assumed_accelerator: str
 ) -> list[str]:
-    """Returns a note on the length of samples where it decides whether a run fits on a named accelerator; else none."""
+    """Returns a note on the counted length of samples, if a run does not fit on a named accelerator; else no note."""
     if (
         assumed_accelerator
         or launched_run is None
@@ -275,7 +275,7 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
 
 
 def _override_text(launched_run: Launch | None) -> str:
-    """Writes the options typed beside a launch file, each with the file's value; empty without typed options."""
+    """Writes the options typed in addition to a launch file, each with the file's value; empty if there are none."""
     if launched_run is None or not launched_run.option_overrides:
         return ""
     override_texts = (
@@ -463,15 +463,15 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         )
     has_expert_capacity = getattr(
         cluster.framework_settings, "moe_expert_capacity_factor", None
-    ) or cluster.settings.moe not in (None, DROPLESS)
+    ) or cluster.settings.moe not in (None, DROPLESS_VALUE)
     if cluster.trains and cluster.layout.ep > 1 and not has_expert_capacity:
         uneven_text = (
             ""
             if cluster.framework_settings is not None
-            else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
+            else f"; --moe {CAPACITY_PREFIX}1.5 for ranks that get 1.5 times as many"
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
-    if cluster.settings.precision in NARROW_PRODUCTS:
+    if cluster.settings.precision in PRODUCT_FORMAT_BY_PRECISION:
         estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
         notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
     if cluster.attention == "eager":

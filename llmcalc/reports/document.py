@@ -35,7 +35,7 @@ COLOURS = {
 
 
 class Column(NamedTuple):
-    """A column of a table.
+    """A column of a report table: its name, heading and cell format.
 
     key: name in CSV, with the unit.
     title: heading in text.
@@ -59,7 +59,7 @@ class Column(NamedTuple):
     mark_colours: Mapping[str, str] = MappingProxyType({})
 
     def colour(self, text: str, cell_value: Any) -> str:
-        """Returns the colour of a cell; empty for no colour."""
+        """Returns the terminal colour of a cell; empty for no colour."""
         if self.is_bar and cell_value is not None:
             return str(cell_value.colour)
         return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:*"), "") if self.is_verdict and text else ""
@@ -104,7 +104,7 @@ def row(*cells: Any, depth: int = 0, is_bold: bool = False, is_sum: bool = False
 
 
 class Table(NamedTuple):
-    """A table of an answer.
+    """A table of a report: heading, columns, rows and notes.
 
     title: the subject.
     subtitle: text beside or below the heading.

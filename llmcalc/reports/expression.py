@@ -1,7 +1,7 @@
 """Writes formulas, with letters or numbers: `12·L·h² + 2·V·h` for a terminal, `12\\,L\\,h^{2} + 2\\,V\\,h` for LaTeX.
 
-Products and sums stand in the order papers write them: the number, the depth, then h; terms of the highest degree
-first.
+Products and sums are in the order in which papers write them: the number, the depth, then h; terms of the highest
+degree first.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _polynomial_degree(expression: Any) -> Any:
 
 
 def _term_sort_key(formula_term: Any) -> tuple[Any, ...]:
-    """Returns the sort key of a term in a sum.
+    """Returns the sort key of a term in a sum: added terms first, then terms of a higher degree.
 
     Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """

@@ -10,7 +10,7 @@ from .document import LinkedNote
 
 
 def source_data(figure_sources: Sequence[FigureSource]) -> list[dict[str, Any]]:
-    """Returns sources as plain data, with dates as text."""
+    """Returns the sources of published figures as plain data, with dates as text."""
     return [figure_source.model_dump(mode="json") for figure_source in figure_sources]
 
 

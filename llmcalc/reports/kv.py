@@ -25,7 +25,7 @@ from .summary import model_data
 if TYPE_CHECKING:
     from ..parallel.rank_model import SelectedRank
 
-DTYPES = ("bfloat16", "float8", "int8", "int4")
+SHOWN_DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of what-ifs; the user's format is added before them."""
 
 
@@ -86,7 +86,7 @@ def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None 
 
 
 def _dtype_names(cache_size: CacheSize) -> list[str]:
-    return list(dict.fromkeys([*([] if cache_size.dtype in DTYPES else [cache_size.dtype]), *DTYPES]))
+    return list(dict.fromkeys([*([] if cache_size.dtype in SHOWN_DTYPES else [cache_size.dtype]), *SHOWN_DTYPES]))
 
 
 def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> list[str]:
@@ -108,7 +108,7 @@ def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> li
 
 
 def _published_format_notes(preset: Preset, cache_size: CacheSize) -> list[str]:
-    """Returns a note on a cache in 16 bits of a model published in 32, whose cache `memory` counts in 32 bits."""
+    """Returns a note if a model published in float32 has a cache in 16 bits, which `memory` counts in 32 bits."""
     if preset.dtype != "float32" or cache_format(cache_size.dtype).keys.bits != 16:
         return []
     return [
@@ -151,7 +151,7 @@ def _kinds_table(
 
 
 def headline(cache_size: CacheSize) -> str:
-    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for a model without one, what it has instead."""
+    """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`; for recurrent states alone, their formats."""
     if not cache_size.bytes_per_token:
         sequences = cache_size.workload.batch
         return (
@@ -252,7 +252,7 @@ def _cache_notes(cache_size: CacheSize) -> list[str]:
 
 @frozen(repr=False)
 class Cache(CountedAnswer, CacheSize):
-    """The KV cache of a model, in bytes."""
+    """The KV cache of a model in bytes, as an answer of the Python API."""
 
     def report(self) -> Report:
         return with_encoder_tokens(with_draft(report(self.preset, self, self.share), self.draft), self.inputs)

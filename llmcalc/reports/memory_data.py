@@ -57,7 +57,7 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def verdicts_data(accelerator_fits: Sequence[MemoryFit]) -> list[dict[str, Any]]:
-    """Returns the verdicts for all accelerators as plain data."""
+    """Returns for each accelerator whether the run fits, as plain data."""
     return [
         {
             "hardware": accelerator_fit.hardware.name,
@@ -168,7 +168,7 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
-    """Returns the quantization scheme and the weight bytes by part; None for plain weights."""
+    """Returns the quantization scheme and the weight bytes by part; None for unquantized weights."""
     quantized_size = memory_use.quantized_size
     if quantized_size is None:
         return {"quantization": None, "weights_by_part": None, "weights_by_component": None}

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 from ..algebra import times
 from ..flow.tree import Cost, NodePosition
 
-Figures: TypeAlias = Callable[[NodePosition], dict[str, Any]]
+FiguresFunction: TypeAlias = Callable[[NodePosition], dict[str, Any]]
 """Function of a node in its context that returns its numbers by name."""
 
 
-def tree_data(node_position: NodePosition, figures_function: Figures) -> dict[str, Any]:
+def tree_data(node_position: NodePosition, figures_function: FiguresFunction) -> dict[str, Any]:
     """Returns a node and its descendants as nested dicts with counts."""
     node = node_position.node
     node_data: dict[str, Any] = {"name": node.path_segment, **figures_function(node_position)}
@@ -36,7 +36,7 @@ def node_figures_data(
     `<quantity>`: all repeats of the node in one repeat of its parent.
     `<quantity>_each`: one repeat, if there are several. The children add up to it, or without it to `<quantity>`.
     `<quantity>_in_all`: all repeats in the model. Those of the children add up to it.
-    An optional part counts in itself, and in its parents if it is included.
+    An optional part always has its own count, and counts in its parents if it is included.
     """
     cost_per_repeat = node_position.cost_per_repeat(cost_function, included_parts)
     repeat_count = node_position.node.repeat

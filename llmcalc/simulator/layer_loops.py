@@ -66,7 +66,7 @@ class LayerStack:
         )
 
     def place_in_later_repeat(self, allocation_place: AllocationPlace, repeat_count: int) -> AllocationPlace:
-        """Returns the place of the same module in a later repeat of the layer pattern."""
+        """Returns the module and phase of an allocation, moved to a later repeat of the layer pattern."""
         return AllocationPlace(
             allocation_place.phase,
             allocation_place.layer_index + repeat_count * self.layer_period,

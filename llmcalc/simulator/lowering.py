@@ -12,14 +12,14 @@ from typing import Any
 from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_node_names
-from .checkpoint import Run, checkpoint, reentrant
+from .checkpoint import RegionFunction, checkpoint, reentrant
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
 from .module_frame import (
     CARRIED_KEY,
     STAGE_INPUT_KEY,
     ModuleFrame,
+    ModulePath,
     ParameterSet,
-    Path,
     RecomputedModule,
     UnsupportedKernel,
 )
@@ -31,8 +31,8 @@ __all__ = [
     "STAGE_INPUT_KEY",
     "Lowering",
     "ModuleFrame",
+    "ModulePath",
     "ParameterSet",
-    "Path",
     "RecomputedModule",
     "UnsupportedKernel",
 ]
@@ -59,7 +59,7 @@ class Lowering(ProgramLowering):
     further_outputs: additional results of the last run, such as the logits of multi-token-prediction modules.
     buffers: paths of the buffers that are read.
     scales_of_quantizers: path → scales and zero points that a module of fake quantization keeps between passes.
-    known_parameters: the parameters of the program, found by `prepare` or set from an equal program; None before.
+    known_parameters: the parameters of the program, None before `allocate_parameters`, or set from an equal program.
     cached_tensors_by_path: path → the tensors of a cache or state between passes; None if no pass follows.
     has_earlier_tokens: whether an earlier pass has filled the store.
     absent_value_ids: ids of the values that such a pass does not compute.
@@ -210,7 +210,7 @@ class Lowering(ProgramLowering):
             del self.pass_memo[memo_key]
         self.pass_memo.update(tensors)
 
-    def layer_runner(self, module_call: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, module_call: ModuleFrame, layer_input: Value, layer_output: Value) -> RegionFunction:
         """Returns a function that runs a layer, in the forward pass or as a recomputation.
 
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
@@ -255,7 +255,7 @@ class Lowering(ProgramLowering):
 
         return run_layer
 
-    def run_checkpointed(self, run_region: Run, input_tensors: Sequence[Tensor]) -> Tensor:
+    def run_checkpointed(self, run_region: RegionFunction, input_tensors: Sequence[Tensor]) -> Tensor:
         """Runs a function whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run_region, input_tensors)

@@ -29,7 +29,7 @@ class AllocationPlace(NamedTuple):
     path: str = ""
 
     def place_in_backward(self) -> AllocationPlace:
-        """Returns the place of the same module in the backward pass."""
+        """Returns the same module with the backward phase."""
         return AllocationPlace("backward", self.layer_index, self.path)
 
 
@@ -154,7 +154,7 @@ class Meter:
             self.device.free(block.handle)
 
     def reclassify(self, block: Block, memory_kind: str) -> None:
-        """Moves a block's bytes to another kind in the counts. Weights and inputs keep their kind."""
+        """Moves a block's bytes to another memory kind in the counts, unless they are weights or inputs."""
         if block.kind in RECLASSIFIABLE_KINDS:
             self.by_kind[block.kind] -= block.bytes
             self.by_kind[memory_kind] += block.bytes
@@ -169,7 +169,7 @@ class Meter:
 
 
 class NoMeter:
-    """A meter without counts."""
+    """A meter that counts no bytes."""
 
     kind: str = ""
     place: AllocationPlace = AllocationPlace()

@@ -82,7 +82,7 @@ class PassVisits(NamedTuple):
         return peak_by_path
 
     def repeat_starts(self, layer_stack: LayerStack, repeats: Sequence[int]) -> list[int] | None:
-        """Returns the index of the first visit of each of these repeats of a stack, in the order of the pass.
+        """Returns, for each repeat of a stack, the index of its first visit, in the order of the pass.
 
         None if a layer is visited before or after its turn.
         """
@@ -100,7 +100,7 @@ class PassVisits(NamedTuple):
         return None
 
     def added_bytes(self, start_index: int, later_start_index: int, visit_count: int, added_layers: int) -> int | None:
-        """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
+        """Returns the bytes by which the peaks of a later part of the pass exceed those of an earlier part.
 
         start_index, later_start_index: the first visits of both parts. visit_count: visits of each part.
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.
@@ -139,7 +139,7 @@ class PassVisits(NamedTuple):
 
 
 def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
-    """Derives a forward pass of three layer repeats from one of four, and the bytes that a repeat saves.
+    """Derives a forward pass of three layer repeats from a pass of four, and the bytes that one repeat saves.
 
     forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second, the third and the layers of the fourth repeat do not do the same.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..frozen import frozen
-from .caching_allocator import NO_SIZE, UNIT, encode_allocation, encode_stream_switch
+from .caching_allocator import NO_SIZE, UNIT_BITS, encode_allocation, encode_stream_switch
 from .event_log import FREE_EVENT, PLACE_EVENT, RECLASSIFY_EVENT, STREAM_EVENT, WORKSPACE_EVENT, Event, EventRecorder
 from .meter import AllocationPlace, NoMeter
 from .pass_trace import FIRST_PASS, OutputTensor, PassCase, PassId, PassTrace
@@ -272,7 +272,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
 
 
 def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
-    """Returns the number of a pass's output, a copy of the output without memory, and the number of its storage."""
+    """Returns an output's number, a copy of the output without memory, and its storage's number."""
     shape_template = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
     return output_number, shape_template, tensor.storage.block.handle
 
@@ -280,7 +280,7 @@ def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
 _NO_STORAGE = Storage(NoMeter(), 0)
 
 
-NO_PEAK = -(NO_SIZE << UNIT)
+NO_PEAK = -(NO_SIZE << UNIT_BITS)
 """The peak of a place that has none yet: fewer bytes than any run has."""
 
 
@@ -431,7 +431,7 @@ class TraceReader:
             raise NotRepeatingError
 
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
-        """Returns the module and phase in which a pass starts, from the first event with a place."""
+        """Returns the module and phase in which a pass starts, from the first event that has them."""
         if recorded_pass.first_event_index < recorded_pass.end_event_index:
             start_place, nbytes, _ = self.events[recorded_pass.first_event_index]
             if nbytes == PLACE_EVENT:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from .caching_allocator import Step, StepList, encode_allocation, encode_release, encode_stream_switch
+from .caching_allocator import AllocatorStep, StepList, encode_allocation, encode_release, encode_stream_switch
 from .meter import AllocationPlace, Block, MemoryPeak, Meter
 from .pass_trace import PREVIOUS_PASS, PassCase, PassId, PassTrace
 from .record_microbatches import PassCounter
@@ -33,7 +33,7 @@ class EventMeter(Meter):
     def __init__(self) -> None:
         self.storage_count: int = 0
         self.step_lists: list[StepList] = []
-        self._steps: list[Step] = []
+        self._steps: list[AllocatorStep] = []
         super().__init__()
         self._highest_peak: dict[tuple[int, int], int] = {}
         self._place_of_highest_peak = self.peaks
@@ -112,7 +112,7 @@ class EventMeter(Meter):
         return first_storage_number
 
     def _places_in_later_layer(self, pass_trace: PassTrace, added_layers: int) -> ShiftedPlaces:
-        """Returns a trace's places with the layer indices increased by `added_layers`; results are cached."""
+        """Returns a trace's modules and phases with layer indices increased by `added_layers`; results are cached."""
         places_key = id(pass_trace), added_layers
         shifted_places = self._shifted_places.get(places_key)
         if shifted_places is None:
@@ -181,7 +181,7 @@ class SummedPeak(MemoryPeak):
 
 
 def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -> AllocationPlace:
-    """Returns the place of the same module in a later layer."""
+    """Returns the same module and phase in a later layer."""
     if allocation_place.layer_index < 0 or not added_layers:
         return allocation_place
     return allocation_place._replace(layer_index=allocation_place.layer_index + added_layers)

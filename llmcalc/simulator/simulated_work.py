@@ -1,4 +1,4 @@
-"""How much work simulated runs have done, and budgets for searches that simulate many runs.
+"""Counts the work of simulated runs, and limits the work of searches that simulate many runs.
 
 The work is counted and not timed, so that an answer does not depend on the machine. A recording that several runs share
 counts once in a search, whichever process or earlier search has made it.
@@ -90,14 +90,14 @@ SIMULATED_WORK = SimulatedWork()
 
 
 class WorkBudget:
-    """The limit on simulated work in a search. units: the work that the search may do, in units of `SimulatedWork`."""
+    """The limit on simulated work in a search. work_units: the limit, in units of `SimulatedWork`."""
 
     def __init__(self, work_units: int) -> None:
         self._units = work_units
         self.restart()
 
     def restart(self) -> None:
-        """Begins another search, which may do as much work."""
+        """Begins another search with the same limit of work."""
         SIMULATED_WORK.begin_search()
         self._units_at_start: int = SIMULATED_WORK.units
 

@@ -25,7 +25,7 @@ _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getat
 
 
 def decode_text(text_bytes: bytes, errors: Literal["strict", "ignore", "replace"] = "strict") -> str:
-    """Returns a text that starts with the mark of UTF-16, which PowerShell writes, or is in UTF-8.
+    """Decodes bytes as UTF-16 if they start with its byte-order mark, which PowerShell writes, otherwise as UTF-8.
 
     errors: what becomes of bytes that are no text. Raises `ValueError` by default, which says where they are.
     """

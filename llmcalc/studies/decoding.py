@@ -1,4 +1,4 @@
-"""The seconds per decoded token of a run's users, with the time stack of today's usual serving engine."""
+"""The seconds per decoded token of a run's users, estimated with the software stack of the usual serving engine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from ..accelerator import Hardware
 from ..costs.quantization.mlx import MLXScheme
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import SERVED_PHASES
+from ..device_memory.settings import SERVING_PHASES
 from ..errors import InputError
-from ..frameworks.engines.engine import NEWEST
+from ..frameworks.engines.engine import NEWEST_VERSION
 from ..frameworks.engines.registry import USUAL_ENGINE, engine
 from ..parallel.layout import ONE_DEVICE, Layout
 from .run_time import TimeSettings, time_inference
@@ -29,9 +29,10 @@ LLAMA_CPP_VENDORS = ("Apple", "NVIDIA")
 
 
 def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
-    """Returns the usual time stack of an accelerator. model_memory: the model's memory; None if it is unknown.
+    """Returns the name of the software stack that usually serves a model on an accelerator.
 
-    No server that is modelled has an encoder beside a decoder, which transformers runs.
+    No modelled server runs encoder-decoders, so these are timed as in transformers.
+    model_memory: the model's memory; None if it is unknown.
     """
     if model_memory is not None and hardware.vendor == "Apple" and has_mlx_weights(model_memory):
         return MLX_STACK
@@ -44,7 +45,7 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
     )
     if has_both_stacks:
         return TRANSFORMERS_STACK
-    return engine(USUAL_ENGINE).software_stack(NEWEST, hardware.vendor)
+    return engine(USUAL_ENGINE).software_stack(NEWEST_VERSION, hardware.vendor)
 
 
 def runs_llama_cpp(hardware: Hardware) -> bool:
@@ -71,7 +72,7 @@ def time_decoded_token(
     stack_name: the software stack that runs it; default the usual one of the accelerator.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
-    if model_memory.settings.phase not in SERVED_PHASES or model_memory.spec.model_without_tokens:
+    if model_memory.settings.phase not in SERVING_PHASES or model_memory.spec.model_without_tokens:
         return None
     batch = int(model_memory.states.workload.batch) if users is None else users
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftCosts:
-    """A draft model with its costs.
+    """A speculative-decoding draft model with its KV cache and FLOPs.
 
     preset: the draft.
     cache: its cache for the sequences of the question; without a question about sequences, one token's.

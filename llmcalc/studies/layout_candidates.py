@@ -11,15 +11,15 @@ from ..errors import InputError, short_repr
 from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..parallel.schedule_formulas import bubble_fraction
-from ..timing.time_ranges import TIE
+from ..timing.time_ranges import TIE_SHARE
 
-AS_CONFIGURED = ""
+CONFIGURED_RECOMPUTE = ""
 """A candidate's recomputation where it is that of the run's settings."""
 
 
 @frozen
 class Candidate:
-    """A layout that may fit, with estimated bytes.
+    """A parallel layout that may fit on the devices, with the estimated bytes of its largest rank.
 
     micro_batches: micro-batches per step.
     device_bytes: bytes that the largest rank requires.
@@ -39,7 +39,7 @@ class Candidate:
     seconds: float | None = None
     is_replayed: bool = False
     upper_bound_bytes: int = 0
-    recompute: str = AS_CONFIGURED
+    recompute: str = CONFIGURED_RECOMPUTE
 
     @property
     def headroom(self) -> int:
@@ -47,7 +47,7 @@ class Candidate:
 
     @property
     def may_fit(self) -> bool:
-        """Whether the layout's tensors may fit."""
+        """Whether the tensors of the layout's largest rank may fit on a device."""
         return self.count_sent_bytes is not None
 
     @cached_property
@@ -63,15 +63,15 @@ class Candidate:
     @property
     def options(self) -> str:
         """The layout and recomputation as options of `memory` and `time`."""
-        recompute = "" if self.recompute == AS_CONFIGURED else f"--recompute {self.recompute}"
+        recompute = "" if self.recompute == CONFIGURED_RECOMPUTE else f"--recompute {self.recompute}"
         return f"{self.layout.options()} {recompute}".strip()
 
 
 def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by seconds per step; among ties, the most common kind of layout comes first.
 
-    It has the smallest context parallelism, then the fewest kinds of parallelism; of equal ones the fastest is first,
-    then that with the fewest bytes.
+    The most common layout has the smallest context parallelism, then the fewest kinds of parallelism; among equals the
+    fastest comes first, then the one with the fewest bytes.
     """
     candidates_by_seconds = sorted(candidates, key=lambda candidate: (candidate.seconds or 0.0, candidate.device_bytes))
     tied_groups: list[list[Candidate]] = []
@@ -90,12 +90,12 @@ def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
 
 
 def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each candidate, sorted by time, whether its time ties with the candidate before it (see `TIE`)."""
+    """Returns for each candidate, sorted by time, whether its time ties with the one before it (see `TIE_SHARE`)."""
     tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:
         seconds = candidate.seconds or 0.0
-        tie_flags.append(bool(least_seconds) and seconds <= (1 + TIE) * least_seconds)
+        tie_flags.append(bool(least_seconds) and seconds <= (1 + TIE_SHARE) * least_seconds)
         least_seconds = min(least_seconds, seconds) if tie_flags[-1] else seconds
     return tie_flags
 

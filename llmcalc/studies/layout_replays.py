@@ -26,7 +26,7 @@ class LayoutRun(NamedTuple):
 
 
 class ReplayTask(NamedTuple):
-    """The replay of a layout's ranks.
+    """The task of replaying the memory of a layout's ranks on the simulated allocator.
 
     run: the layout and its run.
     stage_peaks: the estimated bytes of each pipeline stage's ranks, which are not replayed if they surely need no more
@@ -92,7 +92,7 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, repl
 
 
 class LayoutReplays:
-    """The replays of one search.
+    """The memory replays of the layouts in one search, with their results.
 
     framework, version: as in `Cluster`.
     memory_of_run: (micro-batches per step, recomputation) → the model and its run.
@@ -141,7 +141,7 @@ class LayoutReplays:
         self._calls.begin((self._begun[layout_run], _pass_sizes(layout_run)) for layout_run in layout_runs)
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
-        """Returns the bytes of a layout's largest rank.
+        """Returns the bytes of a layout's largest rank, replayed on the simulated allocator.
 
         byte_limit: bytes; if the rank with the largest estimate requires more, it stands for all. None replays all.
         Raises `InputError` for a run that cannot be replayed.

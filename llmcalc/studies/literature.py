@@ -104,7 +104,7 @@ class StudyVerdicts:
 
 
 def compare_with_studies(hidden_size: int, num_hidden_layers: int) -> StudyVerdicts:
-    """Compares a shape with the figures of each study."""
+    """Compares a shape's width and depth with the figures of each published study."""
     lower_bound, upper_bound = kaplan_range()
     critical_depth_of_width = critical_depth(hidden_size)
     is_in_range = lower_bound <= hidden_size / num_hidden_layers <= upper_bound

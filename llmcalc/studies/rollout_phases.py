@@ -26,7 +26,7 @@ from ..units import DTYPE_BITS
 HIDDEN_VECTORS = 4
 """Vectors of the hidden size that are alive per token in a layer's pass without gradients."""
 
-TRAINED = ("weights", "gradients", "optimizer")
+TRAINED_STATE_KINDS = ("weights", "gradients", "optimizer")
 """Kinds of memory of the trained model that stay between its passes."""
 
 
@@ -47,14 +47,14 @@ class RolloutPhase(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all terms."""
+        """Bytes of all memory terms of the phase."""
         return sum(memory_term.bytes for memory_term in self.terms)
 
 
 def rollout_phases(
     cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, cuda_runtime: CudaRuntime
 ) -> list[RolloutPhase]:
-    """Returns the phases of a run on an accelerator in order.
+    """Returns the phases of a reinforcement-learning run on an accelerator, in execution order.
 
     cluster: the update of the trained model. cuda_runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.
@@ -72,7 +72,7 @@ class _PhaseCalculator:
         self.cluster, self.rollout, self.preset, self.device = cluster, rollout, preset, device
         self.context = device.device_bytes - device.reserved_bytes
         step_bytes = device.moments.get("step", {})
-        self.states = {memory_kind: step_bytes.get(memory_kind, 0) for memory_kind in TRAINED}
+        self.states = {memory_kind: step_bytes.get(memory_kind, 0) for memory_kind in TRAINED_STATE_KINDS}
         other_memory_terms = ("weights", "optimizer", "overhead")
         self.states["gradients"] = max(
             0, device.after_step_bytes - sum(step_bytes.get(memory_kind, 0) for memory_kind in other_memory_terms)
@@ -111,7 +111,7 @@ class _PhaseCalculator:
             raise InputError(f"the rollout's {engine.title}: {error_text}") from None
 
     def phases(self) -> list[RolloutPhase]:
-        """The phases in execution order."""
+        """The phases of reinforcement learning in execution order, with their memory terms."""
         terms_by_phase_name = {
             "rollout": self._rollout_terms,
             "weight_transfer": self._weight_transfer_terms,
@@ -139,7 +139,7 @@ class _PhaseCalculator:
 
     def _trained_model_terms(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
-        for memory_kind in TRAINED:
+        for memory_kind in TRAINED_STATE_KINDS:
             if memory_kind not in self.rollout.offloaded_states or memory_kind in loaded_states:
                 yield PhaseTerm(memory_kind, self.states[memory_kind], "source", self.rollout.source)
 
@@ -260,5 +260,5 @@ class _PhaseCalculator:
 
 
 def _nonzero_terms(phase_terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
-    """Yields the terms whose bytes are not 0."""
+    """Yields the memory terms whose bytes are not 0."""
     return (memory_term for memory_term in phase_terms if memory_term.bytes > 0)

@@ -79,12 +79,12 @@ class LayoutSizes:
 
 @frozen
 class LoadPoint:
-    """A server at one concurrency. ttft, tpot, end_to_end: seconds with ranges.
+    """The latencies, rates and cost of a server at one concurrency. ttft, tpot: seconds with ranges.
 
     replica_latencies: load of one replica, as its requests arrive. spread_latencies: the same requests where arrivals
         are spread.
 
-    concurrency: requests in all replicas; of a rate of arrivals their mean number, which may be less than one.
+    concurrency: requests in all replicas; for a rate of arrivals, their mean number, which may be below 1.
     cost_per_million: money of a million output tokens; None without a price.
     """
 
@@ -108,7 +108,7 @@ class LoadPoint:
 
     @property
     def end_to_end_seconds(self) -> RangedAmount:
-        """The seconds from a request's arrival to its last token, with a range summed from those of TTFT and TPOT."""
+        """The seconds from a request's arrival to its last token, with a range from the ranges of TTFT and TPOT."""
         further_tokens = self.replica_latencies.output_tokens - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
         return RangedAmount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
@@ -116,7 +116,7 @@ class LoadPoint:
 
 @frozen
 class Server:
-    """A layout with number formats and a number of replicas.
+    """A server under load: the layout and number formats of a replica, and the number of replicas.
 
     sizes, quantize, kv_dtype: of the replica; None for the published formats.
     replica: what computes its times. memory: what the engine does with a rank's memory.
@@ -187,16 +187,16 @@ class Server:
         )
 
     def load_point(self, concurrency: int) -> LoadPoint:
-        """Returns the server at a concurrency, divided evenly over the replicas."""
+        """Returns the load point at a concurrency, which is divided evenly over the replicas."""
         replica_concurrency = concurrency / self.replicas
         replica_load = replace(self._spread_latencies(max(1.0, replica_concurrency)), concurrency=replica_concurrency)
         return self._point_of_load(concurrency, replica_load)
 
     def point_at_rate(self, request_rate: float) -> LoadPoint | None:
-        """Returns the server at which `request_rate` requests arrive per second; None if fewer can complete.
+        """Returns the load point at `request_rate` requests per second; None if the server completes fewer.
 
-        As many complete as arrive, whatever a replica could do. The mean number of requests in a replica is their rate
-        times their latency (Little's law). A request that is alone most of the time has the latencies of one alone.
+        As many requests complete as arrive. The mean number of requests in a replica is their rate times their latency
+        (Little's law). A request that is alone most of the time has the latencies of a single request.
         """
         replica_rate = request_rate / self.replicas
         slow_concurrency = largest_number(

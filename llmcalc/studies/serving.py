@@ -1,6 +1,6 @@
 """Servers of a model: layouts that fit by an engine's rules, latencies under load, and the cheapest server.
 
-What a replica holds is the cache that the engine allocates, over the tokens of a request at its end.
+The number of requests that a replica holds is the engine's allocated cache divided by a request's tokens at its end.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from ..timing.batching import Replica, RequestSizes
 from ..timing.device import Device
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
-from ..timing.time_ranges import TIE
-from ..timing.timing_constants import TimeStack
+from ..timing.time_ranges import TIE_SHARE
+from ..timing.timing_constants import SoftwareStack
 from ..timing.trace import StepBudget
-from .fit_serving import NODE
+from .fit_serving import NODE_DEVICES
 from .run_time import inference_formats
 from .serve_trace import RequestTrace, TraceTimes, size_server_for_trace
 from .server import LatencyLimits, LayoutSizes, LoadPoint, Server, largest_number
 
-MOST_REPLICA = 32
+MOST_REPLICA_DEVICES = 32
 """Largest number of devices of a replica that is tried."""
 
 MOST_DEVICES = 1024
 """Largest number of devices of a server."""
 
-STAGES = (1, 2, 4)
+STAGE_COUNTS = (1, 2, 4)
 """Pipeline stages that are tried."""
 
 ATTENTION_RANKS = (2, 4, 8, 16)
 """Ranks with attention of their own that are tried, of models with experts."""
 
-TENSOR_RANKS = (1, 2, 4, NODE)
+TENSOR_RANKS = (1, 2, 4, NODE_DEVICES)
 """Ranks that divide heads and widths that are tried."""
 
 MOST_STAGES = 8
@@ -80,11 +80,11 @@ class SizesRequest:
             attention_dp = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
             yield self._layouts_by_devices([LayoutSizes(tp, self.pp or 1, attention_dp, ep)], self.devices)
             return
-        most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
+        most_devices = min(MOST_REPLICA_DEVICES, self.devices or MOST_REPLICA_DEVICES)
         tried_sizes = self._layouts_by_devices(
             [
                 candidate_sizes
-                for candidate_sizes in _replica_layouts(STAGES, ATTENTION_RANKS, experts)
+                for candidate_sizes in _replica_layouts(STAGE_COUNTS, ATTENTION_RANKS, experts)
                 if candidate_sizes.devices <= most_devices
             ],
             self.devices,
@@ -92,9 +92,9 @@ class SizesRequest:
         yield tried_sizes
         if self.devices is None:
             return
-        further_sizes = set(_replica_layouts(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA + 1), experts))
+        further_sizes = set(_replica_layouts(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA_DEVICES + 1), experts))
         further_sizes.difference_update(tried_sizes)
-        for used_devices in range(self.devices, max(0, self.devices - NODE * MOST_STAGES), -1):
+        for used_devices in range(self.devices, max(0, self.devices - NODE_DEVICES * MOST_STAGES), -1):
             sizes_to_try = self._layouts_by_devices(further_sizes, used_devices)
             further_sizes.difference_update(sizes_to_try)
             for stage_count in range(1, MOST_STAGES + 1):
@@ -143,7 +143,7 @@ class ChosenServer:
 
 @frozen
 class StudiedServers:
-    """The serving configurations that were tried for a model, and their points of load.
+    """The serving configurations that were tried for a model, and their load points.
 
     servers: all that fit, the fewest devices first. load_curves: the points of each.
     load_points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.
@@ -166,7 +166,7 @@ class StudiedServers:
 
 @frozen
 class ServeStudy:
-    """The model, load and limits of a study of servers.
+    """The model, accelerator, load and latency limits of a search for servers.
 
     preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
     memory_by_formats: (quantize, kv_dtype) → the model's memory on one device with these formats.
@@ -182,7 +182,7 @@ class ServeStudy:
     preset: Preset
     hardware: Hardware
     device: Device
-    stack: TimeStack
+    stack: SoftwareStack
     engine: Engine
     version: EngineVersion
     memory_by_formats: dict[tuple[str | None, str | None], Memory]
@@ -203,7 +203,7 @@ class ServeStudy:
 
     @property
     def long_request_variable(self) -> str:
-        """The environment variable without which the engine refuses the longest request; empty if it takes it."""
+        """The environment variable that the engine needs for the longest request; empty if it needs none."""
         flags = {self.engine.field_of_option("--seq"): self.longest_request, **self.engine_flags}
         variable_name: str = self.engine.server(self.preset, self.hardware, self.version, flags).missing_variable
         return variable_name
@@ -416,9 +416,9 @@ class ServeStudy:
         )
 
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
-        """Returns the server with enough replicas for load and latencies, or the reason for none.
+        """Returns the server with enough replicas for load and latencies, or the reason why no number suffices.
 
-        Without a load it is the largest one that keeps the limits.
+        Without a stated load, the load is the largest one within the limits.
         """
         latency_limits, replicas = self.latency_limits, self._replica_count(server)
         concurrency_within_limits = server.most_requests_within_limits(latency_limits)
@@ -453,8 +453,8 @@ def _cheapest_server_index(
 ) -> ChosenServer | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
-    Of servers that cannot be told apart it is the one with the fewest devices, then the simplest layout, which stands
-    first. Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
+    Among tied servers it is the one with the fewest devices, then the one with the simplest layout, which comes first.
+    Among servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
     candidates = [
         (server_index, load_point)
@@ -470,7 +470,7 @@ def _cheapest_server_index(
                 key=lambda indexed_point: (indexed_point[1].devices, traces[indexed_point[0]].tpot[50].estimate),
             )
         )
-    least_rate = max(load_point.tokens_per_second_per_device for _, load_point in candidates) * (1 - TIE)
+    least_rate = max(load_point.tokens_per_second_per_device for _, load_point in candidates) * (1 - TIE_SHARE)
     tied_servers = [(index, point) for index, point in candidates if point.tokens_per_second_per_device >= least_rate]
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
 

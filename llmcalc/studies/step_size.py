@@ -1,7 +1,7 @@
 """The default number of sequences in a training step.
 
-`plan` and `time` take a micro-batch of each device, of a usual step at most; `cost`, whose tokens are many, takes a
-usual step where all weights of a model that gives tokens are trained.
+`plan` and `time` assume one micro-batch per device, at most a usual step; `cost` assumes a usual step if all weights of
+a language model are trained.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STEP_TOKENS = 2**22
 """Tokens of a usual training step: 4M, as of Llama 2 (arXiv:2307.09288) and of the first steps of Llama 3 405B."""
 
-DEVICE_TOKENS = 2**10
+LEAST_DEVICE_TOKENS = 2**10
 """Fewest tokens of a device in a usual step: Llama 3 405B had 16M tokens on 16,384 H100 (arXiv:2407.21783, table 4).
 
 With fewer, most of a step on many devices is the pipeline's bubble and messages, so a run takes more tokens.
@@ -32,7 +32,7 @@ MOST_MICRO_BATCHES = 64
 
 def usual_step_tokens(devices: int) -> int:
     """Returns the tokens of a usual training step: 4M, or 1,024 per device if this is more."""
-    return max(STEP_TOKENS, DEVICE_TOKENS * devices)
+    return max(STEP_TOKENS, LEAST_DEVICE_TOKENS * devices)
 
 
 def usual_batch(seq: int, devices: int) -> int:
@@ -60,7 +60,7 @@ def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
 def usual_micro_batches(pp: int) -> int:
     """Returns the default number of micro-batches per step of a pipeline: one per stage.
 
-    Deeper pipelines than published ones have as many as those.
+    Pipelines deeper than published ones have as many micro-batches as the deepest published one.
     """
     return min(pp, MOST_MICRO_BATCHES)
 

@@ -1,4 +1,4 @@
-"""Counts the kernels that classes of transformers launch for an element-wise step, which fused software runs as one."""
+"""Counts the kernels that transformers launches for an elementwise step, which fused software runs as one."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def eager_kernel_key(operation: Step) -> str:
 
 
 def eager_kernel_repeats(operation: Step) -> int:
-    """Returns how often the kernels of a step run: once for each division of rows or columns by their sums."""
+    """Returns how often a step's kernels run: once per normalization of rows or columns in Sinkhorn's iteration."""
     return 2 * int(operation.options["steps"]) - 1 if operation.verb == "sinkhorn" else 1

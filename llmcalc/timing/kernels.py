@@ -26,7 +26,7 @@ cost only its op knows, `adapter` the element-wise work around an adapter's prod
 16-bit copies of a frozen weight in 4 bits for a product, and `expert-bias` the sum of the experts' outputs and biases.
 """
 
-BEFORE, AFTER = -1, -2
+BEFORE_LAYERS, AFTER_LAYERS = -1, -2
 """The layer index of what runs before the first layer, and after the last one."""
 
 STATE_BITS = 16
@@ -130,7 +130,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPass:
-    """One pass of one rank: run sizes and layout groups.
+    """One forward pass, or training pass in both directions, of a rank: sizes of the run and of parallel groups.
 
     batch, seq, context: sequences, new tokens and cached tokens of each whole sequence.
     phase: training, prefill or decode.
@@ -218,7 +218,7 @@ class RankWork:
 
     @property
     def tokens(self) -> Number:
-        """The tokens on this rank, summed over all sequences."""
+        """The number of tokens on this rank, summed over all sequences."""
         return self.rank_pass.run_config(self.rank_pass.cp).rows(TOKENS)
 
     @property

@@ -19,7 +19,7 @@ from .witness import family_of_class
 
 
 def _remove_last_token(op: Op) -> Op:
-    """Returns a cache as the class keeps it: of its window all but one token, and every token if the window is 1.
+    """Returns the class's form of a cache: all tokens of the window but one, or every token if the window is 1.
 
     The class slices from `1 - window`, which for a window of 1 is the first token (cache_utils.py of transformers).
     """

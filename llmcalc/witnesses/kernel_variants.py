@@ -24,7 +24,7 @@ from ..components.runtime import attention_mask
 from ..simulator.adapters import Adapters
 from ..simulator.choices import KernelChoices
 from ..workload.execution import LOSSES_WITH_HEAD
-from ..workload.recompute import PRODUCTS, Recompute
+from ..workload.recompute import SAVED_PRODUCTS, Recompute
 
 
 def use_kernels(
@@ -507,7 +507,7 @@ def logit_entropies(logits: Any) -> Any:
 def chunked_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default.
 
-    Of the last tokens alone with `logits_to_keep`, as unsloth_zoo's GRPO does (rl_replacements.py).
+    With `logits_to_keep`, the loss covers only the last tokens, as in unsloth_zoo's GRPO (rl_replacements.py).
     """
     last_token_count = kernel_choices.logits_to_keep
     if last_token_count is not None and last_token_count < x.shape[1]:
@@ -525,7 +525,7 @@ def chunked_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, toke
 
 
 def recomputed_loss(lm_head: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
-    """Computes the loss in checkpointed chunks (TRL 1.10, `_chunked_cross_entropy_loss`), of labels that all count."""
+    """Computes the loss of all labels in checkpointed chunks (TRL 1.10, `_chunked_cross_entropy_loss`)."""
     hidden_states = x[..., :-1, :].reshape(-1, x.size(-1))
     labels = token_ids[..., 1:].reshape(-1)
     label_order = (labels != -100).to(torch.int8).argsort(descending=True, stable=True)
@@ -595,8 +595,8 @@ SAVED_OPERATIONS = {
     "cudnn_attention": torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     "reduce_scatter": torch.ops._c10d_functional.reduce_scatter_tensor.default,
 }
-"""Name of an operation of `PRODUCTS`, or `reduce_scatter` → torch's operation."""
-assert set(SAVED_OPERATIONS) >= PRODUCTS
+"""Name of an operation of `SAVED_PRODUCTS`, or `reduce_scatter` → torch's operation."""
+assert set(SAVED_OPERATIONS) >= SAVED_PRODUCTS
 
 
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:

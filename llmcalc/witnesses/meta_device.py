@@ -1,4 +1,4 @@
-"""The meta device without initial values: a model on meta has shapes alone.
+"""The meta device without initial values: a model on meta has only shapes.
 
 torch runs the initializers of a module on meta too, which is half of the time in which a small model is built.
 

@@ -32,7 +32,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str, is_random: bool) -> Tensor:
-    """Returns random token ids, or zeros."""
+    """Returns token ids [batch, tokens]: random, or zeros."""
     import torch
 
     if is_random:

@@ -39,10 +39,10 @@ from ..device_memory.training import TrainingConfig, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import MTP
-from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.choices import EAGER_CHOICES, KernelChoices
 from ..simulator.meter import Meter
 from ..workload.execution import OptimizerImplementation
-from ..workload.recompute import NONE
+from ..workload.recompute import NO_RECOMPUTATION
 from . import kernel_variants, module_measurements
 from .meta_device import device_context
 from .module_measurements import default_dtype, encoder_input
@@ -77,7 +77,7 @@ class SkipInitialization(TorchFunctionMode):  # it is used as a function
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
-    """Returns random token ids on a GPU, and elsewhere zeros, which route all rows to the same experts."""
+    """Returns token ids: random on a GPU, elsewhere zeros, which route all rows to the same experts."""
     return module_measurements.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
 
 
@@ -86,7 +86,7 @@ def loss_or_output(
     module: Any,
     ids: Tensor,
     source_input: Tensor | None,
-    kernels: KernelChoices = EAGER,
+    kernels: KernelChoices = EAGER_CHOICES,
     included_parts: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
@@ -172,7 +172,7 @@ class TrainingLoop:
         phase_callback("backward", None)
 
     def create_tokens(self) -> None:
-        """Creates the tokens of a micro-batch."""
+        """Creates the token ids of a micro-batch, and the encoder's input for an encoder-decoder."""
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
         source_length = training.seq if training.source_tokens is None else training.source_tokens
@@ -266,11 +266,11 @@ class InferencePasses:
         self.inference: InferenceConfig = inference_config
         self.device: str = device
         self.module: Any = build_reference(spec, inference_config.dtype, device, inference_config.include).eval()
-        kernel_variants.use_kernels(self.module, inference_config.kernel_choices, NONE)
+        kernel_variants.use_kernels(self.module, inference_config.kernel_choices, NO_RECOMPUTATION)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
     def run_prefill(self) -> None:
-        """Runs the prompt in one pass or in chunks."""
+        """Runs the reference on the whole prompt, in one pass or in chunks."""
         seq = self.inference.seq
         chunk_size = seq if self.inference.chunk_tokens is None or self.store is None else self.inference.chunk_tokens
         for past_tokens in range(0, seq, chunk_size):
@@ -288,7 +288,7 @@ class InferencePasses:
         }
 
     def run_decode(self) -> None:
-        """Runs one decoding step after the prompt."""
+        """Runs one decoding step of the reference after the prompt."""
         self._run_pass(1, self.inference.seq, last_only=False)
 
     def _run_pass(self, tokens: int, past_tokens: int, last_only: bool) -> None:

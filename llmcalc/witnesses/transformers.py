@@ -22,7 +22,7 @@ from ..costs.params import total_params_of
 from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost
 from ..model import ModelSpec
-from ..optional import WITHOUT_FLOPS
+from ..optional import PARTS_WITHOUT_FLOPS
 from ..sources.huggingface.description import text_model_of
 from ..sources.huggingface.family import Quirks
 from ..sources.preset import Preset
@@ -42,7 +42,7 @@ from .module_measurements import (
     tensor_names,
 )
 from .module_search import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
-from .reference import LARGEST_REAL, LEAST_SEQ
+from .reference import LEAST_SEQ, MOST_CPU_BYTES
 from .witness import class_config_fields, class_model_type, family_of_class, load_class, require_library_class
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def verify_config(
     checks = list(_checks(spec, config, model, modules, batch, lengths))
     verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
     cost = class_cost_function(text_model_of(config)[2], "parameters", total_params_of, spec)
-    coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
+    coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, PARTS_WITHOUT_FLOPS)
     return Verdict(
         model_name,
         "transformers",
@@ -134,7 +134,7 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
     if not will_run or not model_class.__name__.endswith(class_settings.value_reading_classes):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
-    if byte_count > LARGEST_REAL:
+    if byte_count > MOST_CPU_BYTES:
         raise InputError(
             f"--against transformers: {type(model).__name__} cannot run without values, and {byte_count:,} bytes of "
             "weights are too many"
@@ -194,7 +194,9 @@ def _checks(
     params = parameter_counts_by_first_module(
         model, [module_path for node_modules in modules.values() for module_path in node_modules.modules]
     )
-    towers_without_flops = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
+    towers_without_flops = (
+        PARTS_WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
+    )
 
     def compare_with_class(
         quantity_name: str,
@@ -354,7 +356,7 @@ def denoises_after_prompt(model: nn.Module) -> bool:
 
 
 def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns zeros for the class's required arguments other than token ids, such as features of no image."""
+    """Returns zeros for the class's required arguments other than token ids, such as image features."""
     import torch
 
     config: Any = model.config
@@ -371,7 +373,7 @@ def required_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MeasuredPass:
-    """The measurements of one forward pass.
+    """The measurements of one forward pass of a `transformers` class: FLOPs, cache and calls.
 
     flops_by_path: module path → FLOPs.
     calls_by_path: module path → number of calls.
@@ -453,7 +455,7 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Returns a decoder class's argument for the cache; empty without one."""
+    """Returns the name of a class's argument for the cache, such as `past_key_values`; empty without one."""
     arguments = signature(model.forward).parameters
     return next((cache_name for cache_name in CACHE_NAMES[:2] if cache_name in arguments), "")
 
@@ -465,7 +467,7 @@ def _find_caches(module_output: Any) -> Iterator[Any]:
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Yields the tensors stored in modules that are neither parameters nor buffers.
+    """Returns the tensors, by module path and attribute, that are stored and neither parameters nor buffers.
 
     The frequencies that a scaled RoPE stores in its module are excluded.
     """

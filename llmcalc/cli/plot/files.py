@@ -30,18 +30,18 @@ def _file_option(option_name: str) -> Any:
     )
 
 
-Picture: TypeAlias = Annotated[Path, _file_option("--output")]
-PictureFile: TypeAlias = Annotated[Path, _file_option("--output-file")]
+PictureOption: TypeAlias = Annotated[Path, _file_option("--output")]
+PictureFileOption: TypeAlias = Annotated[Path, _file_option("--output-file")]
 """The file of a picture whose `--output` is the tokens of an answer."""
 
 
 def _set_paper_columns(context: typer.Context, columns: int | None) -> int | None:
-    """Lays the command's picture out for the columns of a paper, until the command ends."""
+    """Sets the layout of the command's picture to one or two columns of a paper, until the command ends."""
     context.with_resource(paper_columns(columns))
     return columns
 
 
-PaperColumns: TypeAlias = Annotated[
+PaperColumnsOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
         "--columns",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AdaptedLayer(Block):
-    """A standard layer, with the parameters of an adapter.
+    """A standard layer, with the parameters of a cross-attention adapter that text-only input skips.
 
     adapter: the cross-attention and the network of the adapter.
     """

@@ -16,7 +16,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ..base import BY_TORCH, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
+from ..base import TORCH_WITNESS, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
 from ..runtime import PassState, vector_module
@@ -41,7 +41,7 @@ class AltUp(ResidualStreams):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "streams"
 
     type: Literal["altup"] = "altup"
@@ -99,7 +99,7 @@ class AltUpLayer(WholeLayer):
     """
 
     formula_source: ClassVar[str] = "Gemma 3n 2025"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     can_run_alone: ClassVar[bool] = False
 
     type: Literal["altup"] = "altup"
@@ -117,7 +117,7 @@ class AltUpLayer(WholeLayer):
         }
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        """Records the layer. x: all residual streams."""
+        """Records the layer's operations. x: all residual streams."""
         stream_axis, hidden_axis = x.axes
         router = Weight("router", (stream_axis,), (hidden_axis,))
         predicted_streams, router_output = self._predict_streams(recorder, x, router)
@@ -154,7 +154,7 @@ class AltUpLayer(WholeLayer):
         )
 
     def _sublayer_output(self, recorder: Flow, sublayer_name: str, component: Component, x: Value) -> Value:
-        """Returns the normalized output of a sublayer."""
+        """Returns the normalized output of attention or of the feed-forward network."""
         with recorder.function():
             recorder.hold(x=x)
             return recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.part(sublayer_name, component, x))

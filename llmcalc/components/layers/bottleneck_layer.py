@@ -17,7 +17,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, HeadSizes, ModelProperties, UnscalableError, Width
+from ..base import Component, HeadSizes, InnerWidth, ModelProperties, UnscalableError
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -68,7 +68,7 @@ class BottleneckLayer(WholeLayer):
     type: Literal["bottleneck"] = "bottleneck"
     attention: Attention
     feed_forward: FeedForward
-    bottleneck_size: Width
+    bottleneck_size: InnerWidth
     num_feedforward_networks: int = Field(ge=1, le=MOST_NETWORKS, strict=True)
     norm_placement: Literal["post"] = "post"
 
@@ -107,7 +107,7 @@ class BottleneckLayer(WholeLayer):
         )
 
     def _add_and_normalize(self, recorder: Flow, sublayer_name: str, x: Value, sublayer_output: Value) -> Value:
-        """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
+        """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output."""
         x = recorder.part(f"{sublayer_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
         recorder.hold(y=x)
         return x

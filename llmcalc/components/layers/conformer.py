@@ -1,4 +1,4 @@
-"""A conformer's layer: half a feed-forward network, attention, a convolution, half a network, and a norm.
+"""A conformer's layer: a half-step feed-forward network, attention, a convolution, a half-step network, and a norm.
 
 Gulati et al. 2020 (arXiv:2005.08100), §2. transformers: models/parakeet (NeMo's FastConformer: Rekesh 2023,
 arXiv:2305.05084).
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ConformerLayer(PreNormLayer):
-    """Half a network, attention, a convolution and half a network, each a pre-norm residual sublayer, then a norm.
+    """A half-step network, attention, a convolution and a half-step network, each pre-norm and residual, then a norm.
 
     feed_forward: each of the two networks.
     convolution: the convolution along the frames.
@@ -79,7 +79,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ConformerLayerReference(nn.Module):
-        """Runs half a network, attention, a convolution, half a network. x: [batch, frames, hidden] → same shape."""
+        """Runs half-step networks around attention and a convolution. x: [batch, frames, hidden] → same shape."""
 
         def __init__(self, spec: ConformerLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -57,7 +57,7 @@ class DenseResidualLayer(PreNormLayer):
 @cache
 def _reference_class() -> type[nn.Module]:
     class DenseResidualReference(pre_norm_class()):  # type: ignore[misc]
-        """Runs attention, then a dense network beside experts. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention, then a dense network in parallel to experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DenseResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

@@ -18,7 +18,7 @@ from ..choices import DraftMixer
 from ..mixers.attention import Attention
 from ..position import Rope
 from ..runtime import PassState
-from ..target_states import EAGLE_3
+from ..target_states import EAGLE_3_SOURCE
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
@@ -35,7 +35,7 @@ class DraftLayer(PreNormLayer):
         stream itself; false by default.
     """
 
-    formula_source: ClassVar[str] = EAGLE_3
+    formula_source: ClassVar[str] = EAGLE_3_SOURCE
     can_run_alone: ClassVar[bool] = False
 
     type: Literal["draft"] = "draft"
@@ -66,7 +66,7 @@ class DraftLayer(PreNormLayer):
 
 
 def draft_example(**layer_fields: Any) -> DraftLayer:
-    """Returns a small layer for a stack's examples."""
+    """Returns a small EAGLE-3 layer for the examples of a stack."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6, position=Rope())
     return DraftLayer(**{**small_sublayers(), "attention": attention}, **layer_fields)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ModelProperties, QueryRank, Streams
+from ..base import ModelProperties, QueryRank, StreamCount
 from ..choice import component_type
 from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
@@ -58,7 +58,7 @@ class GatedStreamsLayer(PreNormLayer):
     can_run_alone: ClassVar[bool] = False
 
     type: Literal["gated_streams"] = "gated_streams"
-    hc_mult: Streams
+    hc_mult: StreamCount
     hc_lowrank: QueryRank
     ngram_input: NgramInput | None = None
 
@@ -66,7 +66,7 @@ class GatedStreamsLayer(PreNormLayer):
         return {**super().required_stack_fields(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        """Records the layer. x: all residual streams."""
+        """Records the layer's operations. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         for component, connection_name in (

@@ -222,7 +222,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class SoftmaxProducts(nn.Module):
         """Attention of global tokens to all tokens, and of text blocks to themselves and global tokens.
 
-        q, k, v: [batch, heads, global tokens and text, d] → same shape. is_text: whether text is no padding.
+        q, k, v: [batch, heads, global tokens and text, d] → same shape.
+        is_text_token: whether a text token is not padding.
         """
 
         def __init__(self, spec: GlobalLocalAttention) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ReversibleStreams(ResidualStreams):
-    """Two residual streams, which start as the embedding and end side by side behind a norm.
+    """Two residual streams: both start as the embedding; at the end they are concatenated and normalized.
 
     block: the number of tokens that a sequence is padded to a multiple of.
     least: the number of tokens up to which it is not padded.

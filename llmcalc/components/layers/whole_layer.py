@@ -43,7 +43,7 @@ class WholeLayer(Layer):
 
 
 class PreNormLayer(WholeLayer):
-    """A whole layer with a norm before each sublayer; by default not a plain transformer layer of two sublayers."""
+    """The base class of whole layers with a norm before each sublayer."""
 
     is_plain_transformer_layer: ClassVar[bool] = False
 

@@ -102,7 +102,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class HashOrdering(nn.Module):
-        """Orders the tokens by the hash bucket of their keys.
+        """Sorts the tokens by the hash bucket of their keys (locality-sensitive hashing).
 
         [batch, heads, tokens, d] → [batch, heads, hashes · tokens].
         """

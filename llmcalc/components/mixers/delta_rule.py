@@ -1,4 +1,4 @@
-"""The delta rule: what the flows of DeltaNet, Gated DeltaNet and Kimi Delta Attention share, and its PyTorch module.
+"""The delta rule: the operations that DeltaNet, Gated DeltaNet and Kimi Delta Attention share, and its PyTorch module.
 
 S ← S·exp(g); S ← S + k ⊗ β(v − Sᵀk); o = Sᵀq, with S: [key_dim, value_dim] per head (Schlag 2021, arXiv:2102.11174;
 gated: Yang 2024, arXiv:2412.06464; DeltaNet has no decay g). Several tokens at once run in chunks (Yang 2024,

@@ -17,10 +17,11 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.sparse import COMPRESSED
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     HeadDim,
     Heads,
     HeadSizes,
+    InnerWidth,
     ModelProperties,
     Part,
     PartWitness,
@@ -29,7 +30,6 @@ from ..base import (
     TokenMixer,
     TopK,
     UnscalableError,
-    Width,
     Window,
 )
 from ..norm import Norm, norm_reference
@@ -49,7 +49,7 @@ class EntryIndexer(Part):
     index_topk: the number of selected entries per token.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     index_n_heads: Heads
     index_head_dim: HeadDim
@@ -77,7 +77,7 @@ class EntryAttention(TokenMixer):
     qk_rope_head_dim: RopeDim
     q_lora_rank: QueryRank
     o_groups: Heads
-    o_lora_rank: Width
+    o_lora_rank: InnerWidth
     sliding_window: Window
     compress_rate: Window | None = None
     indexer: EntryIndexer | None = None
@@ -181,7 +181,7 @@ class EntryAttention(TokenMixer):
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
-        """Returns the query of each head before RoPE."""
+        """Returns the queries of all heads before RoPE, with a norm in subclasses that have one."""
         return q
 
     def _mask_and_entries(
@@ -192,7 +192,7 @@ class EntryAttention(TokenMixer):
 
     @property
     def entries_name(self) -> str:
-        """The name of the entries in summaries."""
+        """The name of the compressed entries in report headings."""
         return "entries"
 
     def describe(self, hidden_size: int) -> str:

@@ -20,14 +20,14 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule
 from ..base import (
-    PUBLISHED,
+    PUBLISHED_KERNELS_WITNESS,
     ChunkSize,
+    FiniteNumber,
     Flag,
     HeadSizes,
-    Kernel,
+    KernelSize,
     ModelProperties,
     PartWitness,
-    Real,
     RecurrentMixer,
     SizeSymbol,
     check_divisor,
@@ -49,8 +49,8 @@ class GatedDeltaNet(RecurrentMixer):
     """Gated DeltaNet, with the field names of Qwen3-Next's config.
 
     linear_num_key_heads: the number of query and key heads; each serves the same number of value heads.
-    linear_num_value_heads: the number of value heads; each has a state and an output. `heads` returns these as heads
-        and the key heads as `kv_heads`.
+    linear_num_value_heads: the number of value heads; each has a state and an output. `head_sizes` returns them as
+        `heads`, and the key heads as `kv_heads`.
     linear_key_head_dim: the size of a query or key head.
     linear_value_head_dim: the size of a value head.
     linear_conv_kernel_dim: the kernel size of the convolution, 4 by default.
@@ -61,7 +61,7 @@ class GatedDeltaNet(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = "Yang et al. 2024 (arXiv:2412.06464), §3"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     uncounted_operations: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"
 
@@ -70,11 +70,11 @@ class GatedDeltaNet(RecurrentMixer):
     linear_num_value_heads: LinearValueHeads
     linear_key_head_dim: LinearKeyDim
     linear_value_head_dim: LinearValueDim
-    linear_conv_kernel_dim: Kernel = 4
+    linear_conv_kernel_dim: KernelSize = 4
     linear_allow_neg_eigval: Flag = False
     chunk_size: ChunkSize = CHUNK_TOKENS
     norm_type: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_eps: Real = Field(default=1e-6, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-6, ge=0)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

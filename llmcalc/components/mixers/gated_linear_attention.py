@@ -1,4 +1,4 @@
-"""Gated linear attention (GLA): each channel of a key has a decay, which a low-rank projection makes from the tokens.
+"""Gated linear attention (GLA): each key channel has a decay, computed from the tokens by a low-rank projection.
 
 Yang et al. 2023 (arXiv:2312.06635), §4. S ← diag(α)·S + k ⊗ v, o = Sᵀq / √key_dim, with α = σ(W₂W₁x + b)^(1/16); then a
 norm of each head and a gate. flash-linear-attention: fla/layers/gla.py.
@@ -14,7 +14,7 @@ from pydantic import Field
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, ModelProperties, PartWitness, Real, Width
+from ..base import PUBLISHED_KERNELS_WITNESS, FiniteNumber, InnerWidth, ModelProperties, PartWitness
 from .linear_attention import LinearAttentionMixer, linear_attention_reference
 
 if TYPE_CHECKING:
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 class GatedLinearAttention(LinearAttentionMixer):
-    """Gated linear attention, with the fields of linear attention with a decay.
+    """Gated linear attention (GLA): linear attention with a decay per key channel.
 
     decay_rank: the rank of the projection that makes the decays, 16 by default.
     decay_divisor: the divisor of the log decays, a temperature (§4.4), 16 by default.
     """
 
     formula_source: ClassVar[str] = "Yang et al. 2023, §4"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     uncounted_operations: ClassVar[str] = "the decays of gated linear attention"
 
     type: Literal["gated_linear_attention"] = "gated_linear_attention"
-    decay_rank: Width = 16
-    decay_divisor: Real = Field(default=16.0, gt=0)
+    decay_rank: InnerWidth = 16
+    decay_divisor: FiniteNumber = Field(default=16.0, gt=0)
 
     def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
         low_rank_x = recorder.linear("gk_a_proj", x, Axis("decay_rank", self.decay_rank))
@@ -59,7 +59,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class GatedLinearAttentionReference(linear_attention_reference()):  # type: ignore[misc]
-        """Gated linear attention. x: [batch, tokens, hidden] → same shape."""
+        """Computes gated linear attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedLinearAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)

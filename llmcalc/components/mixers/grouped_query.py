@@ -87,7 +87,7 @@ class WindowedMixer(OptionalWindowMixer, GroupedQueryMixer):
 
     @property
     def cache_kind(self) -> str:
-        """The kind of cache in the tables of `llmcalc kv`."""
+        """The kind of KV cache in tables of `llmcalc kv`: `full_attention` or `sliding_attention`."""
         return "full_attention" if self.sliding_window is None else "sliding_attention"
 
 

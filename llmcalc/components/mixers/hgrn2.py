@@ -1,4 +1,4 @@
-"""HGRN2: linear attention whose keys are what the forget gates leave, with a lower bound of the gates in each layer.
+"""HGRN2: linear attention with keys 1 − f, where f are the forget gates; each layer has a lower bound of its gates.
 
 Qin et al. 2024 (arXiv:2404.07904), §3. S ← diag(α)·S + (1 − α) ⊗ i, o = Sᵀq / √key_dim, with α = β + (1 − β)·σ(f); then
 a norm over all heads. β is 0 in the first layer and grows with the layers: a row of a table that all layers share,
@@ -16,7 +16,17 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, ChunkSize, Flag, Heads, HeadSizes, ModelProperties, PartWitness, Real, RecurrentMixer
+from ..base import (
+    PUBLISHED_KERNELS_WITNESS,
+    ChunkSize,
+    FiniteNumber,
+    Flag,
+    Heads,
+    HeadSizes,
+    ModelProperties,
+    PartWitness,
+    RecurrentMixer,
+)
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .delta_rule import CHUNK_TOKENS
@@ -28,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class HGRN2(RecurrentMixer):
-    """The recurrence of HGRN2.
+    """The token mixer of HGRN2: a gated linear recurrence.
 
     num_attention_heads: the number of heads, each with a state of linear_key_head_dim × linear_value_head_dim.
     linear_key_head_dim: the size of a query or of a forget gate of a head.
@@ -40,7 +50,7 @@ class HGRN2(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = "Qin et al. 2024 (HGRN2), §3"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
     uncounted_operations: ClassVar[str] = "the forget gates of HGRN2"
 
@@ -51,7 +61,7 @@ class HGRN2(RecurrentMixer):
     lower_bound: Flag = True
     first: Flag = False
     chunk_size: ChunkSize = CHUNK_TOKENS
-    norm_eps: Real = Field(default=1e-5, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -1,4 +1,4 @@
-"""Linear attention with a decay: what retention, gated linear attention and HGRN2 share, and its PyTorch module.
+"""Linear attention with a decay: the base of retention, gated linear attention and HGRN2, and its PyTorch module.
 
 S ← diag(exp g)·S + k ⊗ v, o = Sᵀq / √key_dim, with S: [key_dim, value_dim] per head (Sun 2023, arXiv:2307.08621; Yang
 2023, arXiv:2312.06635). Several tokens at once run in chunks, as `chunk_retention` and `chunk_gla` of
@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LinearAttentionCore
-from ..base import ChunkSize, Flag, Heads, HeadSizes, KVHeads, Real, RecurrentMixer, check_groups
+from ..base import ChunkSize, FiniteNumber, Flag, Heads, HeadSizes, KVHeads, RecurrentMixer, check_groups
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LinearAttentionMixer(RecurrentMixer):
-    """Linear attention with a decay and a norm on the output of each head; the base of its kinds.
+    """Linear attention with a decay and a norm on each head's output; the base class of retention, GLA and HGRN2.
 
     num_attention_heads: the number of query heads, each with a state of linear_key_head_dim × linear_value_head_dim.
     num_key_value_heads: the number of heads of keys, values and decays; each serves the same number of query heads.
@@ -50,7 +50,7 @@ class LinearAttentionMixer(RecurrentMixer):
     feature_map: Activation | None = None
     output_gate: Flag = True
     chunk_size: ChunkSize = CHUNK_TOKENS
-    norm_eps: Real = Field(default=1e-5, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -64,7 +64,7 @@ class LinearAttentionMixer(RecurrentMixer):
         return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def _record_positions(self, recorder: Flow, x: Value) -> Value:
-        """Records the positions of queries or keys, if there are any."""
+        """Records the position encoding of queries or keys, if there is one."""
         return x
 
     def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
@@ -102,7 +102,7 @@ class LinearAttentionMixer(RecurrentMixer):
         ]
 
     def _head_text(self) -> str:
-        """Returns the numbers and sizes of heads in a heading."""
+        """Returns the numbers and sizes of query, key and value heads, as text for a report heading."""
         heads_text = f"{self.num_attention_heads}/{self.num_key_value_heads}"
         return f"{heads_text} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
 
@@ -150,7 +150,7 @@ def linear_attention_reference() -> Any:
             self.o_proj = nn.Linear(value_width, hidden_size, bias=False)
 
         def _with_positions(self, x: Tensor, pass_state: PassState) -> Tensor:
-            """Returns queries or keys with their positions, if there are any."""
+            """Returns queries or keys with their position encoding, if there is one."""
             return x
 
         def _log_decay(self, x: Tensor) -> Tensor:

@@ -19,11 +19,11 @@ from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
 from ...workload.rows import RoutedRows
 from ..base import (
-    PUBLISHED,
+    PUBLISHED_KERNELS_WITNESS,
     Flag,
     Heads,
-    Inner,
-    Kernel,
+    InnerSize,
+    KernelSize,
     ModelProperties,
     PartWitness,
     StateSize,
@@ -53,7 +53,7 @@ class Mamba(TokenMixer):
     time_step_rank: the rank of the projection to Δ.
     conv_kernel: the kernel size of the convolution, 4 by default.
     num_heads: the number of heads with separate projections to Δ, B and C (Zamba); one by default. They are parts of
-        one recurrence without queries and keys, so `heads` returns None.
+        one recurrence without queries and keys, so `head_sizes` returns None.
     use_bias: whether the input and output projections have a bias, false by default.
     use_conv_bias: whether the convolution has a bias, true by default.
     hidden_act: the activation after the convolution and on the gate, silu by default.
@@ -63,17 +63,17 @@ class Mamba(TokenMixer):
     """
 
     formula_source: ClassVar[str] = "Gu & Dao 2023, §3.4"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted_operations: ClassVar[str] = "the state update of Mamba's scan"
 
     type: Literal["mamba"] = "mamba"
-    intermediate_size: Inner
+    intermediate_size: InnerSize
     state_size: StateSize
     time_step_rank: StepRank
-    conv_kernel: Kernel = 4
+    conv_kernel: KernelSize = 4
     num_heads: Heads | None = None
     use_bias: Flag = False
     use_conv_bias: Flag = True

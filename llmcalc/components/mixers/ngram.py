@@ -38,7 +38,7 @@ def _ngram_field() -> Any:
 
 
 class PredictStreams(ResidualStreams):
-    """Predict streams beside the main token stream; the output head reads only the predict streams.
+    """Predict streams in addition to the main token stream; the output head reads only the predict streams.
 
     ngram: the number of predict streams.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, ModelProperties, PartWitness, StackPosition
+from ..base import PUBLISHED_KERNELS_WITNESS, ModelProperties, PartWitness, StackPosition
 from ..position import Rope
 from ..runtime import PassState
 from .linear_attention import LinearAttentionMixer, linear_attention_reference
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Retention(LinearAttentionMixer):
-    """Retention, with the fields of linear attention with a decay, which is fixed.
+    """RetNet's retention: linear attention with a fixed decay per head.
 
     position: RoPE on queries and keys, on whole heads with a base of 10000 by default.
     """
 
     formula_source: ClassVar[str] = "Sun et al. 2023, §2"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     uncounted_operations: ClassVar[str] = "the decays of retention"
 
     type: Literal["retention"] = "retention"
@@ -55,7 +55,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class RetentionReference(linear_attention_reference()):  # type: ignore[misc]
-        """Retention. x: [batch, tokens, hidden] → same shape."""
+        """Computes RetNet's retention. x: [batch, tokens, hidden] → same shape."""
 
         def _with_positions(self, x: Tensor, pass_state: PassState) -> Tensor:
             return self.spec.position.rotate_heads(x, pass_state, pass_state.past_tokens)

@@ -15,7 +15,16 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, RecurrentMixer, SizeSymbol, check_divisor
+from ..base import (
+    PUBLISHED_KERNELS_WITNESS,
+    Heads,
+    KernelSize,
+    ModelProperties,
+    PartWitness,
+    RecurrentMixer,
+    SizeSymbol,
+    check_divisor,
+)
 from ..networks.feed_forward import Activation, activate
 from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
 
@@ -30,20 +39,20 @@ class RGLRU(RecurrentMixer):
 
     lru_width: the number of channels of the recurrence.
     num_attention_heads: the number of blocks of the gates' projections, a divisor of lru_width. The blocks are not
-        heads with queries and keys, so `heads` returns None.
+        heads with queries and keys, so `head_sizes` returns None.
     conv1d_width: the kernel size of the convolution, 4 by default.
     hidden_act: the activation of the branch that gates the output, gelu_tanh by default.
     """
 
     formula_source: ClassVar[str] = "De et al. 2024, §2.4"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     node_name: ClassVar[str] = "recurrent"
     uncounted_operations: ClassVar[str] = "the recurrence of RG-LRU"
 
     type: Literal["rglru"] = "rglru"
     lru_width: RecurrentWidth
     num_attention_heads: Heads
-    conv1d_width: Kernel = 4
+    conv1d_width: KernelSize = 4
     hidden_act: Activation = "gelu_tanh"
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import TransitionScan
-from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, RecurrentMixer, Width
+from ..base import FiniteNumber, Flag, HeadDim, Heads, InnerWidth, ModelProperties, PartWitness, RecurrentMixer
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .rwkv import RwkvChannelMix
@@ -32,7 +32,7 @@ SOURCE = "Peng et al. 2025, §4.1"
 
 
 class Rwkv7TimeMix(RecurrentMixer):
-    """Time mixing of RWKV-7.
+    """RWKV-7's time mixing, which replaces attention: a generalized delta rule with low-rank projections.
 
     num_heads: the number of heads, each with a state of head_dim × head_dim.
     head_dim: the size of a head.
@@ -49,12 +49,12 @@ class Rwkv7TimeMix(RecurrentMixer):
     type: Literal["rwkv7_time_mix"] = "rwkv7_time_mix"
     num_heads: Heads
     head_dim: HeadDim
-    decay_rank: Width
-    rate_rank: Width
-    value_rank: Width
-    gate_rank: Width
+    decay_rank: InnerWidth
+    rate_rank: InnerWidth
+    value_rank: InnerWidth
+    gate_rank: InnerWidth
     first: Flag = False
-    norm_eps: Real = Field(default=6.4e-4, ge=0)
+    norm_eps: FiniteNumber = Field(default=6.4e-4, ge=0)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
@@ -256,7 +256,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.o_proj(wkv_output * self._low_rank_output("g", mixed_inputs["g"]))
 
         def _split_heads(self, x: Tensor) -> Tensor:
-            """Splits the last axis into heads."""
+            """Splits the last axis into heads. [.., heads · d] → [.., heads, d]."""
             return x.unflatten(-1, (self.spec.num_heads, -1))
 
     class ChannelMixReference(nn.Module):

@@ -18,7 +18,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, TopK, Window
+from ..base import TORCH_WITNESS, Flag, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
@@ -38,7 +38,7 @@ class CandidateBlocks(Part):
     candidate_block_size: the number of keys in a block.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     candidate_topk_blocks: TopK
     candidate_block_size: Window
@@ -51,7 +51,7 @@ class EntryKeyIndexer(EntryIndexer):
     candidates: the blocks that a lower layer found, outside which no key is scored; by default all keys are scored.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     finds: CandidateBlocks | None = None
     candidates: CandidateBlocks | None = None
@@ -69,7 +69,7 @@ class SharedEntryAttention(EntryAttention):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["shared_entries"] = "shared_entries"
     weighted_entries: Flag = False
@@ -191,7 +191,7 @@ class SharedEntryAttention(EntryAttention):
         visible_entries: Value,
         rope: Rope,
     ) -> Value:
-        """Returns the entries that each token selects.
+        """Returns the compressed cache entries that each token's attention selects.
 
         latent: the new entries before RoPE; None for shared ones. visible_entries: the mask of whole entries.
         """
@@ -279,7 +279,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class EntryCompressor(nn.Module):
-        """Compresses tokens into cache entries.
+        """Compresses tokens into cache entries, each from `compress_rate` tokens.
 
         x: [batch, tokens, hidden] → the new entries without RoPE, and all entries with RoPE.
         """

@@ -1,4 +1,4 @@
-"""Attention beside convolutions, whose filters are computed for each token from the neighbouring tokens.
+"""Attention in parallel to convolutions whose filters are computed for each token from the neighbouring tokens.
 
 ConvBERT (Jiang et al. 2020, arXiv:2008.02496, §4): half of the width is self-attention, half span-based dynamic
 convolution. The filter of a head comes from the product of the query and a convolution of the layer's input.
@@ -14,7 +14,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, HeadSizes, ModelProperties, OddKernel, StackPosition, TokenMixer
+from ..base import Heads, HeadSizes, ModelProperties, OddKernelSize, StackPosition, TokenMixer
 from ..runtime import PassState, softmax_core_class
 from .grouped_query import check_key_heads
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SpanConvolution(TokenMixer):
-    """Multi-head encoder attention beside dynamic convolutions; each uses half of the width.
+    """Multi-head encoder attention in parallel to dynamic convolutions; each uses half of the width.
 
     num_attention_heads: the number of heads of attention, and of convolutions; the size of a head is
         hidden_size / (2 · num_attention_heads).
@@ -35,7 +35,7 @@ class SpanConvolution(TokenMixer):
 
     type: Literal["span_convolution"] = "span_convolution"
     num_attention_heads: Heads
-    conv_kernel_size: OddKernel
+    conv_kernel_size: OddKernelSize
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
         heads = self.num_attention_heads
@@ -111,7 +111,7 @@ def _reference_class() -> type[nn.Module]:
             return (windows @ filters[..., None]).squeeze(-1)
 
     class SpanConvolutionReference(nn.Module):
-        """Runs attention beside dynamic convolutions. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention in parallel to dynamic convolutions. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SpanConvolution, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -18,7 +18,7 @@ def dispatch_class() -> type[Any]:
         """The vectors that tokens send to their experts, one row per token and expert.
 
         expert_indices: the experts of each token, [batch, tokens, top_k].
-        grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
+        is_grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
         float32_weights: whether outputs are weighted and summed in float32, false by default.
         """
 
@@ -64,8 +64,10 @@ def capacity_dispatch_class() -> type[Any]:
     class CapacityDispatch:
         """Dispatch to experts with a fixed capacity: each expert gets the tokens with the highest weights.
 
-        An expert that fewer tokens chose takes others too, with weight 0. weights, expert_indices: the weights and
-        indices of each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
+        An expert that fewer tokens chose takes other tokens too, with weight 0.
+
+        weights, expert_indices: the weights and indices of each token's experts, [batch, tokens, top_k].
+        capacity_factor: the capacity divided by an even share of all rows.
         """
 
         is_grouped, expert = False, None

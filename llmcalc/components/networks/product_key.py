@@ -19,7 +19,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Experts, ModelProperties, Network, PartWitness, TopK, UnscalableError
+from ..base import TORCH_WITNESS, Experts, ModelProperties, Network, PartWitness, TopK, UnscalableError
 from ..runtime import PassState
 from .feed_forward import Activation, FeedForward, activate
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ProductKeyMoE(Network):
-    """Experts of a single hidden unit, selected by product keys, beside a dense feed-forward network.
+    """Experts of one hidden unit each, selected by product keys, in parallel to a dense feed-forward network.
 
     num_experts: the number of experts; each has one input vector and one output vector.
     num_keys: the number of rows, and of columns, of the grid of experts. Experts beyond num_keys² are never selected.
@@ -38,7 +38,7 @@ class ProductKeyMoE(Network):
     """
 
     formula_source: ClassVar[str] = "Shi et al. 2024 (Doge)"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
     is_mixture_of_experts: ClassVar[bool] = True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, ModelProperties, Part, Width, check_divisor
+from ..base import Component, InnerWidth, ModelProperties, Part, check_divisor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,12 +18,12 @@ class TowerPart(Component):
 
     @property
     def output_width(self) -> int:
-        """The width of the tower's output."""
+        """The width of the encoder's or projector's output vectors."""
         raise TypeError(f"{type(self).__name__} does not say how wide its output is")
 
     @property
     def frames_per_image(self) -> int:
-        """The number of equal frames that the tower makes of an image."""
+        """The number of identical frames into which the tower repeats an image."""
         return 1
 
     def input_value(self) -> Value:
@@ -49,8 +49,8 @@ class LearnedQueries(Part):
     hidden_size: the width of the queries.
     """
 
-    queries: Width
-    hidden_size: Width
+    queries: InnerWidth
+    hidden_size: InnerWidth
 
     def check_input(self, input_size: int) -> None:
         """Raises `ValueError` if the queries cannot read patches of this width."""
@@ -72,7 +72,7 @@ def check_head_width(hidden_size: int, num_attention_heads: int) -> None:
 
 
 def layer_kinds_after_first(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """Yields each kind of layer above the first, plain ones first: whether it is special, and its layers' indices."""
+    """Yields (whether layers are special, their indices) of all layers but the first, plain layers first."""
     for is_special_layer in (False, True):
         layer_indices = [i for i in range(1, number_of_layers) if (i in special_layers) == is_special_layer]
         if layer_indices:

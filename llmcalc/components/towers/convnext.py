@@ -15,7 +15,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, MergedPatchRows, MultipliedRows
-from ..base import Flag, Kernel, ModelProperties, Width
+from ..base import Flag, InnerWidth, KernelSize, ModelProperties
 from ..inputs import AudioInput
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
@@ -31,7 +31,7 @@ MOST_BLOCKS = 1000
 
 
 class ConvNextEncoder(TowerPart):
-    """Stages of ConvNeXt blocks over samples.
+    """A ConvNeXt encoder of audio samples: stages of blocks, with strided convolutions between the stages.
 
     Each stage but the first begins with a strided convolution that doubles the channels. A decoder has the same stages
     in the reverse order, with transposed convolutions. It runs for generated speech alone: its parameters are counted,
@@ -55,15 +55,15 @@ class ConvNextEncoder(TowerPart):
     formula_source: ClassVar[str] = "Peng et al. 2025, §2.1"
 
     type: Literal["convnext"] = "convnext"
-    channels: Width = 1
-    num_filters: Width
-    kernel_size: Kernel
-    downsampling_ratios: tuple[Kernel, ...] = Field(max_length=16)
+    channels: InnerWidth = 1
+    num_filters: InnerWidth
+    kernel_size: KernelSize
+    downsampling_ratios: tuple[KernelSize, ...] = Field(max_length=16)
     depths: tuple[int, ...] = Field(min_length=1, max_length=17)
-    ffn_expansion: Width
+    ffn_expansion: InnerWidth
     hidden_act: Activation = "gelu"
     norm: Norm
-    output_size: Width
+    output_size: InnerWidth
     rescaled: Flag = False
     decoder: Flag = False
     diffusion_head: DiffusionHead | None = None
@@ -113,7 +113,7 @@ class ConvNextEncoder(TowerPart):
         return x
 
     def _record_decoder(self, recorder: Flow, x: Value) -> None:
-        """Records the decoder. x: the encoder's output."""
+        """Records the convolutional decoder, which turns latents into samples. x: the encoder's output."""
         for stage_number, stage_index in enumerate(reversed(range(len(self.depths)))):
             stride = self.downsampling_ratios[stage_index] if stage_number else 1
             kernel_size = 2 * stride if stage_number else self.kernel_size

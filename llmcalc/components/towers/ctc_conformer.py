@@ -17,7 +17,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, PaddedRows, TableRows
-from ..base import HeadDim, Heads, Kernel, Layers, ModelProperties, Positions, Width
+from ..base import HeadDim, Heads, InnerWidth, KernelSize, Layers, ModelProperties, Positions
 from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
@@ -50,18 +50,18 @@ class CtcConformer(EncoderTower):
     formula_source: ClassVar[str] = "Saon et al. 2025, §2.1"
 
     type: Literal["ctc_conformer"] = "ctc_conformer"
-    input_size: Width
-    hidden_size: Width
+    input_size: InnerWidth
+    hidden_size: InnerWidth
     num_hidden_layers: Layers
     num_attention_heads: Heads
     head_dim: HeadDim
     block: Positions
     max_distance: Positions
-    kernel_size: Kernel
-    expansion: Width
+    kernel_size: KernelSize
+    expansion: InnerWidth
     feed_forward: FeedForward
     norm: Norm
-    labels: Width
+    labels: InnerWidth
     audio: AudioInput | None = None
 
     @model_validator(mode="after")
@@ -108,7 +108,7 @@ class CtcConformer(EncoderTower):
         yield "second half", layers[middle_layer:]
 
     def _record_layer(self, recorder: Flow, x: Value) -> Value:
-        """Records a layer: half a network, attention in blocks, a convolution, half a network and a norm."""
+        """Records a layer: a half-step network, attention in blocks, a convolution, a half-step network and a norm."""
         x = self._add_half_network_output(recorder, "mlp_1", x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x)
         with recorder.scope("self_attn", kind="attention"):
@@ -242,7 +242,7 @@ def _reference_class() -> type[nn.Module]:
             return conv_output
 
     class CtcLayer(nn.Module):
-        """Runs half a network, attention, a convolution, half a network. x: [clips, frames, hidden] → same shape."""
+        """Runs a conformer layer: half-step networks around attention and convolution. x: [clips, frames, hidden]."""
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()

@@ -61,7 +61,7 @@ class Perceiver(LearnedQueries):
         return recorder.part("norm", self.norm, latents)
 
     def _record_layer(self, recorder: Flow, latents: Value, patches: Value) -> Value:
-        """Records a layer and returns its latents."""
+        """Records a layer of the resampler and returns the updated latents."""
         queries = recorder.part("latents_norm", self.norm, latents)
         patches = recorder.part("patches_norm", self.norm, patches)
         memory_rows = ConcatenatedRows(name="patches and latents", first_rows=patches.rows, second_rows=queries.rows)

@@ -1,10 +1,10 @@
-"""The registry record of the framework DeepSpeed: ZeRO stages 1 to 3."""
+"""Registers DeepSpeed as a training framework: ZeRO stages, memory, messages and config files."""
 
 from __future__ import annotations
 
 from ...parallel.layout_rules import LayoutRules
 from ..framework import EstimateErrors, Framework, LazyFunction
-from ..launch.record import LaunchFile, Plugin
+from ..launch.launch_types import LaunchFile, Plugin
 
 FRAMEWORK = Framework(
     name="deepspeed",

@@ -1,4 +1,4 @@
-"""The context length that a model's config states to engines, in positions or as `model_max_length`."""
+"""The context length in a model's config: `model_max_length`, or the number of positions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from ...costs.context_length import longest_sequence
 from ...sources.preset import Preset
 from .rank import architectures
 
-MODEL_MAX_LENGTH = "Cohere"
+CLASSES_WITH_MODEL_MAX_LENGTH = "Cohere"
 """Beginning of the names of classes whose config has `model_max_length` too, which replaces the positions."""
 
 
 def stated_length(preset: Preset) -> int | None:
-    """Returns the context length in tokens that the config states, preferably as `model_max_length`; else None."""
+    """Returns the context length in tokens: `model_max_length`, else the model's positions; None without both."""
     model_max_length = (preset.config or {}).get("model_max_length")
     return model_max_length if isinstance(model_max_length, int) else longest_sequence(preset.model)
 
 
 def has_unknown_length(preset: Preset) -> bool:
-    """Whether the context length is unknown: the model's class has `model_max_length`, and no config states it."""
+    """Whether the context length is unknown, since the class reads `model_max_length` and there is no config."""
     return preset.config is None and any(
-        class_name.startswith(MODEL_MAX_LENGTH) for class_name in architectures(preset)
+        class_name.startswith(CLASSES_WITH_MODEL_MAX_LENGTH) for class_name in architectures(preset)
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...sources.preset import Preset
     from .flags import Flag
 
-NEWEST = (10**9,)
+NEWEST_VERSION = (10**9,)
 """A version above all others, which has the newest software stack."""
 
 TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
@@ -48,7 +48,7 @@ class MemoryTerm(NamedTuple):
     device: str = ""
 
 
-HOST = "CPU"
+HOST_DEVICE = "CPU"
 """The device of a term that the host has."""
 
 MOST_DEVICES = 64
@@ -89,7 +89,7 @@ class EngineMemory:
     requests_with_states: requests of a rank for which there are slots of recurrent states; None for no such slots.
     has_all_layers_on_devices: whether an engine that may place layers on the host has none of their tensors and caches
         there; default false.
-    divides_request_limit: whether the limit of requests, `Engine.step_sequences`, is that of all data-parallel ranks
+    divides_request_limit: whether the limit of requests, `Engine.request_limit`, is that of all data-parallel ranks
         together; false where each rank runs as many.
     """
 
@@ -119,7 +119,7 @@ class EngineMemory:
         return 1 if self.layout is None else self.layout.dp
 
     def max_users(self, max_concurrency: float | None = None) -> float:
-        """Returns the requests that the caches of all data-parallel ranks hold at once.
+        """Returns the number of requests that the caches of all data-parallel ranks hold at once.
 
         max_concurrency: those of a rank; None (default) for those of this memory.
         """
@@ -238,7 +238,7 @@ class Engine:
         return max(1, int(request_limit) // replica_count)
 
     def default_context_note(self, context_tokens: int) -> str:
-        """Writes that the engine has a context of so many tokens where `--seq` states none."""
+        """Returns a note with the engine's default context length, for runs without `--seq`."""
         return f"{self.title} has a context of {context_tokens:,} tokens here by default; --seq for another"
 
     def runs_on(self, hardware: Hardware) -> bool:

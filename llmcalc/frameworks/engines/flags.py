@@ -39,10 +39,10 @@ VALUE_KINDS = ("tokens", "number", "numbers", "share", "ratio", "gib", "table", 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-AMOUNT_NAME = re.compile(r"-offload-gb$")
+OFFLOAD_FLAG_NAME = re.compile(r"-offload-gb$")
 """Names of flags whose value 0 leaves a feature unused."""
 
-LEVEL_FLAG = "--compilation-config"
+COMPILATION_FLAG = "--compilation-config"
 """The flag whose table may be a whole number, its level (vLLM)."""
 
 RANK_COUNT_NAME = re.compile(r"-(?:cp|dcp|dp|dwdp|parallel)-size$|^-pcp$")
@@ -121,16 +121,16 @@ class Flag(NamedTuple):
         return value_text.lower() if self.value_kind == "word" else value_text
 
     def _is_turned_off(self, flag_value: Any) -> bool:
-        """Whether a value leaves a feature unused: a switch that is off, no offloaded part, one rank."""
+        """Whether a value turns the flag's feature off: a switch set to false, an amount of 0, or a group of 1 rank."""
         value_text = str(flag_value).strip().lower()[:10]
         if self.value_kind == "switch":
             return value_text == "false"
-        is_amount = AMOUNT_NAME.search(self.names[0]) is not None
+        is_amount = OFFLOAD_FLAG_NAME.search(self.names[0]) is not None
         is_rank_count = RANK_COUNT_NAME.search(self.names[0]) is not None
         return (is_amount and value_text in ("0", "0.0")) or (is_rank_count and value_text == "1")
 
     def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a table with the values of `key_kinds` read. Raises `InputError`, which names flag and key."""
+        """Returns a table with parsed values for `key_kinds`. Raises `InputError`, which names flag and key."""
         unset_keys = {key for key, _ in self.key_kinds if flag_table.get(key) is None}
         read_values = {
             key: Flag((f"{self.names[0]}: {key}",), key_kind, minimum=0).read_value(flag_table[key])
@@ -188,7 +188,7 @@ def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
 
 
 def refused_flags(feature_name: str, spellings_with_value: str = "", switch_names: str = "") -> list[Flag]:
-    """Returns flags that llmcalc refuses, because they are not modelled.
+    """Returns flags that llmcalc refuses, because their effect on memory is not modelled.
 
     feature_name: the subject of the error message. spellings_with_value, switch_names: the flags with and without a
         value, with spaces between; spellings of one flag have `|` between them.
@@ -236,7 +236,7 @@ def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
 
 
 def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
-    """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or of `LEVEL_FLAG` the number `level`."""
+    """Parses a table to key → value: a mapping, JSON or `name=1,other=2`; for `COMPILATION_FLAG` also one number."""
     if isinstance(flag_value, Mapping):
         require_shallow_nesting(dict(flag_value), flag_name)
         return {str(table_key): _read_scalar(value_text_of_key) for table_key, value_text_of_key in flag_value.items()}
@@ -244,7 +244,7 @@ def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
     if value_text.startswith("{"):
         parsed_table: Mapping[str, Any] = parse_json(value_text, flag_name)
         return parsed_table
-    if flag_name == LEVEL_FLAG and re.fullmatch(r"[0-9]{1,3}", value_text):
+    if flag_name == COMPILATION_FLAG and re.fullmatch(r"[0-9]{1,3}", value_text):
         return {"level": int(value_text)}
     keys_and_values = [key_and_value.partition("=") for key_and_value in value_text.split(",")]
     if not all(equals_sign and re.fullmatch(r"\w{1,80}", table_key) for table_key, equals_sign, _ in keys_and_values):
@@ -279,7 +279,7 @@ def with_hyphens(argument: str) -> str:
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
-SAME_MEANING = (
+EQUIVALENT_FLAGS = (
     ("--max-model-len", "--context-length", "--ctx-size", "--num-ctx", "--max-seq-len", "--context", "--ctx",
      "--context-len", "--context-size", "--context-window", "--seq-len", "--sequence-length", "--max-length"),
     ("--gpu-memory-utilization", "--mem-fraction-static", "--free-gpu-memory-fraction"),
@@ -350,14 +350,14 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
     `--pp` and the like are short for `--pp-size`.
     """
     typed_flag = with_hyphens(flag_name)
-    equivalents = [spelling for synonyms in SAME_MEANING if typed_flag in synonyms for spelling in synonyms]
+    equivalents = [spelling for synonyms in EQUIVALENT_FLAGS if typed_flag in synonyms for spelling in synonyms]
     equivalents.append(f"{typed_flag}-size")
     equivalent_flag = next((spelling for spelling in equivalents if spelling in flags_by_name), "")
     return equivalent_flag and f" Did you mean {equivalent_flag}?"
 
 
 def _check_refused_flags(flags_by_name: Mapping[str, Flag], arguments: Sequence[str]) -> None:
-    """Raises the refusal of a flag that is not modelled, which may be why others are unknown (`--omni` of vLLM)."""
+    """Raises `InputError` for an argument that is a refused flag, which may explain other unknown flags (`--omni`)."""
     for argument in arguments:
         flag = flags_by_name.get(argument.partition("=")[0]) if argument.startswith("--") else None
         if flag is not None and flag.refusal_reason:
@@ -418,8 +418,8 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
         and table_flag is not None
         and (table_flag.value_kind == "table" or table_flag.is_memory_neutral or table_flag.refusal_reason)
     ):
-        return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_KEYS]))
-    if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
+        return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_NESTED_KEYS]))
+    if flag_name.startswith("--") and len(flag_name) > MOST_NESTED_KEYS:
         matching_flags = {
             known_flag.field_name: known_flag
             for known_spelling, known_flag in flags_by_name.items()
@@ -430,7 +430,7 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
     return None
 
 
-MOST_KEYS = 4
+MOST_NESTED_KEYS = 4
 """Largest number of keys behind a flag; letters of an abbreviated flag, at least."""
 
 

@@ -35,26 +35,26 @@ from ...sources.preset import Preset
 from ...sources.presets import known_checkpoint
 from ...units import DTYPE_BITS
 
-LONG_SEQUENCE = 2**21
+LONG_SEQUENCE_TOKENS = 2**21
 """Tokens of a sequence by which every window of a published model is full."""
 
-LATENT, INDEXER = "latent_attention", "indexer"
+LATENT_KIND, INDEXER_KIND = "latent_attention", "indexer"
 """Kinds of caches: MLA's latents, and the keys of an indexer."""
 
-INDEXER_GROUP = 128
+INDEXER_GROUP_ELEMENTS = 128
 """Elements of an indexer's key, or of a latent beside one, that share a float32 as scale."""
 
-COMPRESSED = "compressed_attention"
+COMPRESSED_KIND = "compressed_attention"
 """The kind of caches that keep a state for several tokens each."""
 
 
-SAME_FORMATS: Mapping[str, Fraction] = {}
+NO_FORMAT_RATIOS: Mapping[str, Fraction] = {}
 """States in the number formats of the classes of transformers."""
 
 
 def float8_bytes(element_count: int) -> int:
     """Returns the bytes of a float8 indexer key or latent, with a float32 scale for each group of elements."""
-    return element_count + element_count // INDEXER_GROUP * 4
+    return element_count + element_count // INDEXER_GROUP_ELEMENTS * 4
 
 
 class StageWithoutCache(InputError):
@@ -133,7 +133,7 @@ class EngineRank:
     includes_mtp: bool = False
 
     def shared(self) -> Self:
-        """Returns the rank with these fields that servers with other flags share, with all that it computed.
+        """Returns the cached rank with these field values, which servers that differ in other flags share.
 
         A rank keeps its preset, so that no other preset gets its id.
         """
@@ -186,7 +186,7 @@ class EngineRank:
 
     @cached_property
     def is_format_assumed(self) -> bool:
-        """Whether the checkpoint's format is assumed by its name, because its config could not be read."""
+        """Whether the weights' format is assumed from the checkpoint's name, because its config could not be read."""
         checkpoint_name = self.preset.named_checkpoint
         if not checkpoint_name or self.scheme is not None or self.converted_dtype is not None:
             return False
@@ -196,12 +196,12 @@ class EngineRank:
 
     @property
     def weights_status(self) -> Literal["source", "estimate"]:
-        """The status of the weights' bytes: an estimate if their format is assumed by the checkpoint's name."""
+        """The verification status of the weights' bytes: an estimate if the checkpoint's name implies the format."""
         return "estimate" if self.is_format_assumed else "source"
 
     @property
     def weights_origin(self) -> str:
-        """The weights' format in words: its scheme, the dtype that they are converted to, or `as published`."""
+        """The weights' format as text: the scheme, the dtype to which weights are converted, or `as published`."""
         return (
             self.scheme or self.converted_dtype or ("format by its name" if self.is_format_assumed else "as published")
         )
@@ -235,20 +235,20 @@ class EngineRank:
 
     @property
     def _dividing_options_text(self) -> str:
-        """The options of the layout that divide matrices, as the beginning of error messages."""
+        """The parallel-size flags that shard weight matrices, such as `--tp 8`, for the start of an error message."""
         layout = self.layout
         return f"--tp {layout.tp}" + (f" --data-parallel-size {layout.dp}" if layout.expert_tp > layout.tp else "")
 
     @property
     def _smaller_options_text(self) -> str:
-        """The options of the layout of which smaller sizes divide fewer matrices, as the end of error messages."""
+        """The advice to type a smaller `--tp` or `--data-parallel-size`, for the end of an error message."""
         if self.layout.expert_tp <= self.layout.tp:
             return "a smaller --tp"
         return "a smaller --tp or --data-parallel-size" if self.layout.tp > 1 else "a smaller --data-parallel-size"
 
     @property
     def _size_remark(self) -> str:
-        """A remark for error messages if the preset's sizes may differ from the checkpoint's; otherwise empty."""
+        """A note for error messages if the preset's sizes may differ from the checkpoint's; otherwise empty."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
@@ -334,16 +334,16 @@ class EngineRank:
 
     @cached_property
     def _cache_groups(self) -> list[CacheGroup]:
-        return kv(self.model, 1, LONG_SEQUENCE, "bfloat16").groups
+        return kv(self.model, 1, LONG_SEQUENCE_TOKENS, "bfloat16").groups
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The growing KV caches of the rank's layers; a drafting module has one more of the layers with its window."""
+        """The growing KV caches of the rank's layers; draft layers join the cache with the same sliding window."""
         layer_caches = [
             TokenCache(
                 cache_group.kind,
                 cache_group.layers,
-                None if cache_group.tokens == LONG_SEQUENCE else cache_group.tokens,
+                None if cache_group.tokens == LONG_SEQUENCE_TOKENS else cache_group.tokens,
                 cache_group.width,
             )
             for cache_group in self._cache_groups
@@ -373,7 +373,7 @@ class EngineRank:
     @property
     def has_latent_selection(self) -> bool:
         """Whether an indexer selects the tokens of latent attention (DeepSeek sparse attention)."""
-        return {LATENT, INDEXER} <= {cache.kind for cache in self.token_caches}
+        return {LATENT_KIND, INDEXER_KIND} <= {cache.kind for cache in self.token_caches}
 
     def token_bytes(self, cache: TokenCache, element_bytes: Fraction, has_scaled_latents: bool = True) -> Fraction:
         """Returns the bytes of one token in one layer of a cache.
@@ -383,11 +383,11 @@ class EngineRank:
             (vLLM's `fp8_ds_mla`, SGLang's `calculate_mla_kv_cache_dim`); true by default.
         An indexer's keys beside latents have 8 bits with scales in any format of the latents, else 16 bits.
         """
-        if cache.kind == INDEXER:
+        if cache.kind == INDEXER_KIND:
             return Fraction(
                 float8_bytes(cache.elements_per_token) if self.has_latent_selection else 2 * cache.elements_per_token
             )
-        if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
+        if cache.kind == LATENT_KIND and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
             rotary_dim = next(
                 mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
             )
@@ -413,7 +413,7 @@ class EngineRank:
         ]
 
     def stored_states(
-        self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = SAME_FORMATS
+        self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
     ) -> list[StateCache]:
         """Returns the recurrent states as engines store them: a convolution keeps its last k − 1 inputs.
 
@@ -471,7 +471,7 @@ class EngineRank:
 
     @cached_property
     def up_projection_size(self) -> int:
-        """The elements of MLA's up-projections, of which engines store copies for absorbed matrix products."""
+        """The number of elements of MLA's up-projections, which engines copy for absorbed matrix products."""
         projection_elements = 0
         for attention, layer_count in mixers(self.preset.model):
             if isinstance(attention, MLA):
@@ -506,7 +506,7 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
 
 
 def _convolution_state_tokens(layer_part: Any) -> int:
-    """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
+    """Returns the number of tokens in a convolution's state in transformers; 0 without a convolution."""
     for kernel_field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
         if (kernel_size := getattr(layer_part, kernel_field, None)) is not None:
             return int(kernel_size)
@@ -514,12 +514,12 @@ def _convolution_state_tokens(layer_part: Any) -> int:
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the class names in `architectures` of the model's config, or of its export; none if unknown."""
+    """Returns the model's class names (`architectures`) by its config, else by llmcalc's export; none if unknown."""
     return architectures_of(preset.config, preset.model)
 
 
 def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in `architectures` of a config, or without one of the model's export; none if unknown."""
+    """Returns the class names (`architectures`) of a config, else of llmcalc's export; none if unknown."""
     if config is not None:
         class_names = config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
@@ -566,7 +566,7 @@ MAX_SHARED_RANKS = 64
 """Number of ranks that are kept."""
 
 
-def key_heads(spec: ModelSpec) -> list[int]:
+def key_head_counts(spec: ModelSpec) -> list[int]:
     """Returns the number of key and value heads of each attention type in the decoder."""
     head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers(spec))
     return [int(head_count) for head_count in head_counts if head_count]
@@ -624,7 +624,7 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
 
 
 def _table_rows(rope_scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:
-    """Returns the rows of a table of cosines and sines (`get_rope` of vLLM and of SGLang).
+    """Returns the number of rows of a RoPE table of cosines and sines (`get_rope` of vLLM and of SGLang).
 
     rope_scaling: the config's `rope_parameters`. Its positions are linear or dynamic multiples of the model, or YaRN's
     multiples of the original ones; LongRoPE has a table for either.

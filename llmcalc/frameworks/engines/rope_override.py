@@ -1,4 +1,4 @@
-"""Overrides of a model's config by an engine's flags: rotary positions, and the class of a model that gives scores.
+"""Applies engine flags that override a model's config: RoPE scaling, and classification or reward classes.
 
 Those of rotary positions change context lengths and RoPE's tables alone.
 """
@@ -24,7 +24,7 @@ SCALING_FIELDS = ("rope_parameters", "rope_scaling")
 INNER_CONFIG = "text_config"
 """The field of the decoder's config inside the config of a model with encoders."""
 
-CLASS_FLAG = "--hf-overrides"
+CLASS_OVERRIDE_FLAG = "--hf-overrides"
 """The flag, of vLLM, whose overrides may name another class of the model."""
 
 CLASSIFIER_CLASS = "ForSequenceClassification"
@@ -35,12 +35,12 @@ CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "met
 
 
 def has_score_class(flags: Mapping[str, Any]) -> bool:
-    """Whether overridden `architectures` are of a class that gives scores, such as Qwen3ForSequenceClassification."""
+    """Whether a flag sets `architectures` to a classification or reward class, as Qwen3ForSequenceClassification."""
     return _are_score_classes((flags.get("hf_overrides") or {}).get("architectures"))
 
 
 def _are_score_classes(class_names: Any) -> bool:
-    """Whether a config's `architectures` are classes that give scores."""
+    """Whether the class names are of classification or reward models, whose output is scores instead of logits."""
     return (
         isinstance(class_names, list)
         and bool(class_names)
@@ -49,7 +49,7 @@ def _are_score_classes(class_names: Any) -> bool:
 
 
 def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
-    """Returns the model with the scaling of rotary positions that the flags state; unchanged without such flags.
+    """Returns the model with the RoPE scaling that the flags state; unchanged without such flags.
 
     Raises `InputError` for an override of other fields of the config.
     """
@@ -72,7 +72,7 @@ def preset_with_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
 
 
 def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) -> Mapping[str, Any] | None:
-    """Returns the table of RoPE's scaling in a table of a config's fields; None without one."""
+    """Returns the RoPE scaling in a table of config overrides; None without one."""
     inner_fields = overridden_fields.get(INNER_CONFIG, {})
     if not isinstance(inner_fields, Mapping):
         raise InputError(f"{flag_name}: {INNER_CONFIG} {short_repr(inner_fields)}; expected a JSON object")
@@ -81,7 +81,7 @@ def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) ->
     } | dict(inner_fields)
     rope_parameters: Mapping[str, Any] | None = None
     for field_name, field_value in all_fields.items():
-        is_for_classifier = flag_name == CLASS_FLAG and (
+        is_for_classifier = flag_name == CLASS_OVERRIDE_FLAG and (
             field_name in CLASSIFIER_FIELDS or (field_name == "architectures" and _are_score_classes(field_value))
         )
         if field_name == "rope_theta" or is_for_classifier:

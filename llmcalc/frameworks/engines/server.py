@@ -22,7 +22,7 @@ from .logged_sizes import RECEIPT_FIELD, LoggedSizes
 from .rank import EngineRank, MissingKernels
 from .registry import engine
 from .rope_override import preset_with_rope
-from .versions import Numbers, parse_version
+from .versions import VersionNumbers, parse_version
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
 """Other words of `--dtype` → the number format."""
@@ -112,7 +112,7 @@ class EngineServer:
         return replace(self, flags={**self.flags, **changed_flags})
 
     @property
-    def version_numbers(self) -> Numbers:
+    def version_numbers(self) -> VersionNumbers:
         """The engine's version as a tuple of numbers, such as (0, 9, 2)."""
         return parse_version(self.version.version)
 
@@ -146,7 +146,7 @@ class EngineServer:
         return self.tp * self.pp
 
     def stage_layers(self, stage_order: Iterable[int]) -> tuple[int, ...] | None:
-        """Returns the layers of each pipeline stage; None if all have the same number.
+        """Returns the number of layers of each pipeline stage; None if all stages have the same number.
 
         stage_order: the stages in the order in which they get one of the layers that an equal division leaves.
         Raises `InputError` for more stages than layers.
@@ -165,7 +165,7 @@ class EngineServer:
         return None if len(set(layers_per_stage)) == 1 else tuple(layers_per_stage)
 
     def _stated_stage_layers(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
-        """Returns the layers of each stage as the environment states them. Raises `InputError` for another sum."""
+        """Returns the number of layers per stage that the environment states. Raises `InputError` for a wrong sum."""
         stated_layers = [
             int(number_text) for number_text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", number_text)
         ]
@@ -224,7 +224,7 @@ class EngineServer:
 
     @property
     def longest_request(self) -> int:
-        """The tokens of the longest request. Raises `InputError` if neither the flag nor the model states it."""
+        """The number of tokens of the longest request. Raises `InputError` if neither flag nor model states it."""
         flag_value = self.flags.get(self.length_field, AUTO_WORDS[0])
         request_length = self.model_length or self.default_length if flag_value in AUTO_WORDS else flag_value
         if not request_length:
@@ -238,12 +238,12 @@ class EngineServer:
 
     @property
     def longest_length(self) -> int | None:
-        """The tokens of the longest request that the engine accepts for this model; None if it is not known."""
+        """The longest request in tokens that the engine accepts for this model; None if not known."""
         return None if has_unknown_length(self.preset) else self.model_length
 
     @property
     def missing_variable(self) -> str:
-        """The environment variable without which the engine refuses requests this long; empty if it takes them."""
+        """The environment variable that the engine needs for requests this long; empty if none is needed."""
         allows_long_requests = self.flags.get(self.long_request_variable) in (1, "1", "true")
         exceeds_known_length = self.longest_length is not None and self.longest_request > self.longest_length
         return self.long_request_variable if exceeds_known_length and not allows_long_requests else ""
@@ -314,6 +314,6 @@ class EngineServer:
 
 
 def _measured_origin(memory_term: MemoryTerm, log_file: str) -> str:
-    """Returns the origin of a logged size in words: the log file, and whether it is outside of the memory budget."""
+    """Returns the source of a logged size as text: the log file, and whether the size is outside the memory budget."""
     outside_prefix = "outside the budget, " if memory_term.origin.startswith("outside") else ""
     return f"{outside_prefix}measured in {log_file}"

@@ -45,7 +45,7 @@ def segment_remainders(engine_rank: EngineRank) -> Counter[int]:
 
 
 def unsplit_bytes(engine_rank: EngineRank) -> int:
-    """Returns the remainders of segments that torch's allocator does not split off, and so counts as allocated."""
+    """Returns the bytes at the ends of weight segments that torch's allocator does not split off."""
     return sum(
         remainder_bytes * segment_count
         for remainder_bytes, segment_count in segment_remainders(engine_rank).items()

@@ -28,7 +28,7 @@ class ShortenedStagePasses(ShortenedPasses):
     events, passes: of the recorded run.
     recorded_chunks: chunks of the recorded run.
     full_chunks: the same chunks with all layers, after set-up.
-    stacks: per chunk, its stack of which `RECORDED_REPEATS` repeats were recorded; none where all layers were.
+    stacks_by_chunk: per chunk, the stack with `RECORDED_REPEATS` recorded repeats; none if all layers were recorded.
     Raises `NotRepeatingError` if the repeats differ.
     """
 

@@ -81,5 +81,5 @@ def check_encoder(
 
 
 def _registered_name(preset: Preset, engine_record: GgmlEngineRecord, class_name: str) -> str:
-    """Returns the name of a class among those that are registered. A config names the class itself."""
+    """Returns a class's name in llama.cpp's converter, which is the class name in a config."""
     return class_name if preset.config is not None else engine_record.other_names.get(class_name, class_name)

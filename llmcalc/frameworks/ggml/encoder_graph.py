@@ -21,26 +21,26 @@ from ...components.norm import Norm
 from ...components.towers.base import TowerPart
 from ...components.towers.projector import Projector
 from ...components.towers.vision import VisionTower
-from ..engines.engine import HOST
+from ..engines.engine import HOST_DEVICE
 from .compute_graph import ComputeGraph, Tensor, buffer_sizes
 from .layer_runs import layers_with_graphs
-from .transformer_graph import F16, F32, I32
+from .transformer_graph import F16_BYTES, F32_BYTES, I32_BYTES
 
 GraphKind: TypeAlias = Literal["siglip", "llava", "pixtral", "qwen"]
 """The graph of an encoder, by the files of tools/mtmd/models; qwen: qwen2vl.cpp, or qwen3vl.cpp with a patch bias."""
 
 TOKENS_PER_SIDE: Mapping[GraphKind, int] = {"qwen": 46, "pixtral": 16}
-"""Tokens per side of the image at start, if images have no fixed size (`set_warmup_n_tokens` in clip.cpp)."""
+"""Tokens per side of the warm-up image, if images have no fixed size (`set_warmup_n_tokens` in clip.cpp)."""
 
 
 class EncoderShape(NamedTuple):
-    """An image encoder, as its compute graph needs it.
+    """The properties of an image encoder that determine its compute graph.
 
-    graph_kind: which graph it has.
+    graph_kind: the kind of its compute graph.
     tower: the encoder.
-    projector: what makes tokens of its patches.
+    projector: the layers that compute tokens from its patches.
     deepstack: projectors that read earlier layers.
-    grid_side: patches per side of the image at start.
+    grid_side: patches per side of the warm-up image.
     """
 
     graph_kind: GraphKind
@@ -51,17 +51,17 @@ class EncoderShape(NamedTuple):
 
     @property
     def image_side(self) -> int:
-        """Pixels per side of the image at start."""
+        """Pixels per side of the warm-up image."""
         return self.grid_side * self.tower.patches.patch_size
 
     @property
     def is_largest_image(self) -> bool:
-        """Whether no image has more patches than the image at start."""
+        """Whether no image has more patches than the warm-up image."""
         return self.graph_kind not in TOKENS_PER_SIDE
 
 
 def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
-    """Returns the shape of a model's only encoder, if it has one of the known graphs; else None."""
+    """Returns the properties of a model's only encoder; None if its compute graph is not known."""
     tower, projector, *deepstack_projectors = [*towers.values(), None, None][: max(2, len(towers))]
     if not isinstance(tower, VisionTower) or not isinstance(projector, Projector):
         return None
@@ -88,7 +88,7 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
 
 
 def _graph_kind(tower: VisionTower, projector: Projector) -> GraphKind | None:
-    """Returns which graph an encoder has, by its parts."""
+    """Returns the kind of compute graph of an encoder, by its components; None if the graph is not known."""
     stack = tower.stack
     if (
         tower.image is None
@@ -146,12 +146,12 @@ def encoder_buffers(shape: EncoderShape, device: str, uses_flash_attention: bool
     uses_flash_attention: whether attention is one operation, else its scores are stored.
     """
     return buffer_sizes(
-        _EncoderGraph(shape, device, uses_flash_attention).build_graph(), [] if device == HOST else [device]
+        _EncoderGraph(shape, device, uses_flash_attention).build_graph(), [] if device == HOST_DEVICE else [device]
     )
 
 
 class _EncoderGraph:
-    """The compute graph of an encoder for the image at start.
+    """The compute graph of an image encoder for the warm-up image.
 
     shape: the encoder. device: where its weights are. uses_flash_attention: whether attention is one operation.
     """
@@ -165,13 +165,14 @@ class _EncoderGraph:
         self.weight = Tensor(0, operation_name="weight", device=device)
         position_count = self.row_count * (4 if shape.graph_kind == "qwen" else 1)
         self.positions, self.columns = (
-            Tensor(position_count * I32, operation_name="input", dimensions=(position_count, I32)) for _ in range(2)
+            Tensor(position_count * I32_BYTES, operation_name="input", dimensions=(position_count, I32_BYTES))
+            for _ in range(2)
         )
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _new_tensor(dimensions: tuple[int, ...], *source_tensors: Tensor, element_bytes: int = F32) -> Tensor:
+    def _new_tensor(dimensions: tuple[int, ...], *source_tensors: Tensor, element_bytes: int = F32_BYTES) -> Tensor:
         tensor_bytes = element_bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
@@ -183,7 +184,7 @@ class _EncoderGraph:
 
     @staticmethod
     def _view(tensor: Tensor, dimensions: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
-        layout = None if dimensions is None else (*dimensions, F32)
+        layout = None if dimensions is None else (*dimensions, F32_BYTES)
         return Tensor(tensor.nbytes, (tensor,), "view", layout, has_offset=has_offset)
 
     def _linear(self, width: int, row_count: int, x: Tensor, has_bias: bool) -> Tensor:
@@ -191,7 +192,7 @@ class _EncoderGraph:
         return self._inplace_result(product, product, self.weight) if has_bias else product
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:
-        """A norm: layer norm is no operation in place (`ggml_op_can_inplace`), its scale and its bias are."""
+        """Adds a norm. A LayerNorm allocates its output; scale and bias work in place (`ggml_op_can_inplace`)."""
         if norm.type == "rmsnorm":
             normed_x = self._inplace_result(x, x)
             return self._inplace_result(normed_x, normed_x, self.weight)
@@ -205,14 +206,16 @@ class _EncoderGraph:
         """Returns the patch embedding (`ggml_conv_2d`): im2col in F16, a matrix product and a copy."""
         patches = self.shape.tower.patches
         values_per_patch = patches.num_channels * patches.patch_size**2
-        patch_columns = self._new_tensor((values_per_patch, self.patch_count), self.weight, pixels, element_bytes=F16)
+        patch_columns = self._new_tensor(
+            (values_per_patch, self.patch_count), self.weight, pixels, element_bytes=F16_BYTES
+        )
         product = self._new_tensor((self.patch_count, self.hidden_size), self._view(patch_columns, None), self.weight)
         return self._new_tensor((self.patch_count, self.hidden_size), self._view(product, None))
 
     def _patch_vectors(self) -> Tensor:
         tower = self.shape.tower
         pixel_count = tower.patches.num_channels * tower.patches.patch_size**2 * self.patch_count
-        pixels = Tensor(pixel_count * F32, operation_name="input", dimensions=(pixel_count,))
+        pixels = Tensor(pixel_count * F32_BYTES, operation_name="input", dimensions=(pixel_count,))
         vectors_shape = (self.hidden_size, self.patch_count)
         if self.shape.graph_kind == "qwen":
             frame_vectors = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
@@ -238,7 +241,7 @@ class _EncoderGraph:
         return self._inplace_result(vectors, vectors, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
-        """Patches in the order of the squares that become one token: two copies."""
+        """Reorders patches so that those merged into one token are adjacent, which takes two copies."""
         patch_pairs = self._new_tensor((self.hidden_size, self.patch_count), self._view(x, None))
         return self._new_tensor((self.hidden_size, self.patch_count), self._view(patch_pairs, None))
 
@@ -276,7 +279,9 @@ class _EncoderGraph:
         query, key, value = (self._view(projection, None) for projection in (query, key, value))
         masks = () if mask is None else (mask,)
         if self.uses_flash_attention:
-            key, value = (self._new_tensor(dimensions, projection, element_bytes=F16) for projection in (key, value))
+            key, value = (
+                self._new_tensor(dimensions, projection, element_bytes=F16_BYTES) for projection in (key, value)
+            )
             merged_vectors = self._view(
                 self._new_tensor(dimensions, query, key, value, *masks), (width, self.row_count)
             )
@@ -300,7 +305,7 @@ class _EncoderGraph:
         return self._linear(self.hidden_size, self.row_count, inner_vectors, network.down_bias)
 
     def _project(self, projector: Projector, x: Tensor) -> Tensor:
-        """The tokens that a projector makes of patches."""
+        """Returns the tokens that a projector computes from the patches."""
         token_count = self.patch_count // projector.merge**2
         if self.shape.graph_kind == "siglip":
             transposed_x = self._new_tensor((self.patch_count, self.hidden_size), self._view(x, None))
@@ -354,7 +359,7 @@ class _EncoderGraph:
         return self.graph
 
     def _deepstack_layers(self, layer_count: int) -> dict[int, Projector]:
-        """Returns layer → the projector that reads its output; evenly spread where the description names none."""
+        """Returns layer index → deepstack projector of the layer's output; evenly spread if no layers are stated."""
         projectors = self.shape.deepstack
         return {
             layer_count * (i + 1) // (len(projectors) + 1)
@@ -374,10 +379,12 @@ class _EncoderGraph:
     def _window_mask(self) -> Tensor:
         """The mask of attention within windows: an input of 32 bits, converted for flash attention."""
         mask_input = Tensor(
-            self.row_count**2 * F32, operation_name="input", dimensions=(self.row_count, self.row_count, F32)
+            self.row_count**2 * F32_BYTES,
+            operation_name="input",
+            dimensions=(self.row_count, self.row_count, F32_BYTES),
         )
         return (
-            self._new_tensor((self.row_count, self.row_count), mask_input, element_bytes=F16)
+            self._new_tensor((self.row_count, self.row_count), mask_input, element_bytes=F16_BYTES)
             if self.uses_flash_attention
             else mask_input
         )

@@ -33,16 +33,16 @@ from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
-from ..engines.rank import INDEXER
+from ..engines.rank import INDEXER_KIND
 from .windows import without_ignored_windows
 
-MXFP4 = "mxfp4-moe"
+MXFP4_SCHEME = "mxfp4-moe"
 """The scheme of models that are published in MXFP4, in llama.cpp's files: the rest in Q8_0."""
 
 MXFP4_AS_PUBLISHED = "mxfp4 experts, the rest in 16 bits"
 """The name of the format of such a model whose other weights stay as they are published."""
 
-EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+EMBEDDING_TENSOR, OUTPUT_TENSOR = "token_embd.weight", "output.weight"
 """Names of the token embeddings and of the output matrix."""
 
 TENSOR_NAMES = {
@@ -143,7 +143,7 @@ class DeltaNetSizes(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """The channels of the convolution: queries, keys and values."""
+        """The number of channels of the convolution: queries, keys and values."""
         return 2 * self.key_width + self.heads * self.value_dim
 
 
@@ -159,7 +159,7 @@ class CompressedEntries(NamedTuple):
 
     @property
     def state_elements(self) -> int:
-        """The elements of the tokens that are not in an entry yet; entries that overlap keep twice as many tokens."""
+        """The number of elements of tokens that do not fill an entry yet; doubled if entries overlap."""
         return self.pending_width * self.tokens_per_entry * (2 if self.pending_width > 2 * self.width else 1)
 
 
@@ -217,7 +217,7 @@ class GgufModel:
     def from_quantize_flag(
         cls, preset: Preset, quantize: str | None, *, has_rest_in_16_bits: bool = False
     ) -> GgufModel:
-        """Returns a model in the scheme of `--quantize`. quantize: `none` and None for the file's or checkpoint's.
+        """Returns a model in the scheme of `--quantize`. quantize: None or `none` for the format of file or checkpoint.
 
         Servers that differ in other flags share it, with the tensors that it has listed. A model keeps its preset, so
         that no other preset gets its id.
@@ -265,7 +265,7 @@ class GgufModel:
 
     @property
     def substitute_mix(self) -> str | None:
-        """The mix that stands for one of Unsloth's dynamic files, whose types are not known; None for other formats."""
+        """The llama.cpp mix that replaces an Unsloth dynamic file with unknown tensor types; None for other formats."""
         return None if self.quantize is None else nearest_gguf_mix(self.quantize)
 
     @property
@@ -277,7 +277,7 @@ class GgufModel:
             return "as in the file"
         if DTYPE_BITS[self.preset.dtype] != 4:
             return "bf16"
-        return MXFP4_AS_PUBLISHED if self.has_rest_in_16_bits else MXFP4
+        return MXFP4_AS_PUBLISHED if self.has_rest_in_16_bits else MXFP4_SCHEME
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
@@ -311,11 +311,15 @@ class GgufModel:
         loaded_tensors = tuple(
             tensor for tensor in self.stored_tensors if tensor.layer is None or tensor.layer < layer_count
         )
-        if any(tensor.name == OUTPUT for tensor in loaded_tensors):
+        if any(tensor.name == OUTPUT_TENSOR for tensor in loaded_tensors):
             return loaded_tensors
         return (
             *loaded_tensors,
-            *(tied_tensor._replace(name=OUTPUT) for tied_tensor in loaded_tensors if tied_tensor.name == EMBEDDING),
+            *(
+                tied_tensor._replace(name=OUTPUT_TENSOR)
+                for tied_tensor in loaded_tensors
+                if tied_tensor.name == EMBEDDING_TENSOR
+            ),
         )
 
     @cached_property
@@ -329,7 +333,7 @@ class GgufModel:
 
     @cached_property
     def mtp_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors of multi-token-prediction modules, in the formats of additional layers."""
+        """The tensors of multi-token-prediction modules, in the number formats of additional decoder layers."""
         layer_count = len(self.layers)
         if self.gguf_file is not None and self.quantize is None:
             return tuple(
@@ -361,8 +365,8 @@ class GgufModel:
     def _weight_sizes(self, weight_tensors: list[WeightTensor]) -> list[tuple[WeightTensor, int]]:
         """Returns each weight with its bytes."""
         model = self.preset.model
-        is_published_mxfp4 = self.scheme in (MXFP4, MXFP4_AS_PUBLISHED)
-        scheme = self._gguf_mix or (scheme_named(MXFP4) if is_published_mxfp4 else None)
+        is_published_mxfp4 = self.scheme in (MXFP4_SCHEME, MXFP4_AS_PUBLISHED)
+        scheme = self._gguf_mix or (scheme_named(MXFP4_SCHEME) if is_published_mxfp4 else None)
         element_bits = 32 if self.preset.dtype == "float32" else 16
 
         def unquantized_bytes(weight: WeightTensor) -> int:
@@ -462,7 +466,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
 
 
 def _reads_no_tokens(tree_node: NodePosition) -> bool:
-    """Whether attention is an indexer's, which only ranks tokens, or attends to entries for several tokens."""
+    """Whether attention reads no cached tokens: an indexer's attention, or attention to compressed entries."""
     return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, EntryAttentionCore)
 
 
@@ -472,7 +476,7 @@ def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> No
         layer_shape.entries += (
             CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_width)),
         )
-    elif cache.cache_kind == INDEXER:
+    elif cache.cache_kind == INDEXER_KIND:
         layer_shape.index_width = int(cache.width)
     else:
         vector_widths = [int(heads) * int(head_size) for heads, head_size in cache.vectors]

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...frozen import frozen
-from ...sources.checkpoints.gguf import TYPES
-from ..engines.engine import HOST
+from ...sources.checkpoints.gguf import GGML_TYPES
+from ..engines.engine import HOST_DEVICE
 from .compute_graph import buffer_sizes
 from .encoder import encoder_device
 from .encoder_graph import EncoderShape, encoder_buffers, encoder_shape
@@ -20,15 +20,16 @@ from .settings import GgmlSettings, round_up
 from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
 
-MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
+IK_CACHE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 """Types of caches that only ik_llama.cpp has: elements and bytes of a block."""
 
 
 def cache_bytes(type_name: str, element_count: int) -> int:
     """Returns the bytes of `element_count` cached elements in a ggml number format."""
     block_sizes = {
-        ggml_type.lower(): (block_elements, block_bytes) for ggml_type, block_elements, block_bytes in TYPES.values()
-    } | MORE_TYPES
+        ggml_type.lower(): (block_elements, block_bytes)
+        for ggml_type, block_elements, block_bytes in GGML_TYPES.values()
+    } | IK_CACHE_TYPES
     block_elements, block_bytes = block_sizes[type_name]
     return -(-element_count // block_elements) * block_bytes
 
@@ -45,7 +46,7 @@ class BufferSizes(NamedTuple):
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_added_buffers(self, further_buffers: BufferSizes) -> BufferSizes:
-        """Returns the sums of these buffers and further ones, such as those of a draft model, by device."""
+        """Returns the sums of these and other buffers by device, for example with a draft model's buffers."""
 
         def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {
@@ -72,7 +73,7 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def overrides(self) -> tuple[TensorOverride, ...]:
-        """The parsed rules of --override-tensor."""
+        """The parsed rules of --override-tensor: name patterns with devices."""
         override_text = self.flags.get("override_tensor")
         return () if override_text is None else read_overrides(str(override_text), self.devices)
 
@@ -94,14 +95,14 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def encoder_shape(self) -> EncoderShape | None:
-        """The encoder of images whose compute graph is known; None without an encoder, or with another graph."""
+        """The properties of the image encoder if its compute graph is known; otherwise None."""
         if not self.encoder_bytes or not self.counts_encoder_graph or self.rules.encoder == "none":
             return None
         return encoder_shape(self.preset.model.towers)
 
     @cached_property
     def encoder_buffers(self) -> Mapping[str, int]:
-        """The compute buffer of the encoder of images by device, for the image at start."""
+        """The compute buffer of the image encoder in bytes by device, for the warm-up image."""
         if self.encoder_shape is None:
             return {}
         has_flash_attention = self.rules.encoder == "flash" and self.uses_flash_attention
@@ -109,7 +110,7 @@ class GgmlServer(GgmlSettings):
 
     def model_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns device → bytes of tensors, including an image encoder."""
-        bytes_by_device: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
+        bytes_by_device: dict[str, int] = {HOST_DEVICE: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
             bytes_by_device[tensor_placement.device(tensor)] += tensor.nbytes
         bytes_by_device[encoder_device(self.flags, self.devices)] += self.encoder_bytes
@@ -184,7 +185,7 @@ class GgmlServer(GgmlSettings):
         """Returns device → bytes of the caches, by the layers' devices."""
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
-            device = tensor_placement.layer_devices.device(i) if self.is_cache_on_layer_device else HOST
+            device = tensor_placement.layer_devices.device(i) if self.is_cache_on_layer_device else HOST_DEVICE
             bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
         return bytes_by_device
 
@@ -280,10 +281,10 @@ class GgmlServer(GgmlSettings):
                 tensor_bytes, device = size_and_device_by_name[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
                     copies_experts = len(expert_devices) > 1 or (
-                        device == HOST and version_rules.are_experts_moved(moved_tokens, layer)
+                        device == HOST_DEVICE and version_rules.are_experts_moved(moved_tokens, layer)
                     )
                 else:
-                    copies_experts = device == HOST and version_rules.is_product_moved(moved_tokens)
+                    copies_experts = device == HOST_DEVICE and version_rules.is_product_moved(moved_tokens)
                 weight_keys.append(
                     (tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0)
                 )
@@ -315,7 +316,7 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def module_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors that modules of multi-token prediction add: those of a separate file, or of the model's file."""
+        """The tensors of multi-token-prediction modules, from a separate file or from the model's file."""
         if self.modules_file is None:
             return self.model.mtp_tensors
         shared_tensors = (tensor for tensor in self.modules_file.tensors if tensor.layer is None)
@@ -336,7 +337,9 @@ class GgmlServer(GgmlSettings):
         for tensor in self.module_tensors:
             device = tensor_placement.device(tensor)
             tensor_sizes[device] = tensor_sizes.get(device, 0) + tensor.nbytes
-        cache_device = tensor_placement.layer_devices.device(layer_count) if self.is_cache_on_layer_device else HOST
+        cache_device = (
+            tensor_placement.layer_devices.device(layer_count) if self.is_cache_on_layer_device else HOST_DEVICE
+        )
         cache_sizes = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
         module_layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
         return BufferSizes(

@@ -14,7 +14,7 @@ from ...sources.presets import is_library_tag
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
 from .gguf_model import GgufModel
-from .speculation import MTP_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types, modules_scheme
+from .speculation import MTP_DRAFT_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types, modules_scheme
 from .versions import GgmlEngineRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
@@ -24,7 +24,7 @@ MOST_DEVICES = 64
 DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"}
 """Vendor → the name of llama.cpp's devices of it."""
 
-VULKAN = "Vulkan"
+VULKAN_DEVICE = "Vulkan"
 """The name of llama.cpp's devices of any vendor that it runs through Vulkan."""
 
 
@@ -59,7 +59,9 @@ class GgmlSettings(EngineServer):
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
         if self.is_drafting_with_mtp and not self.model.mtp_modules:
-            raise InputError(f"--spec-type {MTP_TYPE}: the model has no modules of multi-token prediction; remove it")
+            raise InputError(
+                f"--spec-type {MTP_DRAFT_TYPE}: the model has no modules of multi-token prediction; remove it"
+            )
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.uses_flash_attention:
             raise InputError(
                 f"--cache-type-v {self.value_type}: needs flash attention; expected --flash-attn on, or another type"
@@ -84,8 +86,8 @@ class GgmlSettings(EngineServer):
             device_names = [device_name.strip() for device_name in str(device_list).split(",")]
             if device_names == ["none"]:
                 return ()
-            if device_names[0].startswith(VULKAN):
-                backend_name = VULKAN
+            if device_names[0].startswith(VULKAN_DEVICE):
+                backend_name = VULKAN_DEVICE
             device_count = len(device_names)
         else:
             device_count = len(self.tensor_split_shares) or 1
@@ -144,7 +146,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def context_tokens(self) -> int:
-        """The tokens of the cache before padding (-c). Raises `InputError` if flag and model state none."""
+        """The number of tokens of the cache before padding (-c). Raises `InputError` if flag and model state none."""
         chosen_context = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if chosen_context:
             return chosen_context
@@ -167,12 +169,12 @@ class GgmlSettings(EngineServer):
 
     @property
     def batch_tokens(self) -> int:
-        """The tokens of a batch (-b), at most the context."""
+        """The number of tokens of a batch (-b), at most the context."""
         return min(int(self.flags.get("batch_size", 2048)), self.cache_cells)
 
     @property
     def micro_batch_tokens(self) -> int:
-        """The tokens of a micro-batch (-ub), at most -b and the context."""
+        """The number of tokens of a micro-batch (-ub), at most -b and the context."""
         return min(int(self.flags.get("ubatch_size", 512)), self.batch_tokens)
 
     @property
@@ -190,7 +192,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """Format of MLA's cache (ik's -mla): 0 expanded, 1 latents with a transposed copy, 2 and 3 latents alone."""
+        """Format of MLA's cache (-mla): 0 expanded, 1 latents with a transposed copy, 2 and 3 latents alone."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
@@ -219,7 +221,7 @@ class GgmlSettings(EngineServer):
     @property
     def is_drafting_with_mtp(self) -> bool:
         """Whether the model's multi-token-prediction modules draft tokens."""
-        return MTP_TYPE in drafting_types(self.flags)
+        return MTP_DRAFT_TYPE in drafting_types(self.flags)
 
     @cached_property
     def draft_model(self) -> GgufModel | None:
@@ -235,7 +237,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def has_exact_modules_file(self) -> bool:
-        """Whether no separate file of modules has a format that publishers mix: all tensors of q8_0 files have one."""
+        """Whether the formats in a separate MTP file are known: q8_0, f16 and bf16 files have one format throughout."""
         return self.modules_file is None or self.modules_file.quantize in ("q8_0", "f16", "bf16")
 
     @property
@@ -259,11 +261,11 @@ class GgmlSettings(EngineServer):
 
     @property
     def longest_request(self) -> int:
-        """The tokens of the longest request in a slot."""
+        """The number of tokens of the longest request in a slot."""
         return self.sequence_cells // (self.slot_count if self.rules.one_cache else 1)
 
     def window_cells(self, window_size: int | None) -> int:
-        """Returns the cache cells per stream for layers with sliding windows; the full context in early versions."""
+        """Returns the number of cache cells per stream for sliding-window layers; all cells in early versions."""
         full_cells = self.sequence_cells
         if window_size is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells
@@ -288,7 +290,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def context_bytes(self) -> int:
-        """GPU memory in use before llama.cpp allocates; 0 through Metal, whose free memory is all of its limit.
+        """GPU memory in use before llama.cpp allocates; 0 with Metal, which reports its whole limit as free.
 
         Source: `ggml_metal_device_get_memory`; logs of Macs list as much free as in total.
         """

@@ -1,4 +1,4 @@
-"""The windows of sliding attention that llama.cpp does not read."""
+"""The sliding windows in configs that llama.cpp ignores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Their architectures are `llama` and `starcoder2`, which read none (src/models/ll
 
 
 def without_ignored_windows(spec: ModelSpec, config: Mapping[str, Any] | None) -> ModelSpec:
-    """Returns a model as llama.cpp runs it: without the windows that its architecture there ignores.
+    """Returns the model without the sliding windows that llama.cpp's implementation of the architecture ignores.
 
     config: the model's `config.json`; None without one. Where the class of the whole model is not known, that of its
     text model decides.

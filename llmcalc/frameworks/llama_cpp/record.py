@@ -1,4 +1,4 @@
-"""The registry record of llama.cpp."""
+"""Registers llama.cpp as a serving engine: flags, memory functions and versions."""
 
 from __future__ import annotations
 

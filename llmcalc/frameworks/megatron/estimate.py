@@ -19,7 +19,7 @@ from .settings_from_options import megatron_settings_of, optimizer_bytes
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
-    """Returns the estimate of the memory of every rank of a model.
+    """Returns an estimate of every rank's memory.
 
     Weights are bf16; gradients, the master copy and states are fp32 by default, of adapters alone if those are trained.
     """

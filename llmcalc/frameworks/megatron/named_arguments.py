@@ -32,7 +32,7 @@ class NamedModelArguments:
     fp8_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, options: Settings, has_experts: bool, spec: ModelSpec) -> dict[str, Any]:
-        """Returns the `MegatronSettings` fields to set. options: the run's, whose `--recompute` takes precedence."""
+        """Returns the `MegatronSettings` fields to set. options: the run's options; `--recompute` takes precedence."""
         arguments: dict[str, Any] = dict(self.fp8_arguments) if options.precision == "fp8" else {}
         if self.recompute_modules is not None and options.recompute is None:
             arguments |= {"recompute_granularity": "selective", "recompute_modules": self.recompute_modules}

@@ -11,33 +11,33 @@ from dataclasses import replace
 from typing import Any
 
 from ..launch.command_line import CONFIG_ENDINGS
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of
-from ..launch.trainer import TRAINER_IGNORED
-from .command import IGNORED, READ
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, read_integer
+from ..launch.trainer import IGNORED_TRAINER_ARGUMENTS
+from .command import ARGUMENTS_IGNORED, ARGUMENTS_READ
 from .command import read_command as read_arguments
-from .megatron_command import READ as MEGATRON_READ
+from .megatron_command import ARGUMENTS_READ as MEGATRON_READ
 
-TYPES = ("tuner_type", "train_type", "sft_type", "rlhf_type")
+TYPE_ARGUMENTS = ("tuner_type", "train_type", "sft_type", "rlhf_type")
 """Arguments by which a file of ms-swift is known."""
 
-MEGATRON_ARGUMENTS = MEGATRON_READ - READ - IGNORED - TRAINER_IGNORED
+MEGATRON_ARGUMENTS = MEGATRON_READ - ARGUMENTS_READ - ARGUMENTS_IGNORED - IGNORED_TRAINER_ARGUMENTS
 """Arguments of Megatron-SWIFT's commands alone."""
 
 
 def is_ms_swift(config: Table) -> bool:
     """Whether a table has the arguments of a command of ms-swift."""
-    return any(argument_name in config for argument_name in TYPES)
+    return any(argument_name in config for argument_name in TYPE_ARGUMENTS)
 
 
 def read_ms_swift(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a file. Its arguments say which command takes it. Raises `InputError`."""
+    """Returns the training run of a file, for the command that its arguments belong to. Raises `InputError`."""
     program = "megatron" if any(argument_name in config for argument_name in MEGATRON_ARGUMENTS) else "swift"
     command = CommandLine((), f"{program} {'rlhf' if 'rlhf_type' in config else 'sft'}", ())
     return _read_command_with_file(config, command, source_file)
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a command, whose first word may be a file. Raises `InputError`."""
+    """Returns the training run of a command, whose first word may be a config file. Raises `InputError`."""
     words = command_line.words
     if not words or not words[0].endswith(CONFIG_ENDINGS):
         return read_arguments(command_line, source_file)
@@ -46,7 +46,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_command_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Returns the run of a command with the arguments and the environment of a file before its words."""
+    """Returns the run of a command, after a file's arguments are placed before the command's own arguments."""
     env_table = config.get("ENV")
     env: dict[str, Any] = {**(env_table if isinstance(env_table, Mapping) else {}), **source_file.env}
     env_texts = {str(variable_name): str(variable_value) for variable_name, variable_value in env.items()}
@@ -71,7 +71,7 @@ def _read_command_with_file(config: Table, command_line: CommandLine, source_fil
     ]
     world_size = source_file.world_size
     if world_size is None and env_texts.get("NPROC_PER_NODE", "").isdecimal():
-        node_count = integer_of(reader, "NNODES", env_texts.get("NNODES") or 1)
+        node_count = read_integer(reader, "NNODES", env_texts.get("NNODES") or 1)
         world_size = max(1, int(env_texts["NPROC_PER_NODE"][:6])) * node_count
     has_typed_devices = source_file.has_typed_device_count and source_file.world_size is not None
     config_source = replace(source_file, env=env_texts, world_size=world_size, has_typed_device_count=has_typed_devices)

@@ -1,18 +1,18 @@
-"""Reads `--task_type` of ms-swift: scores of sequences, and comparisons of texts.
+"""Reads `--task_type` of ms-swift: sequence classification, embeddings and rerankers.
 
 Source: as of `command.py`; swift/model/register.py, and mcore-bridge, model/gpt_model.py, for the heads.
 """
 
 from __future__ import annotations
 
-from ..launch.record import LaunchReader, Table, integer_of
+from ..launch.launch_types import LaunchReader, Table, read_integer
 
 TEXT_TASKS = ("embedding", "reranker", "generative_reranker")
 """Values of `--task_type` that compare the texts of a sample."""
 
 
 def task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the arguments of tasks other than language modelling, and replaces the language model's head by scores.
+    """Returns the arguments of tasks other than language modelling, and replaces the head by a classification head.
 
     An embedding has no head; one score per token is counted. A generative reranker keeps the language model's head.
     """
@@ -42,7 +42,7 @@ def sequences_per_sample(reader: LaunchReader, config: Table, rlhf_type: str) ->
         reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
         return 2
     positive_count, negative_count = (
-        integer_of(reader, env_name, reader.source.env.get(env_name, default_count), minimum=least_count)
+        read_integer(reader, env_name, reader.source.env.get(env_name, default_count), minimum=least_count)
         for env_name, default_count, least_count in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
     )
     text_count = positive_count * (1 + negative_count)

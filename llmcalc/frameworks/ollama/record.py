@@ -1,4 +1,4 @@
-"""Ollama as an engine of this program: its flags and defaults, and how its models are quantized."""
+"""Registers Ollama as a serving engine: options, memory functions, and the usual format of its models."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def container_of_command(command_words: Sequence[str], place_in_file: str) -> Co
 
 
 def parse_mount(volume_entry: Any) -> dict[str, str]:
-    """Returns container folder → host path of a volume in any notation; empty if the volume lacks one of them.
+    """Returns container folder → host path of a volume in any notation; empty if either path is missing.
 
     `/data/Qwen3-8B:/model:ro`, `type=bind,source=/data/Qwen3-8B,target=/model`, or a table with `source` and `target`.
     """

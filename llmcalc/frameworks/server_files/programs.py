@@ -1,4 +1,4 @@
-"""The programs that start servers: their commands, container images, and flags for model and config file."""
+"""The programs that start servers: commands, container images, and flags for the model and config file."""
 
 from __future__ import annotations
 

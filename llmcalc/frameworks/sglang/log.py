@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..logs.log_contents import (
-    AMOUNT,
-    COUNT,
-    VERSION,
+    MEMORY_AMOUNT,
+    VERSION_NUMBER,
+    WHOLE_NUMBER,
     LogTerm,
     LogValues,
     ParsedLog,
     argument_pairs,
-    pattern,
+    line_pattern,
     ranks_by_group,
     sizes_of_groups,
 )
@@ -23,16 +23,18 @@ from .flags import flags
 from .versions import sglang_record
 
 PATTERNS = (
-    pattern("sglang", rf"sglang(?:\[all\])?(?:==| version:? | v)(?P<version>{VERSION})"),
-    pattern("Load weight begin.", rf"avail mem=(?P<free>{AMOUNT})"),
-    pattern("Load weight end.", rf"mem usage=(?P<weights>{AMOUNT})"),
-    pattern("Load weight end.", rf"avail mem=(?P<left>{AMOUNT})"),
-    pattern("KV Cache is allocated.", rf"#tokens: (?P<tokens>{COUNT})"),
-    pattern("KV Cache is allocated.", rf"\bK size: (?P<keys>{AMOUNT}), V size: (?P<values>{AMOUNT})"),
-    pattern("KV Cache is allocated.", rf"\bKV size: (?P<latents>{AMOUNT})"),
-    pattern("Capture cuda graph end.", rf"mem usage=(?P<cuda_graphs>{AMOUNT})"),
-    pattern("max_total_num_tokens=", rf"=(?P<max_total_num_tokens>{COUNT})"),
-    pattern("context_len=", rf"=(?P<context_length>{COUNT})"),
+    line_pattern("sglang", rf"sglang(?:\[all\])?(?:==| version:? | v)(?P<version>{VERSION_NUMBER})"),
+    line_pattern("Load weight begin.", rf"avail mem=(?P<free>{MEMORY_AMOUNT})"),
+    line_pattern("Load weight end.", rf"mem usage=(?P<weights>{MEMORY_AMOUNT})"),
+    line_pattern("Load weight end.", rf"avail mem=(?P<left>{MEMORY_AMOUNT})"),
+    line_pattern("KV Cache is allocated.", rf"#tokens: (?P<tokens>{WHOLE_NUMBER})"),
+    line_pattern(
+        "KV Cache is allocated.", rf"\bK size: (?P<keys>{MEMORY_AMOUNT}), V size: (?P<values>{MEMORY_AMOUNT})"
+    ),
+    line_pattern("KV Cache is allocated.", rf"\bKV size: (?P<latents>{MEMORY_AMOUNT})"),
+    line_pattern("Capture cuda graph end.", rf"mem usage=(?P<cuda_graphs>{MEMORY_AMOUNT})"),
+    line_pattern("max_total_num_tokens=", rf"=(?P<max_total_num_tokens>{WHOLE_NUMBER})"),
+    line_pattern("context_len=", rf"=(?P<context_length>{WHOLE_NUMBER})"),
 )
 
 NO_CACHE_AFTER_WEIGHTS = "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static"
@@ -88,7 +90,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _flags_and_ranks_note(log_text: LogText) -> tuple[dict[str, Any], str]:
-    """Returns the layout in the names of processes, such as `[2025-10-07 23:17:19 DP1 TP3]`, and a remark on it.
+    """Returns the parallel sizes in process names, such as `[2025-10-07 23:17:19 DP1 TP3]`, and a note on the sizes.
 
     With replicas of attention each rank of tensor parallelism is in one replica; replicas of the model have all ranks.
     """
@@ -129,7 +131,7 @@ class ModelLoad(NamedTuple):
 
 
 def _model_loads(log_values: LogValues) -> list[ModelLoad]:
-    """Returns the loads of a log's first rank, one of every start; none if the log does not print all of their sizes.
+    """Returns the model loads of a log's first rank, one per start; none if the log omits some of the sizes.
 
     A draft, or each of several, is loaded into what was left before. Up to 0.5.13 that is after the cache is allocated,
     which leaves less.
@@ -150,7 +152,7 @@ def _model_loads(log_values: LogValues) -> list[ModelLoad]:
 def _memory_terms(
     log_values: LogValues, logged_flags: dict[str, Any], model_loads: Sequence[ModelLoad], free_bytes: int | None
 ) -> Iterator[LogTerm]:
-    """Yields the memory that a log states.
+    """Yields the named memory sizes of a log.
 
     free_bytes: the bytes that were free before the last start loaded its model; None if the log does not say.
     """

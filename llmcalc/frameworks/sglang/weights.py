@@ -1,4 +1,4 @@
-"""Bytes beside weights that SGLang counts as weights, since it reads free memory: copies, rests of segments, scales."""
+"""Bytes that SGLang's free-memory measurement counts as weights: copies, unused ends of segments, scales."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MXFP4_GROUP, LOADED_SCALE_BYTES = 32, 4
 
 
 def loaded_scale_bytes(engine_rank: EngineRank) -> int:
-    """Returns the bytes of the float32 scales of experts in MXFP4 that stay beside Marlin's repacked ones.
+    """Returns the bytes of MXFP4 experts' float32 scales that stay allocated beside Marlin's repacked scales.
 
     0 for a checkpoint of another format than DeepSeek-V4's, of fp8 with experts in MXFP4.
     """

@@ -14,7 +14,7 @@ from .pass_measurement import estimate_with_torch_kernels
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
-    """Returns the estimate of the memory of every rank of a model."""
+    """Returns an estimate of every rank's memory."""
     training_config = memory_estimate.training()
     trained_share = memory_estimate.states.trained_parameters / memory_estimate.states.parameter_count.total
     bucket_bytes = DTYPES[training_config.dtype].bytes * trained_share

@@ -31,7 +31,7 @@ from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.profiles.eager import EagerKernels
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
-from ...simulator.replay_result import PHASES
+from ...simulator.replay_result import STEP_PHASES
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, count_storages_as, empty
 from ...workload.rows import TOKENS
 from .messages import bucket_sizes
@@ -416,7 +416,7 @@ class RankRun:
 def shorten_layers(
     model_chunks: Iterable[ModelChunk], layer_period: int, shortens_stacks: bool = True
 ) -> tuple[list[LayerStack], list[int]]:
-    """Makes each chunk run `RECORDED_REPEATS` repeats of its long stacks; returns all stacks and the shortened ones.
+    """Makes each chunk run only `RECORDED_REPEATS` repeats of long stacks; returns all stacks and the shortened ones.
 
     layer_period: layers between two recomputed ones. shortens_stacks: false to run all layers; default true.
     """
@@ -448,7 +448,7 @@ def record_two_steps(rank_run: RankRun, memory_meter: EventRecorder) -> Recorded
         rank_run.zero_grad()
         step_events.append([pass_events, update_events, memory_meter.take_events()])
     first_step, second_step = step_events
-    return RecordedEvents(set_up_events, first_step, second_step, PHASES)
+    return RecordedEvents(set_up_events, first_step, second_step, STEP_PHASES)
 
 
 def check_torch(layout: Layout) -> None:

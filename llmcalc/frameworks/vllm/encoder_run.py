@@ -222,7 +222,7 @@ def _processed_images(
 
 
 def _layer_elements(vision_tower: VisionTower, rank_count: int) -> int:
-    """Returns the largest number of live elements per patch in an encoder layer, which is not compiled.
+    """Returns the largest number of live tensor elements per patch in an encoder layer without torch.compile.
 
     They are the positions, the layer's input, the normalized one, and the vectors of attention or of the network.
     """

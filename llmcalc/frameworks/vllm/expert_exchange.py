@@ -1,4 +1,4 @@
-"""What expert parallelism takes beside the experts in vLLM: buffers of `--all2all-backend`, and `--enable-eplb`.
+"""Additional memory of expert parallelism in vLLM: buffers of `--all2all-backend`, and copies by `--enable-eplb`.
 
 The library that sends tokens to experts has buffers beside torch's memory.
 
@@ -67,15 +67,15 @@ LARGEST_HEAP = 16 * (2**31 - 1)
 """Largest size of DeepEP's low-latency buffers (github.com/vllm-project/vllm/issues/57894)."""
 
 MIB = 2**20
-HEAP_STEP = 512 * MIB
+HEAP_STEP_BYTES = 512 * MIB
 """Bytes by which NVSHMEM's heap grows (NVSHMEM_CUMEM_GRANULARITY)."""
 
-BLOCK = 128
+SCALE_BLOCK_ELEMENTS = 128
 """Elements of a row with a scale of their own."""
 
 
 def all2all_backend(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> tuple[str, str]:
-    """Returns the backend that sends tokens to experts, by default NCCL's collectives, and the name of its flag."""
+    """Returns the backend that sends tokens to experts (by default NCCL's collectives), and the backend's flag."""
     read_fields = BACKEND_FIELDS[:1] if version_numbers >= WITHOUT_BACKEND_VARIABLE_FROM else BACKEND_FIELDS
     field_name = next((field for field in read_fields if field in flags), BACKEND_FIELDS[0])
     backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
@@ -138,31 +138,31 @@ def exchange_buffer_bytes(
             f"{flag_name} {dispatched_tokens:,}: the buffers of deepep_low_latency would take "
             f"{heap_bytes / 2**30:,.1f} GiB, and DeepEP has at most 32; expected at most {most_tokens:,}"
         )
-    return buffer_bytes + -(-heap_bytes // HEAP_STEP) * HEAP_STEP
+    return buffer_bytes + -(-heap_bytes // HEAP_STEP_BYTES) * HEAP_STEP_BYTES
 
 
-DEFAULT_WINDOW = 1000
+DEFAULT_WINDOW_STEPS = 1000
 """Default of `window_size`: steps whose loads of the experts are kept (vllm/config/parallel.py, `EPLBConfig`)."""
 
 
 def redundant_experts(flags: Mapping[str, Any]) -> int:
-    """Returns the copies of experts in a layer, over all ranks; 0 without `--enable-eplb`."""
+    """Returns the number of redundant experts per layer over all ranks; 0 without `--enable-eplb`."""
     return _stated_expert_copies(flags) if flags.get("enable_eplb") else 0
 
 
 def _stated_expert_copies(flags: Mapping[str, Any]) -> int:
-    """Returns the copies of experts that the flags state, whether they are balanced or not."""
+    """Returns the number of redundant experts that the flags state, even without `--enable-eplb`."""
     return int(flags.get("num_redundant_experts", flags.get("eplb_config", {}).get("num_redundant_experts", 0)))
 
 
 def _expert_copies_option(flags: Mapping[str, Any]) -> str:
-    """Returns the option that states the copies of experts, as the user typed it."""
+    """Returns the option that states the number of redundant experts, as the user typed it."""
     is_typed_flag = "num_redundant_experts" in flags
     return "--num-redundant-experts" if is_typed_flag else "--eplb-config num_redundant_experts"
 
 
 def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) -> None:
-    """Raises `InputError` for expert parallelism and balancing with which vLLM does not start.
+    """Raises `InputError` for settings of expert parallelism and load balancing with which vLLM does not start.
 
     vllm/config/parallel.py, `_validate_parallel_config`, and vllm/config/model.py, `_verify_with_expert_parallelism`.
     rank_count: ranks that divide the experts.
@@ -188,7 +188,7 @@ def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) 
 
 
 def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_count: int) -> int:
-    """Returns the bytes that balancing the experts' loads adds to a rank's weights (`--enable-eplb`).
+    """Returns the bytes that expert load balancing (`--enable-eplb`) adds to a rank's weights.
 
     They are copies of experts, a buffer as large as a layer's experts, and the loads of the last steps in 32 bits
     (vllm/distributed/eplb/eplb_state.py, `add_model`). rank_count: ranks that divide the experts.
@@ -205,7 +205,7 @@ def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_coun
     return (
         copy_bytes
         + layer_bytes
-        + 4 * int(eplb_config.get("window_size", DEFAULT_WINDOW)) * (rank_experts.layer_count * expert_count)
+        + 4 * int(eplb_config.get("window_size", DEFAULT_WINDOW_STEPS)) * (rank_experts.layer_count * expert_count)
     )
 
 
@@ -214,14 +214,14 @@ def low_latency_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
 
     tokens: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
     """
-    sent_token_bytes = 16 + max(2 * hidden_size, hidden_size + 4 * (hidden_size // BLOCK))
-    returned_token_bytes = 4 * (hidden_size // BLOCK) + 2 * hidden_size
+    sent_token_bytes = 16 + max(2 * hidden_size, hidden_size + 4 * (hidden_size // SCALE_BLOCK_ELEMENTS))
+    returned_token_bytes = 4 * (hidden_size // SCALE_BLOCK_ELEMENTS) + 2 * hidden_size
     sent_bytes = max(tokens * sent_token_bytes, expert_count * tokens * returned_token_bytes)
     received_bytes = expert_count * tokens * max(sent_token_bytes, returned_token_bytes)
-    signal_bytes = -(-4 * expert_count // BLOCK) * BLOCK
+    signal_bytes = -(-4 * expert_count // SCALE_BLOCK_ELEMENTS) * SCALE_BLOCK_ELEMENTS
     return 2 * (sent_bytes + received_bytes + signal_bytes)
 
 
 def most_low_latency_tokens(hidden_size: int, expert_count: int) -> int:
-    """Returns the most tokens of a rank that DeepEP's low-latency buffers hold at once."""
+    """Returns the largest number of a rank's tokens that DeepEP's low-latency buffers hold at once."""
     return LARGEST_HEAP // low_latency_bytes(1, hidden_size, expert_count)

@@ -16,7 +16,7 @@ from ...components.mixers.mla import MLA
 from ...components.mixers.pooled_indexer import PooledIndexer
 from ...errors import InputError
 from ...frozen import frozen
-from ..engines.rank import INDEXER, EngineRank, StateCache, TokenCache, float8_bytes, mixers
+from ..engines.rank import INDEXER_KIND, EngineRank, StateCache, TokenCache, float8_bytes, mixers
 from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import VLLMRules
 
@@ -88,7 +88,7 @@ class BlockPool:
     def printed_tokens(
         self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: VLLMRules
     ) -> int:
-        """Returns the tokens of the KV cache in this vLLM version's log format.
+        """Returns the number of tokens of the KV cache as this vLLM version logs it.
 
         A block of a request's current state counts as `request_length` tokens, those of the longest request.
         """
@@ -104,7 +104,7 @@ class BlockPool:
         return block_count // sum(layer_group.group_count for layer_group in self.groups) * smallest_block_tokens
 
     def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
-        """Returns the tokens of the longest request that fits the blocks: `max_tokens`, or a multiple of a block."""
+        """Returns the longest request in tokens that fits the blocks: `max_tokens`, or a multiple of a block."""
         smallest_block_tokens = min(layer_group.block_tokens or self.block_size for layer_group in self.groups)
         if self.blocks_of_request(max_tokens, tokens_in_flight) <= block_count:
             return max_tokens
@@ -160,15 +160,15 @@ def block_pool(
     pooled_key_bytes = _pooled_key_bytes(engine_rank)
     if not pooled_key_bytes:
         return _pool_of_layer_groups(layer_caches, recurrent_states, element_bytes, block_size, state_blocks)
-    attention_caches = [cache for cache in layer_caches if cache.kind != INDEXER]
-    indexer_layer_count = sum(cache.layer_count for cache in layer_caches if cache.kind == INDEXER)
+    attention_caches = [cache for cache in layer_caches if cache.kind != INDEXER_KIND]
+    indexer_layer_count = sum(cache.layer_count for cache in layer_caches if cache.kind == INDEXER_KIND)
     pool = _pool_of_layer_groups(attention_caches, recurrent_states, element_bytes, block_size, state_blocks)
     key_bytes = math.ceil(pooled_key_bytes * pool.block_size) * indexer_layer_count
     return BlockPool(pool.block_bytes + key_bytes, pool.block_size, (*pool.groups, LayerGroup(1, None, CURRENT_STATE)))
 
 
 def _pooled_key_bytes(engine_rank: EngineRank) -> Fraction:
-    """Returns the bytes per token of an indexer's keys over token pools, beside latents; 0 without such an indexer.
+    """Returns the bytes per token of an indexer's keys for pools of tokens; 0 without such an indexer.
 
     They are in 8 bits and stand in the blocks of the latents; the tokens of an incomplete pool have one block of a
     request (vllm/models/glm5next, `KpoolTailSpec` in v1/kv_cache_interface.py).

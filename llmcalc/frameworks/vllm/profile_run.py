@@ -88,7 +88,7 @@ class ProfileRun(NamedTuple):
         )
 
     def hidden_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the bytes of hidden states: of all tokens, of the sampled tokens, and those sent between stages."""
+        """Returns the bytes of hidden states of all tokens and of sampled tokens, and of states sent between stages."""
         hidden_size = engine_rank.hidden_size
         sent_bytes = 2 * self.tokens * hidden_size * 2 if self.stage_count > 1 else 0
         return (self.tokens + self.sequence_count) * hidden_size * self.element_bytes + sent_bytes
@@ -116,7 +116,7 @@ class ProfileRun(NamedTuple):
         return max(pass_bytes, self.compilation_bytes)
 
     def bytes_after_layers(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
-        """The peak after the layers: hidden states and, on the last stage, the sampler."""
+        """Returns the peak bytes after the layers: hidden states and, on the last stage, the sampler."""
         return self.hidden_bytes(engine_rank) + (
             self.sampler_bytes(engine_rank, version_rules) if self.is_last_stage else 0
         )

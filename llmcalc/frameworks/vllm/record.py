@@ -1,4 +1,4 @@
-"""The registry record of vLLM."""
+"""Registers vLLM as a serving engine: flags, memory functions, layouts and versions."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...errors import InputError
 from ...units import DTYPE_BITS
 from ..engines.flags import AUTO_WORDS
-from ..engines.rank import SAME_FORMATS, EngineRank, StateCache, architectures, mixers
+from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, StateCache, architectures, mixers
 from .versions import StateRules
 
-ALIGNMENT = 16
+BLOCK_TOKEN_MULTIPLE = 16
 """Tokens of which attention's block is a multiple where it adopts the size of a state."""
 
 MAMBA_CHUNK_TOKENS = 2048
@@ -37,7 +37,7 @@ CHECKPOINT_ALIGNMENT = 64
 
 
 class StateBlocks(NamedTuple):
-    """The number of recurrent states in vLLM's cache, and the blocks in which they are stored.
+    """The number of recurrent states in vLLM's cache, and the cache blocks that store them.
 
     storage_mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
     draft_tokens: drafted tokens of a step, each with a state of its own. checkpoint_count: further states of a request.
@@ -48,8 +48,8 @@ class StateBlocks(NamedTuple):
     storage_mode: str = "current"
     draft_tokens: int = 0
     checkpoint_count: int = 0
-    alignment: int = ALIGNMENT
-    byte_ratios: Mapping[str, Fraction] = SAME_FORMATS
+    alignment: int = BLOCK_TOKEN_MULTIPLE
+    byte_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
 
     def blocks_of_request(self, request_tokens: int, block_tokens: int) -> int:
         """Returns the state blocks of a layer group for one request of this length. block_tokens: tokens per block."""
@@ -86,7 +86,7 @@ def state_blocks(
 def _format_ratios(
     engine_rank: EngineRank, version_rules: StateRules, flags: Mapping[str, Any], element_bytes: int
 ) -> Mapping[str, Fraction]:
-    """Returns the ratios of vLLM's bytes per state element to those of the classes in transformers.
+    """Returns ratios of vLLM's bytes per state element to the bytes of transformers' classes.
 
     By default the last inputs of a convolution and the states of Mamba and of Gated DeltaNets have the model's number
     format, unless the config states another for the states; those of Kimi Delta Attention are float32
@@ -140,7 +140,7 @@ def _state_blocks(
         storage_mode = _state_storage_mode(
             engine_rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
         )
-    state_alignment = engine_rules.latent_alignment if engine_rank.up_projection_size else ALIGNMENT
+    state_alignment = engine_rules.latent_alignment if engine_rank.up_projection_size else BLOCK_TOKEN_MULTIPLE
     if "block_size" in flags and engine_rules.aligns_to_block_size:
         state_alignment = max(state_alignment, block_size)
     if storage_mode == "all":

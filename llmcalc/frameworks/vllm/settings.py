@@ -19,7 +19,7 @@ from ...parallel.layout import Layout
 from ...parallel.rank_program import routed_experts
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
-from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads, mixers
+from ..engines.rank import EngineRank, MissingKernels, architectures, key_head_counts, mixers
 from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
@@ -48,7 +48,7 @@ Logs: "Forcing kv cache block size to 64 for FlashMLASparse backend" (0.13), "Se
 DEEPSEEK_V32_INDEXER backend" (index:65913604092).
 """
 
-SCHEMES = {
+SCHEME_BY_QUANTIZATION = {
     "fp8": "fp8",  # one scale of a matrix (layers/quantization/fp8.py, `scaled_fp8_quant(layer.weight, scale=None)`)
     "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4",
     "bitsandbytes": "nf4",  # of plain weights, with float32 scales (bitsandbytes_loader.py, `quantize_4bit`)
@@ -85,7 +85,7 @@ COMPILATION_KEYS = (
 
 
 class VLLMSettings(EngineServer):
-    """A vLLM server with the values of its settings: model, accelerator, version and flags."""
+    """The settings of a vLLM server: model, accelerator, version and flags."""
 
     name = "vllm"
     length_field = "max_model_len"
@@ -181,7 +181,9 @@ class VLLMSettings(EngineServer):
         rank_count = self.context_ranks
         if rank_count == 1:
             return
-        key_head_count = 1 if self.rank_of_stage(0).up_projection_size else min(key_heads(self.preset.model), default=1)
+        key_head_count = (
+            1 if self.rank_of_stage(0).up_projection_size else min(key_head_counts(self.preset.model), default=1)
+        )
         first_version = CONTEXT_RANKS_FROM[key_head_count > 1]
         if self.version_numbers < first_version:
             first_version_text = ".".join(map(str, first_version))
@@ -295,7 +297,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def longest_length(self) -> int | None:
-        """The tokens of the longest request that vLLM accepts; None if it is not known."""
+        """The longest request in tokens that vLLM accepts; None if not known."""
         return None if has_unknown_length(self.preset) else scaled_length(self.preset)
 
     @property
@@ -372,7 +374,7 @@ class VLLMSettings(EngineServer):
     def quantize(self) -> str | None:
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
         quantization_flag = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
-        return self.scheme_of(quantization_flag, SCHEMES)
+        return self.scheme_of(quantization_flag, SCHEME_BY_QUANTIZATION)
 
     @property
     def max_num_seqs(self) -> int:
@@ -435,7 +437,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def tokens_in_flight(self) -> int:
-        """The tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
+        """The number of tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
         uses_ngrams = (
@@ -458,7 +460,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def decoded_tokens(self) -> int:
-        """The tokens of a decoding step of all sequences, including drafted tokens."""
+        """The number of tokens of a decoding step of all sequences, including drafted tokens."""
         return self.max_num_seqs * (1 + self.speculation.drafted_tokens)
 
     @property
@@ -467,7 +469,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block: by default what the kernels of an indexer read at once, where the model has one.
+        """Tokens of a block, by default the block size of the indexer's kernels if the model has an indexer.
 
         A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
         (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).

@@ -77,7 +77,7 @@ def _print_table_rows(console: Console, table: Table) -> None:
 
 
 def _without_trailing_spaces(line_segments: Iterable[Segment]) -> Text:
-    """Returns a line of a table, which rich fills up to the table's width."""
+    """Returns a table's line without the spaces with which rich pads it to the table's width."""
     from rich.text import Text
 
     line = Text.assemble(*((segment.text, segment.style or "") for segment in line_segments))

@@ -1,4 +1,4 @@
-"""Records an autograd.Function of a published kernel as one node, and has the device properties for workspaces."""
+"""Records a published kernel's autograd.Function as one node, and has device properties for workspace sizes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ...algebra import Number
 from ...frozen import frozen
 from ..aten import Aten
 from ..autograd import record
-from ..tensor import Gradient, Needs, Tensor
+from ..tensor import NeedsInputGrad, OptionalGradient, Tensor
 
-Optional = Tensor | None
+OptionalTensor = Tensor | None
 
 
 @frozen
@@ -32,10 +32,10 @@ H100 = Accelerator(132, 232448)
 def record_function(
     aten: Aten,
     operation_name: str,
-    optional_inputs: Sequence[Optional],
+    optional_inputs: Sequence[OptionalTensor],
     output: Tensor,
-    backward: Callable[..., Sequence[Gradient]],
-    saved_tensors: Sequence[Optional],
+    backward: Callable[..., Sequence[OptionalGradient]],
+    saved_tensors: Sequence[OptionalTensor],
 ) -> Tensor:
     """Records an autograd.Function whose forward pass has already computed `output`.
 
@@ -47,7 +47,7 @@ def record_function(
     tensor_indices = [tensor_index for tensor_index, x in enumerate(optional_inputs) if x is not None]
     saved_flags = [x is not None for x in saved_tensors]
 
-    def node_backward(g: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+    def node_backward(g: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
         saved_iterator = iter(saved_tensors)
         input_gradients = backward(g, *[next(saved_iterator) if is_saved else None for is_saved in saved_flags])
         return [input_gradients[tensor_index] for tensor_index in tensor_indices]
@@ -59,5 +59,5 @@ def record_function(
 
 
 def next_power_of_two(lower_bound: Number) -> int:
-    """Returns the smallest power of two that is at least n (triton.next_power_of_2)."""
+    """Returns the smallest power of two that is at least `lower_bound` (triton.next_power_of_2)."""
     return 1 << max(int(lower_bound) - 1, 0).bit_length()

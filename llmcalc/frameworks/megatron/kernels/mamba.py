@@ -31,7 +31,7 @@ class MambaKernels(LatentAttentionKernels):
         return lambda: self._run_mixer(module_scope, scan_step)
 
     def _run_mixer(self, module_scope: ModuleScope, scan_step: Step) -> None:
-        """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
+        """Runs Megatron-Core's Mamba-2 mixer: projection, convolution, scan, gate and norm (`_ssm_training`)."""
         aten, scan_op = self.aten, scan_step.op
         assert isinstance(scan_op, ChunkedScan)
         named_operations = steps_by_name(module_scope)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....algebra import are_equal, exact_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.axis import element_count
 from ....flow.program import Step
@@ -15,7 +15,7 @@ from ...lowering import Lowering
 from ...tensor import BOOL, FLOAT32, INT64, Tensor, count_storages_as
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class AttentionKernels(Lowering):
     """Kernels of softmax attention, which run the operations of the reference implementation."""
 
@@ -260,7 +260,7 @@ class AttentionKernels(Lowering):
         return self.weight("sinks", keys_shape if sinks == "keys" else (heads.size,)) if sinks else None
 
     def scores_of_sink_keys(self, q: Tensor, sink_keys: Tensor, scores: Tensor) -> Tensor:
-        """Computes each query's score of the key that is a parameter of its key-value head."""
+        """Computes each query's score with its key-value head's sink key, which is a parameter."""
         aten, group_size = self.aten, q.shape[1] // sink_keys.shape[0]
         keys = aten.repeat_interleave(sink_keys, group_size, 0) if group_size > 1 else sink_keys
         products = aten.mul(q, aten.unsqueeze(aten.unsqueeze(keys, 0), 2))

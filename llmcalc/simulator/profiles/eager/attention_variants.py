@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....algebra import ceil_div, is_zero, minimum
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.program import Step
 from ....flow.value import Value
@@ -15,9 +15,9 @@ from ...tensor import BOOL, FLOAT32, INT32, INT64, UINT8, Tensor
 from .attention import AttentionKernels
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class AttentionVariantKernels(AttentionKernels):
-    """Kernels of attention to two kinds of keys, of indexers, and of masks that are computed from values."""
+    """Kernels of attention to two kinds of keys, of indexers, and of masks that depend on values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class AttentionVariantKernels(AttentionKernels):
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
     def do_select_blocks(self, operation: Step) -> None:
-        """Selects the key blocks with the highest scores. scores: [batch, index heads, queries, keys]."""
+        """Selects the key blocks with the highest scores [batch, index heads, queries, keys]."""
         aten, block_size, scores = self.aten, operation.options["block"], self.tensor_of(operation.input_values[0])
         self.free_value(operation.input_values[0].storage)
         scores = aten.to(scores, FLOAT32)

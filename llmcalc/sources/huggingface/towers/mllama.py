@@ -14,7 +14,7 @@ MOST_ASPECT_RATIOS = 1000
 
 
 def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads Llama 3.2 Vision: one linear layer reads the last output beside those of some of the lower layers."""
+    """Reads Llama 3.2 Vision: one linear layer reads the last output and the outputs of some lower layers."""
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(self_attention(config), ffn, layernorm(config.number("norm_eps")))
     tower = vision_transformer(
@@ -42,14 +42,14 @@ def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> 
 
 
 def _aspect_ratio_count(config: Config) -> int:
-    """Returns the number of aspect ratios of images that have vectors of their own."""
+    """Returns the number of image aspect ratios that have learned vectors."""
     aspect_ratios = config.get("supported_aspect_ratios")
     if not isinstance(aspect_ratios, list | tuple) or len(aspect_ratios) > MOST_ASPECT_RATIOS:
         raise config.error("supported_aspect_ratios", aspect_ratios, f"a list of at most {MOST_ASPECT_RATIOS} pairs")
     return len(aspect_ratios)
 
 
-VISION: Table = {
+VISION_DEFAULTS: Table = {
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "num_hidden_layers": 32,
@@ -66,4 +66,4 @@ VISION: Table = {
     "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
 }
 
-WRAPPERS = {"mllama": vision_section(_read_mllama, {"mllama_vision_model": VISION})}
+WRAPPERS = {"mllama": vision_section(_read_mllama, {"mllama_vision_model": VISION_DEFAULTS})}

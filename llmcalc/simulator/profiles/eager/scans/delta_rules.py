@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....components.base import PUBLISHED
+from .....components.base import PUBLISHED_KERNELS_WITNESS
 from .....evidence import compared
 from .....flow.program import Step
 from .....ops import DeltaRule
@@ -18,7 +18,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     """Kernels of DeltaNet, gated DeltaNet and Kimi delta attention."""
 
     def keeps_float32_weights(self, module_steps: ModuleSteps) -> bool:
-        """Whether weights stay in float32 under autocast: those of a gated DeltaNet that runs as in transformers.
+        """Whether weights stay in float32 under autocast, as in a gated DeltaNet that runs like transformers' class.
 
         Autocast casts the projections. The kernel of the convolution takes filters in another format than its input
         (csrc/causal_conv1d.cpp, `weight_type`), and the gates and the norm are torch's.
@@ -31,7 +31,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         """Whether a layer runs with the operations of its transformers class, including torch's norm."""
         return self.choices.matches_transformers and module_steps["norm"].options["spec"].type == "rmsnorm"
 
-    @compared(PUBLISHED)
+    @compared(PUBLISHED_KERNELS_WITNESS)
     def module_DeltaRule(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         assert isinstance(module_steps["core"].op, DeltaRule)
         if "conv1d" not in module_steps:

@@ -1,1 +1,1 @@
-"""BERT and later encoders."""
+"""Families of BERT and later encoders."""

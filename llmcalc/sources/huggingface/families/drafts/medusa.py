@@ -12,12 +12,12 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import Table, decoder, layer_table, rmsnorm
 
-HEADS, LAYERS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa_num_layers")
+HEAD_COUNT_FIELDS, LAYER_COUNT_FIELDS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa_num_layers")
 """Fields of vLLM's configs and of FasterDecoding's."""
 
 
 def _read_medusa(config: Config) -> Table:
-    """Reads Medusa. The residual layers of FasterDecoding's class have a bias, and each head has only one of them."""
+    """Reads Medusa. In FasterDecoding's class, each head has a single residual layer, with a bias."""
     is_published_class = config.has("medusa_num_heads")
     if is_published_class and not (config.has("hidden_size") and config.has("vocab_size")):
         target_model = config.text("base_model_name_or_path")
@@ -26,8 +26,8 @@ def _read_medusa(config: Config) -> Table:
             f"file, as in the config of the target {target_model}"
         )
     heads = {
-        "num_heads": config.integer(*HEADS),
-        "num_layers": config.integer(*LAYERS),
+        "num_heads": config.integer(*HEAD_COUNT_FIELDS),
+        "num_layers": config.integer(*LAYER_COUNT_FIELDS),
         "bias": is_published_class or config.flag("medusa_fc_bias"),
         "shared_projection": config.flag("original_lm_head"),
     }
@@ -43,7 +43,7 @@ def _read_medusa(config: Config) -> Table:
 
 
 def _read_mlp_speculator(config: Config) -> Table:
-    """Reads the MLP speculator, whose stages are as wide as the target unless the config says otherwise."""
+    """Reads the MLP speculator, whose stages are as wide as the target unless the config states a width."""
     head_fields: Table = {
         "num_heads": config.integer("n_predict"),
         "inner_size": config.count("inner_dim") or config.integer("hidden_size"),

@@ -1,1 +1,1 @@
-"""Decoders with a mixture of experts."""
+"""Families of decoders with a mixture of experts."""

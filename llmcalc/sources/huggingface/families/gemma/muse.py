@@ -8,7 +8,7 @@ transformers: models/muse_glimmer, models/muse_spark.
 
 from __future__ import annotations
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from .....components.networks.moe import MoE
 from ...absent_value import require_present
 from ...config import Config, is_number
@@ -106,14 +106,14 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
 
 
 def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
-    """Returns each layer's position encoding if different from the stack's; 0 in `layer_rope_theta` is no positions."""
+    """Returns each layer's position encoding if different from the stack's. A `layer_rope_theta` of 0 means none."""
     rope_bases = config.get("layer_rope_theta")
     if rope_bases is None:
         return [{"position": "none"} if is_full else {} for is_full in full_flags]
     if (
         not isinstance(rope_bases, list)
         or len(rope_bases) != len(full_flags)
-        or any(not is_number(rope_base) or not 0 <= rope_base <= LARGEST for rope_base in rope_bases)
+        or any(not is_number(rope_base) or not 0 <= rope_base <= LARGEST_SIZE for rope_base in rope_bases)
     ):
         raise config.error(
             "layer_rope_theta", rope_bases, f"{len(full_flags)} bases of RoPE, 0 for a layer without positions"

@@ -1,1 +1,1 @@
-"""GLM's dense models and its multimodal text models."""
+"""Families of GLM's dense models and its multimodal text models."""

@@ -1,1 +1,1 @@
-"""Llama and dense decoders with similar layers."""
+"""Families of Llama and dense decoders with similar layers."""

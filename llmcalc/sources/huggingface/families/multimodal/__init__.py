@@ -1,1 +1,1 @@
-"""Multimodal wrappers of any text model."""
+"""Families of multimodal wrappers that may contain any text model."""

@@ -1,1 +1,1 @@
-"""Qwen's multimodal models."""
+"""Families of Qwen's multimodal models."""

@@ -5,7 +5,7 @@ Source: the class in `Family.source`.
 
 from __future__ import annotations
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import MLX
 from ...config import Config
 from ...family import Family
@@ -13,7 +13,7 @@ from ...parts import Table, attention, decoder, layer_table, qk_norm_fields, rms
 
 
 def _read_afm7(config: Config) -> Table:
-    """Reads AFM-7. Norms of queries and keys follow the rotation, and the output projection is the embedding's."""
+    """Reads AFM-7. The norms of queries and keys follow RoPE, and the output head is tied to the embedding."""
     depth, reusing_layer_count = config.integer("num_hidden_layers"), config.count("num_kv_reuse_layers")
     if reusing_layer_count >= depth:
         raise config.error("num_kv_reuse_layers", reusing_layer_count, f"fewer than the {depth} layers of the model")
@@ -40,7 +40,7 @@ def _ffn_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
     field_name = "hidden_dim_scale_factor"
     width_factor, hidden_size = config.number(field_name), config.integer("hidden_size")
-    if not 1 <= hidden_size * width_factor <= LARGEST:
+    if not 1 <= hidden_size * width_factor <= LARGEST_SIZE:
         raise config.error(field_name, width_factor, "a number that gives the network a width")
     return width_factor
 
