@@ -237,6 +237,13 @@ def test_cells_of_a_notebook_are_read_and_its_prose_is_no_command(tmp_path: Path
             launch_from_text(MARIMO.replace(decided, computed), "notebook.py")
 
 
+def test_quantization_aware_adapters_of_unsloth_are_refused_by_name() -> None:
+    """`qat_scheme` is an argument of `from_pretrained` for all weights, and of `get_peft_model` for adapters."""
+    for called, rounded in (("r=8", 'r=8, qat_scheme="int4"'), ('"gpt2"', '"gpt2", qat_scheme="int4"')):
+        with pytest.raises(InputError, match=r"may change memory: .*qat_scheme \(the rounding"):
+            launch_from_text(MARIMO.replace(called, rounded), "notebook.py")
+
+
 REFUSED = [
     ("nanochat.sh", "scripts.base_train is nanochat's: its models"),
     ("sweep.sh", "a loop trains several times (line 2; size: 1, 2, 4); expected one of them, as in --launch 'size=1 "),
