@@ -103,7 +103,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
     def _fit_of_highest_phase(self, accelerator_fit: MemoryFit) -> MemoryFit | None:
         """Returns the verdict for the phase of the run that needs most memory.
 
-        None for an unnamed accelerator on which the rollouts' engine does not start, such as one without weights in fp8.
+        None for an unnamed accelerator on which the rollouts' engine does not start, such as one without fp8.
         """
         try:
             phases = self.phases_on_hardware(accelerator_fit.hardware)

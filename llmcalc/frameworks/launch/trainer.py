@@ -322,6 +322,9 @@ def trainer_settings(
     run_settings |= optimizer_with_targets(reader, config, "optim", default_values["optim"], run_settings)
     run_settings |= trainer_kernels(reader, config, default_values)
     run_settings |= trainer_adapters(reader, config)
+    is_earlier = EARLIER_TRAINER_DEFAULTS.items() <= default_values.items()
+    if is_earlier and run_settings.get("base") in ("nf4", "nf4-dq"):
+        run_settings["quantized_experts"] = True  # before transformers 5 each expert is a module of linear layers
     add_noise_note(reader, config)
     _add_evaluation_note(reader, config, run_settings["batch"])
     is_low_rank = _is_low_rank(str(config.get("optim")))

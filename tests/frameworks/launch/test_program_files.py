@@ -976,7 +976,11 @@ COMMANDS = [
         "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
         "model.lora_rank: is of FSDP; expected actor_rollout_ref.model.lora.rank",
     ),
-    ("megatron sft --model a/b --tuner_type adalora", "--tuner_type: 'adalora' is not modelled; expected full"),
+    ("megatron sft --model a/b --tuner_type adalora", "--tuner_type: 'adalora' is not modelled; expected lora, which"),
+    (
+        "swift sft --model a/b --max_length 64 --optimizer muon",
+        "--optimizer ('muon' of ms-swift's own is not modelled)",
+    ),
     (
         "megatron sft --model a/b --tuner_type lora --max_length 64 --modules_to_save output_layer",
         "--modules_to_save ('output_layer' is not modelled",
@@ -1060,6 +1064,8 @@ def test_defaults_of_the_program_are_listed() -> None:
     assert launch.program == "ms-swift"
     assert launch.assumed_defaults["tuner_type"] == "lora"
     assert launch.assumed_defaults["gradient_accumulation_steps"] == 16
+    skyrl = read_launch("python -m skyrl.train.entrypoints.main_base trainer.policy.model.path=gpt2")  # of one device
+    assert (skyrl.assumed_defaults["trainer.placement.policy_num_gpus_per_node"], skyrl.layout.world_size) == (1, 1)
 
 
 def test_the_config_that_a_script_writes_is_read() -> None:

@@ -637,7 +637,7 @@ def test_axolotl_may_compute_log_probabilities_of_the_reference_before_it_trains
         ({"stage": "ppo"}, "stage ('ppo' is not modelled; sft, pt, rm, dpo, kto are)"),
         (
             {"finetuning_type": "oft"},
-            "finetuning_type ('oft' is not modelled; full, lora and freeze are; --allow",
+            "finetuning_type ('oft' is not modelled; lora, which needs about as much, is; --allow",
         ),
         ({"freeze_language_model": True}, "encoders trained beside a frozen language model"),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),

@@ -245,6 +245,9 @@ def test_the_loss_of_sft_is_that_of_the_trl_that_knows_the_arguments(tmp_path: P
         assert not {"cross_entropy", "recompute"} & {*earlier.settings}
         assert "max_seq_length is of TRL before 0.20, whose loss has all logits" in earlier.notes
         assert (settings["optimizer_impl"], earlier.settings["optimizer_impl"]) == ("fused", "foreach")
+    command = f"accelerate launch sft.py {TRL_COMMAND} --use_peft --load_in_4bit"  # experts are linear layers there
+    assert "quantized_experts" not in read_launch(command, 1).settings
+    assert read_launch(f"{command} --max_seq_length 64", 1).settings["quantized_experts"] is True
     assert read_launch(f"python run_clm.py {TRL_COMMAND} --do_train", 1).program == "transformers"
 
 
