@@ -136,7 +136,7 @@ def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
         return launched_run
     return replace(
         launched_run,
-        settings={**launched_run.settings, **SETTINGS_BY_OPTIM[EARLIER_TRAINER_DEFAULTS["optim"]]},
+        settings={**launched_run.settings, **SETTINGS_BY_OPTIM[str(EARLIER_TRAINER_DEFAULTS["optim"])]},
         assumed_defaults={**launched_run.assumed_defaults, "optim": EARLIER_TRAINER_DEFAULTS["optim"]},
     )
 
