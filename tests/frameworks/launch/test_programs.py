@@ -200,8 +200,10 @@ def test_adapters_beside_an_encoder_that_is_trained_in_full_are_those_of_the_lan
     launch = launch_from_text(f"{tuner} --model a/b --tuner_type lora_llm --max_length 64", "swift.sh")
     assert launch.settings["lora_rank"] == 8
     assert any("lora_llm: the encoder" in note for note in launch.notes)
-    with pytest.raises(InputError, match="expected full, lora or lora_llm"):
+    with pytest.raises(InputError, match="expected lora, which needs about as much"):
         launch_from_text(f"{tuner} --model a/b --tuner_type adalora --max_length 64", "swift.sh")
+    with pytest.raises(InputError, match="expected full, lora or lora_llm"):
+        launch_from_text(f"{tuner} --model a/b --tuner_type reft --max_length 64", "swift.sh")
 
 
 def test_nanotrons_model_and_layout() -> None:
