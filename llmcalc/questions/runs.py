@@ -26,6 +26,7 @@ from ..reports.memory_answer import ASSUMED_ACCELERATOR, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
+from ..sources.target import load_named_checkpoint
 from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE_MODE
 from ..workload.setting import option, training_option
@@ -465,7 +466,9 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return preset.model_copy(update={"notes": tuple(f"{place_in_error}: {note}" for note in preset.notes)})
     except InputError as error:
         is_in_variable = _FOLDER_OF_VARIABLE.match(model_name) is not None
-        known_preset = known_model(model_name) if is_in_variable or _PATH.match(model_name) else None
+        known_preset = None
+        if is_in_variable or _PATH.match(model_name):
+            known_preset = known_model(model_name) or load_named_checkpoint(model_name)
         if known_preset is None and is_in_variable:
             raise computed_name_error from None
         if known_preset is None:

@@ -10,6 +10,7 @@ from ..device_memory.cuda_runtime import UNIFIED_MEMORY, CudaRuntime, cuda_runti
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
+from ..errors import InputError
 from ..frameworks.ranks import Cluster, rank_with_most_memory
 from ..frameworks.registry import DEFAULT_FRAMEWORK
 from ..frozen import frozen
@@ -68,8 +69,17 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
     @cached_property
     def fits(self) -> list[MemoryFit]:
-        """The verdict for each accelerator on whether all phases of the run fit."""
-        return [self._fit_of_highest_phase(fit) for fit in super().fits if self._software_runs_on(fit.hardware)]
+        """The verdict for each accelerator on whether all phases of the run fit.
+
+        Of accelerators that the user does not name, those are left out on which the rollouts' engine does not start.
+        """
+        _ = self.phases  # raises the error of an engine that starts on no accelerator
+        return [
+            highest_phase_fit
+            for fit in super().fits
+            if self._software_runs_on(fit.hardware)
+            and (highest_phase_fit := self._fit_of_highest_phase(fit)) is not None
+        ]
 
     def _software_runs_on(self, hardware: Hardware) -> bool:
         """Whether framework and rollout engine run on an accelerator; always true for accelerators that the user names.
@@ -90,9 +100,18 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
         return engine(rollout.engine).runs_on(hardware)
 
-    def _fit_of_highest_phase(self, accelerator_fit: MemoryFit) -> MemoryFit:
-        """Returns the verdict for the phase of the run that needs most memory."""
-        peak_bytes = max((phase.bytes for phase in self.phases_on_hardware(accelerator_fit.hardware)), default=0)
+    def _fit_of_highest_phase(self, accelerator_fit: MemoryFit) -> MemoryFit | None:
+        """Returns the verdict for the phase of the run that needs most memory.
+
+        None for an unnamed accelerator on which the rollouts' engine does not start, such as one without fp8.
+        """
+        try:
+            phases = self.phases_on_hardware(accelerator_fit.hardware)
+        except InputError:
+            if self.accelerators:
+                raise
+            return None
+        peak_bytes = max((phase.bytes for phase in phases), default=0)
         if peak_bytes <= accelerator_fit.needed_bytes:
             return accelerator_fit
         return MemoryFit(accelerator_fit.hardware, peak_bytes)

@@ -202,6 +202,20 @@ def _describe_hub_model(
     return model_target, error_location, preset_description
 
 
+def load_named_checkpoint(checkpoint_path: str) -> Preset | None:
+    """Loads the preset that the name of a checkpoint's folder states, in the weight format in the name.
+
+    None for a name that states no preset.
+    """
+    from .checkpoint_name import describe_named_checkpoint
+
+    named_description = describe_named_checkpoint(checkpoint_path.rstrip("/").rpartition("/")[2])
+    if named_description is None:
+        return None
+    preset_name, error_location, preset_description = named_description
+    return _validate_preset(preset_name, error_location, {**preset_description, "notes": ()})
+
+
 def read_checkpoint_of_target(path: Path) -> Checkpoint:
     """Reads a checkpoint's header. The error about an absent file names the preset that the file's name states."""
     from .checkpoints.read import read_checkpoint

@@ -141,13 +141,15 @@ class Launch:
             chunk_count = len(stage_sizes) // self.layout.pp
             is_interleaved = self.layout.schedule == "interleaved"
             if is_interleaved != (chunk_count > 1):
+                most_layers = layer_count // (2 * self.layout.pp)
+                advice = f"2 or more in an interleaved schedule (at most {most_layers})"
+                if not is_interleaved:
+                    advice = f"1 in 1F1B (at least {ceil_div(layer_count, self.layout.pp)})"
+                elif not most_layers:
+                    advice = f"the schedule 1F1B, since {2 * self.layout.pp} interleaved stages need as many layers"
                 raise InputError(
                     f"{error_prefix}: {chunk_count} stage{'s' * (chunk_count > 1)} of {layer_count} layers per rank; "
-                    + (
-                        f"expected 2 or more in an interleaved schedule (at most {layer_count // (2 * self.layout.pp)})"
-                        if is_interleaved
-                        else f"expected 1 in 1F1B (at least {ceil_div(layer_count, self.layout.pp)})"
-                    )
+                    f"expected {advice}"
                 )
             return replace(self, layout=replace(self.layout, vpp=chunk_count, pp_layout=stage_sizes))
         stage_count = self.layout.pp * self.layout.vpp
@@ -500,16 +502,19 @@ class LaunchReader:
         written_number = config.get(argument_name)
         return None if written_number is None else read_integer(self, argument_name, written_number)
 
-    def device_count_of_nodes(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
-        """Returns the number of devices of all nodes of a config: by default 1 node with 8 devices.
+    def device_count_of_nodes(
+        self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "", *, devices_per_node: int = 8
+    ) -> int:
+        """Returns the number of devices of all nodes of a config, by default of 1 node.
 
         nodes_name, devices_name: the arguments with the number of nodes, and of devices per node.
         name_prefix: what precedes the arguments in the file; empty by default.
+        devices_per_node: the program's default; by default 8.
         `--devices` replaces the file's number, with a note.
         """
         node_and_device_counts = [
             read_integer(self, name_prefix + argument_name, self.value(config, argument_name, default_count))
-            for argument_name, default_count in ((devices_name, 8), (nodes_name, 1))
+            for argument_name, default_count in ((devices_name, devices_per_node), (nodes_name, 1))
         ]
         world_size = node_and_device_counts[0] * node_and_device_counts[1]
         typed_devices = self.source.typed_device_count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...parallel.layout_request import LayoutRequest
+from ...simulator.versions import is_older_version
 from ..registry import DEFAULT_FRAMEWORK, framework, framework_of, layout_of
 from .launch_types import Launch, LaunchFile, LaunchSource, OptionOverride
+from .trainer import EARLIER_TRAINER_DEFAULTS, SETTINGS_BY_OPTIM, TRAINER_DEFAULTS
 
 NO_OPTIONS: Mapping[str, Any] = {}
 """No options beside a file."""
@@ -20,6 +23,9 @@ READER_OPTIONS = ("devices", "framework_version")
 
 FORMAT_SETTINGS = ("precision", "dtype", "master_weights", "grad_dtype")
 """Settings that `--precision` replaces together."""
+
+FUSED_BY_DEFAULT = (2, 8)
+"""Version of torch from which on the Trainer's default optimizer is fused."""
 
 LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*READER_OPTIONS}
 """Options of a layout."""
@@ -95,6 +101,7 @@ def with_overrides(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     """
     layout_options = {option: option_value for option, option_value in options.items() if option in LAYOUT_OPTIONS}
     settings = {option: option_value for option, option_value in options.items() if option not in LAYOUT_OPTIONS}
+    launched_run = _with_default_optimizer(launched_run, str(options.get("torch") or ""))
     unsupported_options = (
         FORMAT_SETTINGS if "precision" in settings else ("precision",) if set(FORMAT_SETTINGS) & set(settings) else ()
     )
@@ -116,6 +123,22 @@ def with_overrides(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         keeps_checkpoint_dtype=launched_run.keeps_checkpoint_dtype and not set(FORMAT_SETTINGS) & set(settings),
     )
     return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
+
+
+def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
+    """Returns the training run with the Trainer's default optimizer of a version of torch; empty for the newest.
+
+    AdamW is fused by default since torch 2.8 (transformers/training_args.py, `default_optim`).
+    """
+    is_version = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})*", torch_version) is not None
+    has_default = launched_run.assumed_defaults.get("optim") == TRAINER_DEFAULTS["optim"]
+    if not is_version or not has_default or not is_older_version(torch_version, FUSED_BY_DEFAULT):
+        return launched_run
+    return replace(
+        launched_run,
+        settings={**launched_run.settings, **SETTINGS_BY_OPTIM[str(EARLIER_TRAINER_DEFAULTS["optim"])]},
+        assumed_defaults={**launched_run.assumed_defaults, "optim": EARLIER_TRAINER_DEFAULTS["optim"]},
+    )
 
 
 def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:

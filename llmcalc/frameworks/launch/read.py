@@ -36,6 +36,7 @@ from .python_source import is_python
 from .refused_programs import REFUSED_LAUNCH_FILES, refuse_config, refuse_text
 from .shell import read_script
 from .shell_words import ShellCommand, ShellScript
+from .skypilot import TASK_SCRIPT, is_task, script_of_task
 from .slurm import devices_of_machine
 from .unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable, unresolved_reason
 from .windows_scripts import posix_paths
@@ -133,6 +134,11 @@ def launch_from_text(
         raise InputError(f"{name_in_errors}: is empty; expected {launch_file_titles()}")
     if is_python(file_text, name_in_errors):
         return _read_python(file_text, launch_source, options)
+    task = _skypilot_task(file_text, name_in_errors)
+    if task is not None:
+        task_script = script_of_task(task, shell_variables or {})
+        shell_script = read_script(task_script.text, name_in_errors, task_script.variables, arguments)
+        return _read_script(shell_script, launch_source, task_script.sbatch_options, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         shell_script = read_script(file_text, name_in_errors, shell_variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", file_text, re.MULTILINE)
@@ -147,6 +153,14 @@ def launch_from_text(
         )
     refuse_text(file_text, name_in_errors)
     return _read_tables(_parse_tables(file_text, name_in_errors), launch_source, options)
+
+
+def _skypilot_task(file_text: str, name_in_errors: str) -> Mapping[str, Any] | None:
+    """Returns the tables of a SkyPilot task; None for another file."""
+    if not name_in_errors.endswith((".yaml", ".yml")) or TASK_SCRIPT.search(file_text) is None:
+        return None
+    config = parse_yaml(file_text, name_in_errors)
+    return config if is_task(config) else None
 
 
 def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
@@ -277,6 +291,7 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             raise InputError(
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
+        file_name = file_name.removeprefix("oumi://")  # a path in Oumi's repository
         parent_folders = [folder, *folder.resolve().parents][1 : MOST_FOLDERS + 1]  # scripts run in a repository's root
         tried_paths = (
             folder / file_name,
@@ -657,7 +672,8 @@ def _launcher_counts(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]
 def starts_on_every_device(command_line: CommandLine) -> bool:
     """Whether a command without a number of processes starts one on each visible device.
 
-    `accelerate launch` does (commands/launch.py), as do DeepSpeed's launcher and `torchrun --nproc-per-node gpu`.
+    `accelerate launch` does (commands/launch.py), as do DeepSpeed's launcher, `torchrun --nproc-per-node gpu` and
+    `oumi distributed` (core/distributed.py).
     """
     launcher_words = command_line.launcher
     program_names = [command_word.rpartition("/")[2] for command_word in launcher_words]
@@ -667,7 +683,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
     if any(map(is_unresolved, count_texts)):
         return False
     return (
-        ("accelerate", "launch") in pairwise(program_names)
+        not {("accelerate", "launch"), ("oumi", "distributed")}.isdisjoint(pairwise(program_names))
         or _kind_with_launcher(command_line) is not None
         or any(
             program.starts_on_every_device and program.launcher in program_names

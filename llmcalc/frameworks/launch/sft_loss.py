@@ -11,6 +11,7 @@ from typing import Any
 
 from .adapter_targets import adapts_output_head
 from .launch_types import LaunchReader, Table
+from .trainer import EARLIER_TRAINER_DEFAULTS
 
 SFT_LOSSES = ("chunked_nll", "nll", "dft")
 """Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
@@ -24,8 +25,8 @@ EARLIER_TRAINER_ARGUMENTS = ("tokenizer", "dataset_text_field", "max_seq_length"
 TRANSFORMERS_DEFAULTS = {"gradient_checkpointing": False, "bf16": False}
 """Defaults of transformers' `TrainingArguments`, and of these versions of TRL (its own are of 0.22 and 0.19)."""
 
-EARLIER_DEFAULTS = {**TRANSFORMERS_DEFAULTS, "loss_type": "nll"}
-"""The same, with their loss."""
+EARLIER_DEFAULTS = {**TRANSFORMERS_DEFAULTS, "loss_type": "nll", "optim": EARLIER_TRAINER_DEFAULTS["optim"]}
+"""The same, with their loss and their optimizer."""
 
 
 def earlier_argument(config: Table) -> str:

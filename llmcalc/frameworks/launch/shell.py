@@ -74,7 +74,12 @@ def read_script(
         [command_word.replace(UNRESOLVED_MARK, "").replace(ITEM_SEPARATOR, " ") for command_word in arguments],
         devices_per_machine=devices_per_machine,
     )
-    shell_script.variables |= {**slurm_variables(script_text), **typed_variables}
+    shell_script.variables |= {
+        "PWD": ".",
+        "BASH_SOURCE": shell_script.path_in_folder,
+        **slurm_variables(script_text),
+        **typed_variables,
+    }
     StatementReader(shell_script, script_text.replace("\r\n", "\n").replace(UNRESOLVED_MARK, "")).read_all()
     return shell_script
 

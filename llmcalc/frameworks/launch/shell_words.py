@@ -6,6 +6,7 @@ unresolved.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,19 @@ DEVICE_COUNT_COMMAND = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
 
 NPU_TEST_COMMAND = re.compile(r"python3? -c (['\"])import torch_npu\1.*&& *echo [\w.-]+ *\|\| *echo ([\w.-]+) *$")
 """A command that prints one word where torch's plugin of Ascend's devices is installed, and another one elsewhere."""
+
+
+NODES_OF_SKYPILOT = re.compile(r"echo\s+[\"']?\$\{?SKYPILOT_NODE_IPS\}?[\"']?\s*\|\s*wc\s+-l\s*$")
+"""A command that counts the nodes of a SkyPilot task, as `SKYPILOT_NUM_NODES` does."""
+
+PATH_COMMANDS = ("cd", "dirname", "basename", "realpath", "readlink", "pwd")
+"""Commands that print a path, or `cd` before `pwd`."""
+
+PATH_COMMAND = re.compile(r"(?P<command>dirname|basename|realpath|readlink)\s+(?:-[efLPs]\s+|--\s+)*(?P<path>\S.*)")
+FOLDER_OF_SCRIPT = re.compile(
+    r"cd\s+(?:-P\s+|--\s+)*(?P<path>\S.*?)\s*(?:[12&]?>\s*/dev/null\s*|2>&1\s*)*(?:&&|;)\s*pwd(?:\s+-[LP])?"
+)
+"""`cd FOLDER && pwd`, which prints the folder."""
 
 
 class UnsplittableText(InputError):
@@ -82,6 +96,11 @@ class ShellScript:
     unset_variables: set[str] = field(default_factory=set)
     word_count: int = 0
     work_count: int = 0
+
+    @property
+    def path_in_folder(self) -> str:
+        """The script's path from its own folder."""
+        return f"./{self.name_in_errors.rpartition('/')[2]}"
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
@@ -293,7 +312,9 @@ class WordReader:
             if end_index < 0:
                 raise self.error("a backquote that does not end")
             self.position = end_index + 1
-            return mark_unresolved("`…`")
+            command_text = self.text[dollar_index + 1 : end_index].strip()
+            printed_text = self.command_output(command_text)
+            return printed_text if not is_unresolved(printed_text) else mark_unresolved("`…`")
         if self.text.startswith("$((", dollar_index):
             inner_text = self.read_balanced_text(dollar_index + 1)
             return self.evaluate_arithmetic(
@@ -313,6 +334,8 @@ class WordReader:
             return variable_value if isinstance(variable_value, str) else (variable_value[0] if variable_value else "")
         next_character = self.text[dollar_index + 1 : dollar_index + 2]
         self.position = dollar_index + 2
+        if next_character == "0":
+            return self.script.path_in_folder
         if next_character and next_character in "@*":
             return ITEM_SEPARATOR.join(self.script.arguments) or ITEM_SEPARATOR
         if next_character == "#":
@@ -341,6 +364,14 @@ class WordReader:
                 return result_text if not is_unresolved(result_text) else mark_unresolved(f"$({command_name}…)")
             if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
                 return arithmetic_text.strip()
+        if command_name in PATH_COMMANDS and self.depth < 6:
+            printed_path = self.printed_path(command_text)
+            if printed_path:
+                return printed_path
+        if NODES_OF_SKYPILOT.match(command_text) is not None:
+            node_count_text = self.script.variables.get("SKYPILOT_NUM_NODES")
+            if isinstance(node_count_text, str):
+                return node_count_text
         if DEVICE_COUNT_COMMAND.match(command_text) is not None:
             device_count_text = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.devices_per_machine)
             if isinstance(device_count_text, str | int):
@@ -349,6 +380,25 @@ class WordReader:
         if npu_import_match is not None:
             return npu_import_match[2]
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
+
+    def printed_path(self, command_text: str) -> str:
+        """Returns the path that a command for paths prints; empty if it is unknown.
+
+        Paths are relative to the script's folder, in which files that a script names are looked up first.
+        """
+        if re.fullmatch(r"pwd(\s+-[LP])?", command_text):
+            return "."
+        folder_match = FOLDER_OF_SCRIPT.fullmatch(command_text)
+        command_match = PATH_COMMAND.fullmatch(command_text) if folder_match is None else folder_match
+        if command_match is None:
+            return ""
+        path_text = self.expand_nested_text(command_match["path"]).strip()
+        if not path_text or is_unresolved(path_text) or ITEM_SEPARATOR in path_text or " " in path_text:
+            return ""
+        if folder_match is not None or command_match["command"] in ("realpath", "readlink"):
+            return posixpath.normpath(path_text)
+        printed_name = getattr(posixpath, command_match["command"])(path_text.rstrip("/") or "/")
+        return printed_name or "."
 
     def script_argument(self, argument_number: int) -> str:
         """Returns the script's positional argument `argument_number`, from 1, or an unresolved mark if not typed."""
@@ -383,6 +433,8 @@ class WordReader:
 
     def expand_braces(self, text_in_braces: str) -> str:
         """Returns the expanded text of `${…}`."""
+        if text_in_braces in ("0", "BASH_SOURCE[0]"):
+            return self.script.path_in_folder
         array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", text_in_braces)
         if array_match is not None:
             variable_value = self.script.variables.get(array_match[1])

@@ -66,6 +66,12 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 """Defaults of arguments that change memory (transformers 5.23, training_args.py)."""
 
+EARLIER_TRAINER_DEFAULTS = {"optim": "adamw_torch", "use_reentrant": True}
+"""Defaults of transformers before 5 beside torch before 2.8, with which AdamW became fused (training_args.py)."""
+
+EARLIER_ARGUMENT = "evaluation_strategy"
+"""An argument that ends with transformers 4.46 of October 2024."""
+
 LENGTH_ARGUMENTS = ("max_seq_length", "max_length", "block_size", "cutoff_len", "model_max_length")
 """Arguments of scripts for the length of sequences; the last is the tokenizer's, in scripts derived from Alpaca's."""
 
@@ -296,6 +302,8 @@ def trainer_settings(
     default_values: argument that the program fills in → its default.
     length_option: the argument with the length of sequences; empty (default) for any.
     """
+    if config.get(EARLIER_ARGUMENT) is not None and default_values["optim"] == TRAINER_DEFAULTS["optim"]:
+        default_values = {**default_values, **EARLIER_TRAINER_DEFAULTS}
     run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": reader.integer(config, "per_device_train_batch_size", default_values["per_device_train_batch_size"]),
@@ -314,6 +322,9 @@ def trainer_settings(
     run_settings |= optimizer_with_targets(reader, config, "optim", default_values["optim"], run_settings)
     run_settings |= trainer_kernels(reader, config, default_values)
     run_settings |= trainer_adapters(reader, config)
+    is_earlier = EARLIER_TRAINER_DEFAULTS.items() <= default_values.items()
+    if is_earlier and run_settings.get("base") in ("nf4", "nf4-dq"):
+        run_settings["quantized_experts"] = True  # before transformers 5 each expert is a module of linear layers
     add_noise_note(reader, config)
     _add_evaluation_note(reader, config, run_settings["batch"])
     is_low_rank = _is_low_rank(str(config.get("optim")))

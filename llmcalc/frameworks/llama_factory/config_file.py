@@ -148,10 +148,12 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader.refuse("stage", f"'{training_stage}' is not modelled; {', '.join(MODELLED_STAGES)} are")
         finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
         if finetuning_type not in ("full", "lora", "freeze"):
+            near_type = (
+                "lora, which needs about as much, is" if finetuning_type == "oft" else "full, lora and freeze are"
+            )
             reader.refuse(
                 "finetuning_type",
-                f"'{finetuning_type}' is not modelled; full, lora and freeze are; --allow-unknown counts full, which "
-                "needs more",
+                f"'{finetuning_type}' is not modelled; {near_type}; --allow-unknown counts full, which needs more",
             )
         run_settings = trainer_settings(
             reader, _with_kernel_arguments(reader, config), ARGUMENT_DEFAULTS, length_option="cutoff_len"

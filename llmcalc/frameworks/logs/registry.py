@@ -19,7 +19,7 @@ TORCH_FOLDER = "torch"
 
 EXPECTED_LOGS = (
     "a start-up log or an out-of-memory message of vLLM, SGLang, TensorRT-LLM, llama.cpp, Ollama, torch, Megatron-LM, "
-    "DeepSpeed, torchtitan, torchtune, LitGPT, axolotl, Unsloth, ms-swift, verl, NeMo or the Trainer"
+    "DeepSpeed, torchtitan, torchtune, LitGPT, axolotl, Unsloth, ms-swift, verl, NeMo, NeMo-Automodel or the Trainer"
 )
 
 

@@ -205,12 +205,6 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         )
     settings = replace(settings, world_size=world_size)
     settings.check()
-    if settings.num_experts is not None and settings.tp > 1 and not settings.sequence_parallel:
-        raise reader.argument_error(
-            "--sequence-parallel",
-            f"missing; Megatron-Core trains no mixture of experts with --tensor-model-parallel-size {settings.tp} "
-            "without it (megatron/core/transformer/moe/moe_layer.py)",
-        )
     if "a2a+p2p" in settings.cp_comm_type and settings.cp > 1:
         reader.notes.append("--cp-comm-type a2a+p2p: what ranks of a sequence send is counted as one ring")
     if settings.tp_comm_overlap and settings.tp_comm_overlap_cfg is not None:

@@ -445,8 +445,13 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_experts(self) -> None:
-        """Raises `InputError` for experts that ranks do not divide, or a layer pattern of another length."""
+        """Raises `InputError` for experts that ranks do not divide or train, or a layer pattern of another length."""
         if self.num_experts is not None:
+            if self.tp > 1 and not self.sequence_parallel:
+                raise InputError(
+                    "--sequence-parallel: missing; Megatron-Core trains no mixture of experts with "
+                    f"--tensor-model-parallel-size {self.tp} without it (megatron/core/transformer/moe/moe_layer.py)"
+                )
             if self.num_experts % self.expert_model_parallel_size:
                 self._reject_value(
                     "num_experts", f"a multiple of {self.expert_model_parallel_size}, the expert-parallel size"

@@ -44,7 +44,7 @@ ARGUMENTS_READ = field_names("""
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
     bnb_4bit_use_double_quant use_liger_kernel liger_kernel_config optim bf16 fp16 torch_compile
-    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm enable_dft_loss
+    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm enable_dft_loss optimizer
     """)
 
 FORWARDED_ARGUMENTS = (
@@ -71,7 +71,7 @@ ARGUMENTS_IGNORED = field_names("""
     add_non_thinking_prefix bnb_4bit_quant_storage data_seed use_logits_to_keep experts_impl norm_bbox max_pixels
     ds3_gather_for_generation tuner_backend padding_free router_aux_loss_coef callbacks num_workers lr_scheduler
     warmup_steps cached_val_dataset rope_scaling early_stop_interval new_special_tokens predict_with_generate
-    max_model_len
+    max_model_len vit_lr aligner_lr
     """)
 """Arguments that do not change the memory of a training step of a language model."""
 
@@ -280,6 +280,8 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
         reader.refuse("--deepspeed_autotp_size", "layers divided by AutoTP: --allow-unknown counts whole ones")
     if reader.flag(config, "enable_dft_loss") and reader.flag(config, "use_liger_kernel"):
         reader.refuse("--enable_dft_loss", "a loss of all logits beside Liger-Kernel's in chunks is not modelled")
+    if config.get("optimizer") not in (None, "default", "multimodal"):  # multimodal: other rates for encoders
+        reader.refuse("--optimizer", f"{short_repr(config['optimizer'])[:40]} of ms-swift's own is not modelled")
     if reader.flag(config, "freeze_llm"):
         reader.refuse("--freeze_llm", "training of an encoder beside frozen layers is not modelled")
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, variable_expander
-from ..launch.unresolved import UNRESOLVED_MARK, mark_unresolved
+from ..launch.skypilot import environment_variables, is_plain_data, script_of_task
+from ..launch.unresolved import mark_unresolved
 from ..launch.yaml_text import parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
@@ -149,7 +150,7 @@ def _compose_servers(
                 for command_part in _command_words(expanded_fields[field_key], server_finder.name_in_errors)
             ),
             image=str(expanded_fields["image"] or ""),
-            env=_environment_variables(expanded_fields["environment"]),
+            env=environment_variables(expanded_fields["environment"]),
             gpu_count=_reserved_accelerator_count(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
             mounts={
                 container_folder: host_folder
@@ -199,35 +200,18 @@ def _skypilot_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
     """Yields the servers of a SkyPilot task, from its script `run` and its accelerators."""
-    possible_accelerators = _task_accelerators(inner_table(config, "resources").get("accelerators"))
-    gpu_name, stated_count = possible_accelerators[0] if len(possible_accelerators) == 1 else ("", None)
-    accelerator_counts = {alternative_count for _, alternative_count in possible_accelerators}
-    env = {**_environment_variables(config.get("envs")), **_environment_variables(config.get("secrets")), **variables}
-    if len(accelerator_counts) == 1:
-        stated_count = accelerator_counts.pop()
-        env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(stated_count))
+    task_script = script_of_task(config, variables)
+    accelerators = task_script.accelerators
     setup_script = config.get("setup")
     engine_versions = engine_versions_in(setup_script) if isinstance(setup_script, str) else {}
-    container = Container("run", image="script", gpu_name=gpu_name, gpu_count=stated_count)
-    for started_server in server_finder.servers_in_script(config["run"], env, (), container):
-        yield started_server.with_version_in_file(engine_versions)
-
-
-def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
-    """Returns the alternative accelerators of a SkyPilot task as (name, number), from text such as `H100:8`."""
-    if isinstance(accelerators, Mapping):
-        return [
-            (str(accelerator_name), count_text if type(count_text) is int else 1)
-            for accelerator_name, count_text in accelerators.items()
-        ][:20]
-    accelerator_texts = (
-        accelerators if isinstance(accelerators, list) else [accelerators] if isinstance(accelerators, str) else []
+    container = Container(
+        "run",
+        image="script",
+        gpu_name=accelerators[0][0] if len(accelerators) == 1 else "",
+        gpu_count=task_script.accelerator_count,
     )
-    names_and_counts = [str(accelerator_text).partition(":") for accelerator_text in accelerator_texts[:20]]
-    return [
-        (accelerator_name.strip(), int(count_text) if re.fullmatch(r"[0-9]{1,4}", count_text) else 1)
-        for accelerator_name, _, count_text in names_and_counts
-    ]
+    for started_server in server_finder.servers_in_script(task_script.text, task_script.variables, (), container):
+        yield started_server.with_version_in_file(engine_versions)
 
 
 # ---- Kubernetes and its operators
@@ -291,7 +275,7 @@ def _llm_inference_service(
                 place_in_file=place_in_file,
                 command_words=("vllm", "serve", _hub_model_name(container_tables), *_adapter_flags(container_tables)),
                 image=str(main_table.get("image") or ""),
-                env=_environment_variables(main_table.get("env")),
+                env=environment_variables(main_table.get("env")),
                 gpu_name=_node_accelerator(container_tables),
                 gpu_count=_accelerator_limit(container_tables, f"{server_finder.name_in_errors}: {place_in_file}"),
                 parallel_sizes=_parallel_sizes(container_tables),
@@ -350,7 +334,7 @@ def _servers_of_container(
 ) -> Iterator[StartedServer]:
     """Yields the servers that a container's table starts."""
     all_tables = (*outer_tables, container_table)
-    env = _environment_variables(container_table.get("env"))
+    env = environment_variables(container_table.get("env"))
     command_words = [
         command_part
         for command_key in ("command", "modelCommand", "start_command", "args")
@@ -383,34 +367,14 @@ def _short_location(key_path: str) -> str:
     return re.sub(r"\.{2,}", ".", short_location).strip(".") or key_path
 
 
-def _environment_variables(environment_value: Any) -> dict[str, str]:
-    """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
-    if isinstance(environment_value, Mapping):
-        return {
-            str(variable_name): str(text) for variable_name, text in environment_value.items() if _is_plain_data(text)
-        }
-    env: dict[str, str] = {}
-    for env_element in environment_value if isinstance(environment_value, list) else ():
-        if isinstance(env_element, Mapping) and _is_plain_data(env_element.get("value")):
-            env[str(env_element.get("name"))] = str(env_element["value"])
-        elif isinstance(env_element, str) and "=" in env_element:
-            variable_name, _, text = env_element.partition("=")
-            env[variable_name] = text
-    return {variable_name: text for variable_name, text in env.items() if UNRESOLVED_MARK not in text}
-
-
 def _environment_list(environment_value: Any) -> list[Any]:
     return environment_value if isinstance(environment_value, list) else []
-
-
-def _is_plain_data(manifest_value: Any) -> bool:
-    return isinstance(manifest_value, str | int | float) and not isinstance(manifest_value, bool)
 
 
 def _command_words(command: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, stated as a list of words or as a text in a shell's syntax."""
     if isinstance(command, list):
-        return [str(list_word) for list_word in command if _is_plain_data(list_word) or isinstance(list_word, bool)]
+        return [str(list_word) for list_word in command if is_plain_data(list_word) or isinstance(list_word, bool)]
     if isinstance(command, str):
         return list(NAMED_COMMANDS[command]) if command in NAMED_COMMANDS else _split_words(command, name_in_errors)
     return []
@@ -547,6 +511,6 @@ def _parallel_sizes(outer_tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     parallel_sizes: dict[str, Any] = {}
     for outer_table in outer_tables:
         for size_key, size_value in inner_table(outer_table, "parallelism").items():
-            if size_key in PARALLEL_SIZE_KEYS and _is_plain_data(size_value):
+            if size_key in PARALLEL_SIZE_KEYS and is_plain_data(size_value):
                 parallel_sizes[PARALLEL_SIZE_KEYS[size_key]] = str(size_value)
     return parallel_sizes

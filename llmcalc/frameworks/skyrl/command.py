@@ -205,9 +205,10 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 reader.refuse(key[:100], f"{short_repr(value)[:40]} is not modelled")
         is_megatron = reader.choice(config, "trainer.strategy", ("fsdp", "fsdp2", "megatron"), "fsdp") == "megatron"
         world_size = reader.device_count_of_nodes(
-            {f"{PLACEMENT_PREFIX}.policy_num_gpus_per_node": 1, **config},
+            config,
             f"{PLACEMENT_PREFIX}.policy_num_nodes",
             f"{PLACEMENT_PREFIX}.policy_num_gpus_per_node",
+            devices_per_node=1,
         )
         reader.requests_expandable_segments = True  # `use_expandable_segments`, while the policy trains
         read_run = _megatron_run if is_megatron else _fsdp_run

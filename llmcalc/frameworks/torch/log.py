@@ -3,7 +3,7 @@
 The trainers are transformers' Trainer, torchtune (training/memory.py, `log_memory_stats`, and each step's metrics),
 axolotl (core/trainers/base.py, `log`; before 2025 utils/bench.py, `log_gpu_memory_usage`), verl (in GiB,
 workers/fsdp_workers.py and megatron_workers.py), NeMo 2 (in bytes), LitGPT (its recipes, in units of 10^9 bytes),
-ms-swift, and Unsloth's notebooks.
+NeMo-Automodel (in GiB, recipes/llm/train_ft.py), ms-swift, and Unsloth's notebooks.
 
 A message says what was requested, what the device has and what is free, each process's memory, and what of this
 process's memory torch has allocated, and has reserved without a use.
@@ -68,6 +68,9 @@ PEAK_PATTERNS = (
     ),
     line_pattern("perf/max_memory_allocated_gb:", rf"allocated_gb: ?(?P<verl_peak_allocated>{_NUMBER})"),
     line_pattern("perf/max_memory_reserved_gb:", rf"reserved_gb: ?(?P<verl_peak_reserved>{_NUMBER})"),
+    line_pattern("max memory allocated (GB): ", rf"\): (?P<verl_peak_allocated>{_NUMBER})"),
+    line_pattern("max memory reserved (GB): ", rf"\): (?P<verl_peak_reserved>{_NUMBER})"),
+    line_pattern(" | mem ", rf"mem (?P<automodel_peak_allocated>{_NUMBER}) GiB"),
     line_pattern("| max_memory_allocated: ", r"allocated: (?P<nemo_peak_allocated>[0-9]{1,15})\b"),
     line_pattern("| max_memory_reserved: ", r"reserved: (?P<nemo_peak_reserved>[0-9]{1,15})\b"),
     line_pattern(" peak_memory_alloc:", rf"peak_memory_alloc:(?P<metrics_peak_allocated>{_NUMBER})"),
@@ -83,6 +86,7 @@ PEAK_TERMS = {
     "step": ("axolotl", 2**30, "micro_batch_size"),
     "verl": ("verl", 2**30, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
     "nemo": ("NeMo", 1, "micro_batch_size"),
+    "automodel": ("NeMo-Automodel", 2**30, "step_scheduler.local_batch_size"),
     "metrics": ("torchtune", 2**30, "batch_size"),
 }
 """Start of the groups' names → program, bytes of the printed unit (0 if it is printed), and what sets the batch."""

@@ -16,6 +16,7 @@ from ..launch.grpo import READ_GRPO_ARGUMENTS, colocated_rollout, grpo_length, w
 from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.sft_loss import SFT_LOSSES, TRANSFORMERS_DEFAULTS, earlier_argument, sft_loss_settings
 from ..launch.trainer import (
+    EARLIER_TRAINER_DEFAULTS,
     IGNORED_TRAINER_ARGUMENTS,
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
@@ -127,7 +128,8 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
-        defaults = {**ARGUMENT_DEFAULTS, **TRANSFORMERS_DEFAULTS} if earlier_argument(config) else ARGUMENT_DEFAULTS
+        earlier_defaults = {**TRANSFORMERS_DEFAULTS, **EARLIER_TRAINER_DEFAULTS} if earlier_argument(config) else {}
+        defaults = {**ARGUMENT_DEFAULTS, **earlier_defaults}
         is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_ARGUMENTS), REWARD_ARGUMENT in config
         ignored_names = (
             IGNORED_TRAINER_ARGUMENTS

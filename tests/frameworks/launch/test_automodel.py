@@ -94,6 +94,13 @@ def test_stages_that_the_schedule_cannot_have_are_an_error(pipeline: dict[str, A
         changed(4, peft=None, distributed={"pp_size": 2, "pipeline": pipeline}).with_stage_sizes(24)
 
 
+def test_too_few_layers_for_an_interleaved_schedule_are_an_error() -> None:
+    pipeline = {"layers_per_stage": 2, "pp_schedule": "interleaved1f1b"}
+    message = "1 stage of 3 layers per rank; expected the schedule 1F1B, since 4 interleaved stages need as many layers"
+    with pytest.raises(InputError, match=message):
+        changed(4, peft=None, distributed={"pp_size": 2, "pipeline": pipeline}).with_stage_sizes(3)
+
+
 def test_shards_reduce_in_fp32_at_the_last_microbatch() -> None:
     launch = changed(8, peft=None)
     assert (launch.framework, launch.layout.dp, launch.layout.zero) == ("fsdp2", 8, 3)

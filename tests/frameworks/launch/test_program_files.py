@@ -237,6 +237,13 @@ def test_cells_of_a_notebook_are_read_and_its_prose_is_no_command(tmp_path: Path
             launch_from_text(MARIMO.replace(decided, computed), "notebook.py")
 
 
+def test_quantization_aware_adapters_of_unsloth_are_refused_by_name() -> None:
+    """`qat_scheme` is an argument of `from_pretrained` for all weights, and of `get_peft_model` for adapters."""
+    for called, rounded in (("r=8", 'r=8, qat_scheme="int4"'), ('"gpt2"', '"gpt2", qat_scheme="int4"')):
+        with pytest.raises(InputError, match=r"may change memory: .*qat_scheme \(the rounding"):
+            launch_from_text(MARIMO.replace(called, rounded), "notebook.py")
+
+
 REFUSED = [
     ("nanochat.sh", "scripts.base_train is nanochat's: its models"),
     ("sweep.sh", "a loop trains several times (line 2; size: 1, 2, 4); expected one of them, as in --launch 'size=1 "),
@@ -969,7 +976,11 @@ COMMANDS = [
         "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
         "model.lora_rank: is of FSDP; expected actor_rollout_ref.model.lora.rank",
     ),
-    ("megatron sft --model a/b --tuner_type adalora", "--tuner_type: 'adalora' is not modelled; expected full"),
+    ("megatron sft --model a/b --tuner_type adalora", "--tuner_type: 'adalora' is not modelled; expected lora, which"),
+    (
+        "swift sft --model a/b --max_length 64 --optimizer muon",
+        "--optimizer ('muon' of ms-swift's own is not modelled)",
+    ),
     (
         "megatron sft --model a/b --tuner_type lora --max_length 64 --modules_to_save output_layer",
         "--modules_to_save ('output_layer' is not modelled",
@@ -1053,6 +1064,8 @@ def test_defaults_of_the_program_are_listed() -> None:
     assert launch.program == "ms-swift"
     assert launch.assumed_defaults["tuner_type"] == "lora"
     assert launch.assumed_defaults["gradient_accumulation_steps"] == 16
+    skyrl = read_launch("python -m skyrl.train.entrypoints.main_base trainer.policy.model.path=gpt2")  # of one device
+    assert (skyrl.assumed_defaults["trainer.placement.policy_num_gpus_per_node"], skyrl.layout.world_size) == (1, 1)
 
 
 def test_the_config_that_a_script_writes_is_read() -> None:

@@ -200,8 +200,10 @@ def test_adapters_beside_an_encoder_that_is_trained_in_full_are_those_of_the_lan
     launch = launch_from_text(f"{tuner} --model a/b --tuner_type lora_llm --max_length 64", "swift.sh")
     assert launch.settings["lora_rank"] == 8
     assert any("lora_llm: the encoder" in note for note in launch.notes)
-    with pytest.raises(InputError, match="expected full, lora or lora_llm"):
+    with pytest.raises(InputError, match="expected lora, which needs about as much"):
         launch_from_text(f"{tuner} --model a/b --tuner_type adalora --max_length 64", "swift.sh")
+    with pytest.raises(InputError, match="expected full, lora or lora_llm"):
+        launch_from_text(f"{tuner} --model a/b --tuner_type reft --max_length 64", "swift.sh")
 
 
 def test_nanotrons_model_and_layout() -> None:
@@ -637,7 +639,7 @@ def test_axolotl_may_compute_log_probabilities_of_the_reference_before_it_trains
         ({"stage": "ppo"}, "stage ('ppo' is not modelled; sft, pt, rm, dpo, kto are)"),
         (
             {"finetuning_type": "oft"},
-            "finetuning_type ('oft' is not modelled; full, lora and freeze are; --allow",
+            "finetuning_type ('oft' is not modelled; lora, which needs about as much, is; --allow",
         ),
         ({"freeze_language_model": True}, "encoders trained beside a frozen language model"),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),

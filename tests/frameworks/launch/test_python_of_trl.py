@@ -244,7 +244,32 @@ def test_the_loss_of_sft_is_that_of_the_trl_that_knows_the_arguments(tmp_path: P
         earlier = read_launch(f"{command} --max_seq_length 64", 1)
         assert not {"cross_entropy", "recompute"} & {*earlier.settings}
         assert "max_seq_length is of TRL before 0.20, whose loss has all logits" in earlier.notes
+        assert (settings["optimizer_impl"], earlier.settings["optimizer_impl"]) == ("fused", "foreach")
+    command = f"accelerate launch sft.py {TRL_COMMAND} --use_peft --load_in_4bit"  # experts are linear layers there
+    assert "quantized_experts" not in read_launch(command, 1).settings
+    assert read_launch(f"{command} --max_seq_length 64", 1).settings["quantized_experts"] is True
     assert read_launch(f"python run_clm.py {TRL_COMMAND} --do_train", 1).program == "transformers"
+
+
+def test_the_optimizer_is_that_of_the_versions() -> None:
+    """AdamW is fused by default since torch 2.8; `evaluation_strategy` ends with transformers 4.46.
+
+    Source: transformers/training_args.py (5.23), `default_optim`.
+    """
+    command = "python run_clm.py --model_name_or_path gpt2 --do_train --block_size 64 --output_dir o"
+    for arguments, torch, implementation in (
+        ("", None, "fused"),
+        ("", "2.8", "fused"),
+        ("", "2.7", "foreach"),
+        (" --optim adamw_torch_fused", "2.7", "fused"),
+        (" --evaluation_strategy no", None, "foreach"),
+    ):
+        options = {} if torch is None else {"torch": torch}
+        launch = read_launch(f"{command}{arguments}", 1, options=options)
+        assert launch.settings["optimizer_impl"] == implementation, (arguments, torch)
+    checkpoints = "--gradient_checkpointing"
+    for arguments, recompute in ((checkpoints, "full"), (f"{checkpoints} --evaluation_strategy no", "full-reentrant")):
+        assert read_launch(f"{command} {arguments}", 1).settings["recompute"] == recompute
 
 
 @pytest.mark.parametrize(("stage", "loss"), [(2, "recomputed"), (3, "fused")])

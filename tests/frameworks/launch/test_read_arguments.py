@@ -385,8 +385,11 @@ def test_arguments_of_transformers_examples_and_of_data_change_no_memory(tmp_pat
 
 
 def test_liger_by_its_earlier_name(tmp_path: Path) -> None:
-    """With the defaults of TRL at its time: checkpoints and bf16 are TRL's defaults since 0.22 and 0.19."""
+    """With the defaults of TRL at its time: checkpoints and bf16 are TRL's defaults since 0.22 and 0.19, and AdamW is
+    fused since torch 2.8.
+    """
     recipe = "model_name_or_path: gpt2\nper_device_train_batch_size: 1\nlearning_rate: 1e-4\nmax_length: 64\n"
+    earlier = "gradient_checkpointing: false\nbf16: false\noptim: adamw_torch\n"
     (tmp_path / "a.yaml").write_text(recipe + "use_liger: true\n")
-    (tmp_path / "b.yaml").write_text(recipe + "use_liger_kernel: true\ngradient_checkpointing: false\nbf16: false\n")
+    (tmp_path / "b.yaml").write_text(recipe + "use_liger_kernel: true\n" + earlier)
     assert read_launch(tmp_path / "a.yaml", 1).settings == read_launch(tmp_path / "b.yaml", 1).settings

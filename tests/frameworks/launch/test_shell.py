@@ -43,6 +43,11 @@ def words(text: str) -> list[str]:
         ('A="--x 1 \\\n --y 2"\nrun $A', ["run", "--x", "1", "--y", "2"]),
         ("A=3\nrun $((A * 2 + $A)) $((7/2)) $((-7 % 4))", ["run", "9", "3", "-3"]),
         ("run a > log 2>&1", ["run", "a"]),
+        ('A="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\nrun $A/b', ["run", "./b"]),
+        ('A="$(cd "$(dirname "$0")/.." && pwd)"\nrun $A/b `pwd`/c $PWD', ["run", "../b", "./c", "."]),
+        ('A=$(dirname "$(readlink -f "$0")")\nrun $A/b $(basename $0) ${0}', ["run", "./b", "x.sh", "./x.sh"]),
+        ("A=$(dirname $(realpath ${BASH_SOURCE[@]}))\nrun $A `dirname $0`", ["run", ".", "."]),
+        ("A=/a/b.c\nrun $(dirname $A) $(basename $A) $(cd /a; pwd)", ["run", "/a", "b.c", "/a"]),
         ("run a <<EOF\nb c\nEOF\n", ["run", "a"]),
         ("export A=1 B=2\nrun $A$B", ["run", "12"]),
         ('A=run\n"$A" 1', ["run", "1"]),
@@ -146,6 +151,11 @@ def test_what_only_a_run_would_tell_stays_open(text: str, name: str) -> None:
 
 def test_a_branch_that_is_not_sure_keeps_its_commands() -> None:
     assert [one.words[1] for one in commands("if [ -f x ]; then run a; else run b; fi")] == ["a", "b"]
+
+
+def test_paths_of_unknown_variables_stay_open() -> None:
+    for text in ("run $(dirname $A)", "run $(cd $A && pwd)", "run $(dirname a b)", "run $(cd a && ls)", "run `date`"):
+        assert all(map(is_unresolved, words(text)[1:])), text
 
 
 def test_exported_variables_and_those_of_a_command() -> None:

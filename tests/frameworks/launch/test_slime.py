@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.launch_types import Launch
 from llmcalc.frameworks.launch.read import launch_from_text, read_launch
@@ -48,6 +49,21 @@ def test_the_actors_states_are_on_the_host_during_rollouts_on_the_same_devices()
     assert (apart.engine, apart.offloaded_states) == ("", frozenset())
     supervised = changed(("--advantage-estimator grpo", "--loss-type sft_loss --debug-train-only"))
     assert supervised.rollout is None
+
+
+def test_a_checkpoint_in_a_folder_is_known_by_its_name_and_format(tmp_path: Path) -> None:
+    """Accelerators that nobody names and that run no weights in fp8, such as a T4, are left out."""
+    text = FILE.read_text().replace("Qwen/Qwen2.5-0.5B", "${FOLDER}/Qwen3-0.6B-FP8")
+    assert "FOLDER" in text
+    (tmp_path / "run.sh").write_text(text)
+    answer = llmcalc.memory(launch=tmp_path / "run.sh")
+    assert answer.preset.name == "qwen3-0.6b"
+    assert answer.preset.quantization_config is not None
+    names = {fit.hardware.name for fit in answer.fits}
+    assert "h100-sxm" in names
+    assert "t4" not in names
+    with pytest.raises(InputError, match="the rollout's SGLang: --hardware t4: "):
+        llmcalc.memory(launch=tmp_path / "run.sh", hardware="t4")
 
 
 def test_without_dynamic_batches_a_sample_has_its_longest_answer() -> None:

@@ -165,6 +165,17 @@ NEWER: dict[str, tuple[str, dict[str, int]]] = {
         "step:1 - perf/max_memory_allocated_gb:80.5 - perf/max_memory_reserved_gb:84.9375 - perf/cpu_memory_used_gb:3",
         {"peak_allocated": 161 * GIB // 2, "peak_reserved": 1359 * GIB // 16},
     ),
+    # verl of December 2025 (issue 3992 of verl-project/verl); NeMo-Automodel's recipes/llm/train_ft.py
+    "verl's lines around a phase": (
+        "megatron actor After compute_log_prob, memory allocated (GB): 52.00, max memory allocated (GB): 52.25, memory "
+        "reserved (GB): 58.33, max memory reserved (GB): 58.50, device memory used/total (GB): 16.52/60.96",
+        {"peak_allocated": 209 * GIB // 4, "peak_reserved": 117 * GIB // 2},
+    ),
+    "NeMo-Automodel": (
+        "step 0 | epoch 0 | loss 0.7350 | grad_norm 35.6 | lr 1.18e-06 | mem 60.75 GiB | tps 360.1(45.0/gpu)\n"
+        "step 10 | epoch 0 | loss 0.5489 | grad_norm 26.1 | lr 2.98e-06 | mem 40.25 GiB | tps 3400(425.0/gpu)",
+        {"peak_allocated": 243 * GIB // 4},
+    ),
     "NeMo": (
         "iteration 9/29 | global_step: 9 | max_memory_reserved: 57466159104 | max_memory_allocated: 53930270720 | x: 1",
         {"peak_allocated": 53_930_270_720, "peak_reserved": 57_466_159_104},

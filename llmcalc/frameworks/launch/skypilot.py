@@ -1,0 +1,119 @@
+"""Reads the script of a SkyPilot task, with the variables that SkyPilot sets for it.
+
+Source: SkyPilot's documentation, reference/yaml-spec and running-jobs/environment-variables (2026-08): `run` is the
+script of every node, `num_nodes` is 1 by default, and `accelerators` are those of one node. Oumi's jobs are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .unresolved import UNRESOLVED_MARK
+
+TASK_KEYS = frozenset(
+    {"name", "resources", "num_nodes", "envs", "secrets", "setup", "workdir", "working_dir", "file_mounts"}
+)
+"""Keys of a task beside its script; `working_dir` is Oumi's."""
+
+TASK_SCRIPT = re.compile(r"^run:[ \t]*[|>]", re.MULTILINE)
+"""The key of a task's script, whose text is on the lines below."""
+
+MOST_ALTERNATIVES = 20
+"""Largest number of alternative accelerators that are read."""
+
+
+class TaskScript(NamedTuple):
+    """The script of a SkyPilot task.
+
+    text: the script.
+    variables: environment variables → texts.
+    accelerators: alternative accelerators of a node, as (name, number).
+    accelerator_count: accelerators of a node; None if unknown, or if the alternatives have other numbers.
+    node_count: number of nodes.
+    """
+
+    text: str
+    variables: dict[str, str]
+    accelerators: list[tuple[str, int]]
+    accelerator_count: int | None
+    node_count: int
+
+    @property
+    def sbatch_options(self) -> list[str]:
+        """Options of sbatch with the same numbers of nodes and accelerators."""
+        count_options = [] if self.accelerator_count is None else [f"--gpus-per-node={self.accelerator_count}"]
+        return [*count_options, f"--nodes={self.node_count}"]
+
+
+def is_task(config: Any) -> bool:
+    """Whether parsed tables are a SkyPilot task, and not a workflow of GitHub, which has `jobs`."""
+    return (
+        isinstance(config, Mapping)
+        and isinstance(config.get("run"), str)
+        and "jobs" not in config
+        and bool(TASK_KEYS & set(config))
+    )
+
+
+def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str]) -> TaskScript:
+    """Returns the script of a task, as its first node runs it.
+
+    typed_variables: variables that are typed beside the file, as with `sky launch --env`. They replace the file's.
+    """
+    resources = task.get("resources")
+    accelerators = task_accelerators(resources.get("accelerators") if isinstance(resources, Mapping) else None)
+    counts = {alternative_count for _, alternative_count in accelerators}
+    accelerator_count = counts.pop() if len(counts) == 1 else None
+    written_count = task.get("num_nodes")
+    node_count = written_count if type(written_count) is int and 0 < written_count < 10**6 else 1
+    variables = {
+        "SKYPILOT_NUM_NODES": str(node_count),
+        "SKYPILOT_NODE_RANK": "0",
+        **({} if accelerator_count is None else {"SKYPILOT_NUM_GPUS_PER_NODE": str(accelerator_count)}),
+        **environment_variables(task.get("envs")),
+        **environment_variables(task.get("secrets")),
+        **typed_variables,
+    }
+    return TaskScript(task["run"], variables, accelerators, accelerator_count, node_count)
+
+
+def task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
+    """Returns the alternative accelerators of a task as (name, number), from texts such as `H100:8`.
+
+    A table has numbers as values, or none: `{H100:8, H200:8}` is a set of texts.
+    """
+    if isinstance(accelerators, Mapping):
+        texts = [
+            str(accelerator_name) if count is None else f"{accelerator_name}:{count}"
+            for accelerator_name, count in accelerators.items()
+        ]
+    else:
+        texts = accelerators if isinstance(accelerators, list) else [accelerators]
+    names_and_counts = [text.partition(":") for text in texts[:MOST_ALTERNATIVES] if isinstance(text, str)]
+    return [
+        (accelerator_name.strip(), int(count_text) if re.fullmatch(r"[1-9][0-9]{0,3}", count_text) else 1)
+        for accelerator_name, _, count_text in names_and_counts
+    ]
+
+
+def environment_variables(environment_value: Any) -> dict[str, str]:
+    """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
+    if isinstance(environment_value, Mapping):
+        return {
+            str(variable_name): str(text) for variable_name, text in environment_value.items() if is_plain_data(text)
+        }
+    env: dict[str, str] = {}
+    for env_element in environment_value if isinstance(environment_value, list) else ():
+        if isinstance(env_element, Mapping) and is_plain_data(env_element.get("value")):
+            env[str(env_element.get("name"))] = str(env_element["value"])
+        elif isinstance(env_element, str) and "=" in env_element:
+            variable_name, _, text = env_element.partition("=")
+            env[variable_name] = text
+    return {variable_name: text for variable_name, text in env.items() if UNRESOLVED_MARK not in text}
+
+
+def is_plain_data(manifest_value: Any) -> bool:
+    """Whether a value of YAML is a text or a number."""
+    return isinstance(manifest_value, str | int | float) and not isinstance(manifest_value, bool)

@@ -1,0 +1,27 @@
+"""Peaks that benchmarks and examples publish with the command of the run: tests/data/published_peaks.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from tests.samples import in_one_test
+
+ROWS: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data/published_peaks.json").read_text())["rows"]
+
+QUANTITIES = {"allocated": "peak_bytes", "required": "device_bytes"}
+"""What a source reports → the key of the answer."""
+
+
+@in_one_test
+@pytest.mark.parametrize("row", ROWS)
+def test_the_answer_is_near_the_published_peak(row: dict[str, Any]) -> None:
+    document = llmcalc.memory(launch=row["command"], **row.get("options", {})).document
+    memories = [document] if document.get("memory") else document["ranks"]
+    counted = max(memory["memory"][QUANTITIES[row["quantity"]]] for memory in memories)
+    least, most = row["counted_to_measured"]
+    assert least <= counted / row["measured_bytes"] <= most, (row["id"], counted / row["measured_bytes"])

@@ -1,0 +1,74 @@
+"""Tasks of SkyPilot, whose script trains: verl, SkyRL and Oumi come with such files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.skypilot import task_accelerators
+from llmcalc.frameworks.server_files.read import starts_any_server
+
+ARGUMENTS = "--model_name_or_path gpt2 --per_device_train_batch_size 2 --learning_rate 1e-4 --output_dir out --do_train"
+
+TASK = f"""
+resources:
+  accelerators: {{H100:8, H200:8}}
+num_nodes: 2
+envs:
+  MODEL: gpt2
+  TOKEN:
+setup: |
+  pip install trl vllm
+run: |
+  MASTER=$(echo "$SKYPILOT_NODE_IPS" | head -n1)
+  NODES=`echo "$SKYPILOT_NODE_IPS" | wc -l`
+  torchrun --nnodes $NODES --nproc_per_node $SKYPILOT_NUM_GPUS_PER_NODE --node_rank $SKYPILOT_NODE_RANK \\
+    --master_addr $MASTER train.py {ARGUMENTS.replace("gpt2", "$MODEL")}
+"""
+
+
+def _launch(folder: Path, text: str, typed: str = "") -> object:
+    (folder / "task.yaml").write_text(text)
+    return read_launch(f"{typed} {folder / 'task.yaml'}".strip())
+
+
+def test_a_task_is_read_as_its_script_on_all_nodes(tmp_path: Path) -> None:
+    launch = read_launch(_file(tmp_path, TASK))
+    assert (launch.model_name, launch.layout.world_size, launch.settings["batch"]) == ("gpt2", 16, 2)
+    assert read_launch(f"MODEL=gpt2-medium {_file(tmp_path, TASK)}").model_name == "gpt2-medium"
+    for number, command in (
+        (8, "accelerate launch train.py"),  # a process on each device
+        (16, "accelerate launch --num_processes $((SKYPILOT_NUM_NODES * SKYPILOT_NUM_GPUS_PER_NODE)) train.py"),
+    ):
+        text = f"name: a\nnum_nodes: 2\nresources:\n  accelerators: 'A100:8'\nrun: |\n  {command} {ARGUMENTS}\n"
+        assert read_launch(_file(tmp_path, text)).layout.world_size in (number, 16), command
+    assert not starts_any_server(_file(tmp_path, TASK))
+
+
+def test_an_error_names_the_tasks_file(tmp_path: Path) -> None:
+    text = "name: a\nrun: |\n  torchrun --nproc_per_node 2 own.py --lr 1\n"
+    with pytest.raises(InputError, match=r"task\.yaml: no command runs"):
+        read_launch(_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("H100:8", [("H100", 8)]),
+        ("L4", [("L4", 1)]),
+        (["A100:8", "H100:8"], [("A100", 8), ("H100", 8)]),
+        ({"H100": 4}, [("H100", 4)]),
+        ({"H100:8": None, "H200:8": None}, [("H100", 8), ("H200", 8)]),
+        (None, []),
+    ],
+)
+def test_accelerators_of_a_task(written: object, read: list[tuple[str, int]]) -> None:
+    assert task_accelerators(written) == read
+
+
+def _file(folder: Path, text: str) -> str:
+    (folder / "task.yaml").write_text(text)
+    return str(folder / "task.yaml")
