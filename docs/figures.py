@@ -111,7 +111,7 @@ def heads(axes: Axes) -> None:
 def depths(axes: Axes) -> None:
     """Draws the layers of every decoder of at least a billion parameters against its parameters."""
     from llmcalc.costs.params import params
-    from llmcalc.reports.palette import COMPONENTS
+    from llmcalc.reports.palette import COMPONENT_COLOURS
     from llmcalc.sources.presets import load_preset, model_names
 
     points: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
@@ -119,7 +119,10 @@ def depths(axes: Axes) -> None:
         total = params(spec).total
         if spec.kind == "decoder" and total >= LEAST:
             points[spec.has_experts].append((total, spec.main.num_hidden_layers))
-    looks = {False: ("dense", COMPONENTS["attention"], "o"), True: ("mixture of experts", COMPONENTS["experts"], "s")}
+    looks = {
+        False: ("dense", COMPONENT_COLOURS["attention"], "o"),
+        True: ("mixture of experts", COMPONENT_COLOURS["experts"], "s"),
+    }
     for experts, (name, colour, marker) in looks.items():
         totals, layers = zip(*points[experts], strict=True)
         axes.scatter(totals, layers, s=16, alpha=0.6, label=name, color=colour, marker=marker, lw=0)

@@ -18,7 +18,7 @@ from .units import DTYPE_NAMES
 PEAK_DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16", "float8", "int8", "float4")
 """Number formats that `peak_flops` may list, widest first."""
 
-Amount = Annotated[int, Field(gt=0, le=10**24, strict=True)]
+PositiveInteger = Annotated[int, Field(gt=0, le=10**24, strict=True)]
 
 
 class Interconnect(Record):
@@ -36,9 +36,9 @@ class Interconnect(Record):
     """
 
     name: str = Field(min_length=1)
-    bandwidth: Amount
+    bandwidth: PositiveInteger
     direction: Literal["bidirectional", "per_direction"]
-    domain_size: Amount | None = None
+    domain_size: PositiveInteger | None = None
     peer_access: bool = True
     is_mesh: bool = False
 
@@ -56,7 +56,7 @@ class Nic(Record):
     """
 
     name: str = Field(min_length=1)
-    bandwidth_per_direction: Amount
+    bandwidth_per_direction: PositiveInteger
 
 
 class ComputeUnits(Record):
@@ -67,7 +67,7 @@ class ComputeUnits(Record):
     """
 
     name: str = Field(min_length=1)
-    count: Amount
+    count: PositiveInteger
 
 
 class MemoryConfiguration(Record):
@@ -77,16 +77,16 @@ class MemoryConfiguration(Record):
     of the accelerator hold for a size, in proportion to its compute units where both numbers are known.
     """
 
-    memory_bytes: Amount
-    usable_memory_bytes: Amount | None = None
-    memory_bandwidth: Amount | None = None
+    memory_bytes: PositiveInteger
+    usable_memory_bytes: PositiveInteger | None = None
+    memory_bandwidth: PositiveInteger | None = None
     compute_units: ComputeUnits | None = None
 
 
 VENDORS_WITHOUT_GPUS = ("Google", "AWS", "Huawei")
 """Vendors whose accelerators are no GPUs."""
 
-UNITS_OF_OTHERS = ("MME",)
+NON_GPU_UNIT_NAMES = ("MME",)
 """Names of the compute units of accelerators that are no GPUs, of vendors of GPUs."""
 
 
@@ -128,21 +128,21 @@ class Hardware(Record):
     preliminary: bool = False
     like: str | None = None
     aliases: tuple[str, ...] = ()
-    memory_bytes: Amount
-    driver_total: Amount | None = None
-    usable_memory_bytes: Amount | None = None
-    context_bytes: Amount | None = None
-    memory_bandwidth: Amount | None = None
+    memory_bytes: PositiveInteger
+    driver_total: PositiveInteger | None = None
+    usable_memory_bytes: PositiveInteger | None = None
+    context_bytes: PositiveInteger | None = None
+    memory_bandwidth: PositiveInteger | None = None
     unified_memory: bool = False
     interconnect: Interconnect | None = None
     nic: Nic | None = None
     compute_units: ComputeUnits | None = None
     compute_capability: str | None = Field(default=None, pattern=r"^\d{1,2}\.\d$")
     usual_engine: Literal["llama.cpp"] | None = None
-    boost_clock_hz: Amount | None = None
-    peak_flops: dict[str, Amount] = {}
-    float16_accumulation_flops: dict[str, Amount] = {}
-    tdp_watts: Amount | None = None
+    boost_clock_hz: PositiveInteger | None = None
+    peak_flops: dict[str, PositiveInteger] = {}
+    float16_accumulation_flops: dict[str, PositiveInteger] = {}
+    tdp_watts: PositiveInteger | None = None
     configurations: tuple[MemoryConfiguration, ...] = ()
     sources: tuple[FigureSource, ...] = ()
     notes: tuple[str, ...] = ()
@@ -189,7 +189,7 @@ class Hardware(Record):
     def is_gpu(self) -> bool:
         """Whether the accelerator is a GPU (not a TPU, Trainium, Gaudi, …); true if only a memory size is known."""
         unit_name = "" if self.compute_units is None else self.compute_units.name
-        return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in UNITS_OF_OTHERS
+        return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in NON_GPU_UNIT_NAMES
 
     @property
     def is_laptop_gpu(self) -> bool:

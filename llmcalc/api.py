@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from .arguments import (
-    READING,
+    READING_OPTIONS,
     Model,
     batch_or_users,
     cache_format_of,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from .sources.preset import Preset
     from .symbolic.formulas import RecomputeChoice
     from .witnesses.reference import Device
-    from .witnesses.verification import Witness
+    from .witnesses.verification import WitnessName
 
 
 def params(
@@ -248,10 +248,10 @@ def kv(
         return ask_servers(engine_questions_of(model, engine, hardware, options | scheme_option), ask_engine_cache)
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
-    from .questions.counts import SCHEME_WITHOUT_ENGINE, CacheQuestion
+    from .questions.counts import SCHEME_WITHOUT_ENGINE_ERROR, CacheQuestion
 
     if quantize is not None:
-        raise InputError(SCHEME_WITHOUT_ENGINE)
+        raise InputError(SCHEME_WITHOUT_ENGINE_ERROR)
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = sort_options(options, kv, rank=True)
@@ -497,7 +497,7 @@ def plan(
     from .questions.plans import plan_settings
     from .questions.runs import RunQuestion
     from .questions.times import ask_timed_plan
-    from .studies.plan import Order
+    from .studies.plan import OrderName
 
     parsed_options = sort_options(options, plan, run=True, layout=True)
     run_options = run_options_of(
@@ -505,7 +505,7 @@ def plan(
     )
     settings = plan_settings(run_options.settings, parsed_options.setting_test(phase))
     run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read_model(model))
-    by = optional_word("--by", by, Order)
+    by = optional_word("--by", by, OrderName)
     order_options = {"stack": stack, "overlap": overlap, "nic": nic, "calibrate": calibrate}
     time_options = TimeOptions(**checked_values(declarations_of(TimeOptions), order_options))
     return ask_timed_plan(
@@ -837,7 +837,9 @@ def explain_log(
             launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading_options
         )
         return ask_log(LogQuestion(log_path, hardware=hardware, run=run))
-    reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
+    reading_options = {
+        option_name: options.pop(option_name) for option_name in READING_OPTIONS if option_name in options
+    }
     sort_options(options, explain_log)
     preset = None if model is None else preset_of(model, **reading_options)
     return ask_log(LogQuestion(log_path, preset, engine, hardware, quantize))
@@ -847,7 +849,7 @@ def verify(
     *models: Model,
     all: bool = False,
     device: Device = "meta",
-    against: Witness = "reference",
+    against: WitnessName = "reference",
     batch: int | str = 1,
     seq: int | str | None = None,
     every_layer: bool = False,
@@ -865,13 +867,13 @@ def verify(
     from .questions.witnesses import VerifyQuestion
     from .sources.presets import model_names
     from .witnesses.reference import Device
-    from .witnesses.verification import Witness
+    from .witnesses.verification import WitnessName
 
     parsed_options = sort_options(options, verify, layout=True)
     verify_question = VerifyQuestion(
         all,
         validate_choice("--device", device, Device),
-        validate_choice("--against", against, Witness),
+        validate_choice("--against", against, WitnessName),
         validate_whole("--batch", length_of("--batch", batch), maximum=1024),
         optional_length("--seq", seq, maximum=2**20),
         every_layer,

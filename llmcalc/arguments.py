@@ -17,7 +17,7 @@ from .workload.inference import batch_from_options
 from .workload.inputs import Inputs
 from .workload.setting import checked_values, declarations_of, length_of
 from .workload.validation import (
-    LARGEST,
+    LARGEST_COUNT,
     number_text,
     validate_choice,
     validate_path,
@@ -138,7 +138,7 @@ class CallOptions(NamedTuple):
         return RankRequest(**checked_values(rank_settings(), self.rank_options))
 
 
-READING = ("set", "head", "allow_unknown")
+READING_OPTIONS = ("set", "head", "allow_unknown")
 """Options that every function of a model takes: changes of its fields, its head, whether unknown fields are ignored."""
 
 
@@ -157,15 +157,15 @@ def sort_options(
 
     Raises `InputError` for an option that the function does not take.
     """
-    names_by_subject: list[Iterable[str]] = [READING, (), (), ()]
-    if rank and not options_by_name.keys() <= {*READING}:
+    names_by_subject: list[Iterable[str]] = [READING_OPTIONS, (), (), ()]
+    if rank and not options_by_name.keys() <= {*READING_OPTIONS}:
         from .parallel.counted_rank import rank_settings
 
         names_by_subject[1] = rank_settings()
     if run:
-        from .device_memory.settings import SHORTHANDS, Settings
+        from .device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
 
-        names_by_subject[2] = [*declarations_of(Settings), *SHORTHANDS]
+        names_by_subject[2] = [*declarations_of(Settings), *SETTINGS_BY_SHORTHAND]
     if layout:
         from .parallel.layout_request import LayoutRequest
 
@@ -199,7 +199,7 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
     return options_class(**checked_values(declarations, {name: arguments[name] for name in declarations}))
 
 
-def optional_length(option_name: str, length: Any, minimum: int = 1, maximum: int = LARGEST) -> int | None:
+def optional_length(option_name: str, length: Any, minimum: int = 1, maximum: int = LARGEST_COUNT) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
     return None if length is None else validate_whole(option_name, length_of(option_name, length), minimum, maximum)
 
@@ -284,14 +284,16 @@ def engine_questions_of(
 
     options: those of reading a model, the scheme of the weights, and the engines' own flags.
     """
-    from .questions.engines import ONE_ACCELERATOR, engine_questions
+    from .questions.engines import ONE_ACCELERATOR_ERROR, engine_questions
 
     optional_path("--launch", launch)
-    reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
+    reading_options = {
+        option_name: options.pop(option_name) for option_name in READING_OPTIONS if option_name in options
+    }
     quantize = optional_text("--quantize", options.pop("quantize", None), "fp8")
     hardware_names = _hardware_names(hardware)
     if len(hardware_names) > 1:
-        raise InputError(ONE_ACCELERATOR)
+        raise InputError(ONE_ACCELERATOR_ERROR)
     engines = validate_texts("--engine", engine, "vllm==0.19")
     if not (engines or launch):
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")

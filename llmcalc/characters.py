@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import sys
 
-STAND_INS = {
+ASCII_REPLACEMENTS = {
     "−": "-", "–": "-", "—": "-", "‑": "-", "×": "x", "·": "*", "…": "...", "→": "->", "←": "<-", "↦": "->", "≤": "<=",
     "≥": ">=", "≠": "!=", "≈": "~", "±": "+-", "√": "sqrt ", "Σ": "sum", "∑": "sum", "∞": "inf", "⌈": "ceil(", "⌉": ")",
     "⌊": "floor(", "⌋": ")", "⊗": "(x)", "⊙": "(.)", "†": "+", "─": "-", "│": "|", "━": "-", "ℓ": "l", "§": "section ",
@@ -15,7 +15,7 @@ STAND_INS = {
     **{character: str(number) for number, character in enumerate("₀₁₂₃₄₅₆₇₈₉")},
 }  # fmt: skip
 
-HANDLER = "llmcalc-stand-ins"
+ERROR_HANDLER_NAME = "llmcalc-stand-ins"
 
 
 def printable(printed_text: str) -> str:
@@ -37,10 +37,10 @@ def printable(printed_text: str) -> str:
 def ascii_replacement(character: str) -> str:
     """Returns the ASCII replacement for a character.
 
-    It is the entry of `STAND_INS`, the name of a Greek letter, the letter without its accents, or else `?`.
+    It is the entry of `ASCII_REPLACEMENTS`, the name of a Greek letter, the letter without its accents, or else `?`.
     """
-    if character in STAND_INS:
-        return STAND_INS[character]
+    if character in ASCII_REPLACEMENTS:
+        return ASCII_REPLACEMENTS[character]
     import unicodedata
 
     character_name = unicodedata.name(character, "")
@@ -52,9 +52,9 @@ def ascii_replacement(character: str) -> str:
 def fit_to_encoding(printed_text: str, encoding: str) -> str:
     """Returns the text with replacements for characters that an encoding cannot represent."""
     try:
-        return printed_text.encode(encoding, HANDLER).decode(encoding)
+        return printed_text.encode(encoding, ERROR_HANDLER_NAME).decode(encoding)
     except LookupError:  # an encoding that this Python does not know
-        return printed_text.encode("ascii", HANDLER).decode()
+        return printed_text.encode("ascii", ERROR_HANDLER_NAME).decode()
 
 
 def _replace_error(encode_error: UnicodeError) -> tuple[str, int]:
@@ -63,7 +63,7 @@ def _replace_error(encode_error: UnicodeError) -> tuple[str, int]:
     return "".join(map(ascii_replacement, encode_error.object[encode_error.start : encode_error.end])), encode_error.end
 
 
-codecs.register_error(HANDLER, _replace_error)
+codecs.register_error(ERROR_HANDLER_NAME, _replace_error)
 
 
 def let_streams_replace_characters() -> None:
@@ -71,4 +71,4 @@ def let_streams_replace_characters() -> None:
     for stream in (sys.stdout, sys.stderr):
         reconfigure_stream = getattr(stream, "reconfigure", None)
         if reconfigure_stream is not None and not (stream.encoding or "").lower().startswith("utf"):
-            reconfigure_stream(errors=HANDLER)
+            reconfigure_stream(errors=ERROR_HANDLER_NAME)

@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .arguments import READING, Model, cache_format_of, model_filter_of, optional_tokens, run_options_of, sort_options
+from .arguments import (
+    READING_OPTIONS,
+    Model,
+    cache_format_of,
+    model_filter_of,
+    optional_tokens,
+    run_options_of,
+    sort_options,
+)
 from .errors import InputError
 from .optional import included_part_names
 from .plots import pictures
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     from .parallel.layout import Schedule
     from .reports.answer import ReportedAnswer
 
-Ask: TypeAlias = "Callable[..., ReportedAnswer]"
+AnswerFunction: TypeAlias = "Callable[..., ReportedAnswer]"
 
 
 def draw_picture(
@@ -30,14 +38,14 @@ def draw_picture(
     plotted_models: Sequence[Model],
     output: str | Path | None,
     options: Mapping[str, Any],
-    answers_by_picture: Mapping[str, Ask],
+    answers_by_picture: Mapping[str, AnswerFunction],
 ) -> Figure:
     """Draws a picture, and optionally writes it to a file. The arguments are those of `llmcalc.plot`.
 
     answers_by_picture: the functions of the API whose answers are drawn, by name.
     """
     drawing_functions: dict[str, Callable[..., Figure]] = {
-        **DRAWN,
+        **DRAWING_FUNCTIONS,
         "time": partial(_draw_time, answers_by_picture["time"]),
         "serve": partial(_draw_serve, answers_by_picture["serve"]),
         "roofline": partial(_draw_roofline, answers_by_picture["time"]),
@@ -141,19 +149,23 @@ def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Sc
     return pictures.schedule_picture(layout, timetable)
 
 
-def _draw_time(time_run: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
+def _draw_time(time_run: AnswerFunction, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
     return pictures.time_picture(lambda: time_run(model, **options), validate_whole("--by-node", by_node, 1, 8))
 
 
-def _draw_roofline(compute_answer: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
-    reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
+def _draw_roofline(
+    compute_answer: AnswerFunction, model: Model, *, phase: MemoryPhase | None = None, **options: Any
+) -> Figure:
+    reading_options = {
+        option_name: options.pop(option_name) for option_name in READING_OPTIONS if option_name in options
+    }
     preset = sort_options(reading_options, _draw_roofline).read_model(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
     return pictures.roofline_picture(lambda phase: compute_answer(preset, phase=phase, **options), phases)
 
 
 def _draw_serve(
-    compute_answer: Ask,
+    compute_answer: AnswerFunction,
     model: Model,
     *,
     input: int | str | None = None,
@@ -163,7 +175,7 @@ def _draw_serve(
     return pictures.serve_picture(lambda: compute_answer(model, input=input, output=output_tokens, **options))
 
 
-DRAWN: Mapping[str, Callable[..., Figure]] = {
+DRAWING_FUNCTIONS: Mapping[str, Callable[..., Figure]] = {
     "memory": _draw_memory,
     "schedule": _draw_schedule,
     "params": _draw_params,

@@ -67,7 +67,7 @@ def _pip_requirement(optional_group: str) -> str:
 MOST_SUGGESTIONS = 3
 """Largest number of names that a message suggests."""
 
-SIMILARITY = 0.67
+SMALLEST_SIMILARITY = 0.67
 """Smallest `difflib` ratio of a name that is suggested; `nope` and `gopher`, which share o, p and e, have 0.6."""
 
 SIMILARITY_OF_PREFIX = 0.75
@@ -106,7 +106,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     ]
     names_by_lowercase = {spelling.lower().lstrip("-"): name for spelling, name in names_by_spelling.items()}
     similar_spellings = difflib.get_close_matches(
-        lowercase_name.lstrip("-"), names_by_lowercase, name_count, cutoff=SIMILARITY
+        lowercase_name.lstrip("-"), names_by_lowercase, name_count, cutoff=SMALLEST_SIMILARITY
     )
     matching_names += [names_by_lowercase[similar_spelling] for similar_spelling in similar_spellings]
     names_by_prefix: dict[str, list[str]] = {}

@@ -25,7 +25,7 @@ untested: nothing was compared with them.
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 
-ON_META = "torch on meta: every operation's storages"
+META_MEASUREMENT = "torch on meta: every operation's storages"
 """The measurement of torch: each storage that its own operations make, on its meta device."""
 
 
@@ -112,9 +112,9 @@ LLAMA_PARTS = parts_of_kinds(
 """(kind, name) of the parts of a Llama."""
 
 
-def by_torch(test_module: str) -> Witness:
+def torch_witness(test_module: str) -> Witness:
     """Returns the witness of bytes that a test compares with torch's operations. test_module: the test's module."""
-    return Witness("exact", ON_META, test_module)
+    return Witness("exact", META_MEASUREMENT, test_module)
 
 
 def source_code_witness(library_name: str, test_module: str) -> Witness:
@@ -142,16 +142,16 @@ def witness_texts(evidence: Iterable[Evidence], status: Status) -> str:
     )
 
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+KernelType = TypeVar("KernelType", bound=Callable[..., Any])
 
 
-def compared(witness: Witness, **kernel_choice: object) -> Callable[[Kernel], Kernel]:
+def compared(witness: Witness, **kernel_choice: object) -> Callable[[KernelType], KernelType]:
     """Returns a decorator that attaches to a kernel method the independent check of its computed bytes.
 
     kernel_choice: the field of `KernelChoices` and its value with which the kernel runs; default for any choices.
     """
 
-    def attach_check(kernel: Kernel) -> Kernel:
+    def attach_check(kernel: KernelType) -> KernelType:
         vars(kernel)["witness"] = witness
         vars(kernel)["choice"] = kernel_choice
         return kernel
@@ -162,16 +162,16 @@ def compared(witness: Witness, **kernel_choice: object) -> Callable[[Kernel], Ke
 KERNEL_PREFIXES = ("do_", "core_", "attention_", "module_", "decode_", "next_", "scan_", "serve_")
 """The beginnings of the names of methods that are kernels."""
 
-Profile = TypeVar("Profile", bound=type[Any])
+ProfileType = TypeVar("ProfileType", bound=type[Any])
 
 
-def kernels_compared(witness: Witness, unchecked_kernels: Collection[str] = ()) -> Callable[[Profile], Profile]:
+def kernels_compared(witness: Witness, unchecked_kernels: Collection[str] = ()) -> Callable[[ProfileType], ProfileType]:
     """Returns a class decorator that attaches an independent check to every kernel method without another check.
 
     unchecked_kernels: the methods that nothing checks, or that only have the name of a kernel; default none.
     """
 
-    def attach_check(profile: Profile) -> Profile:
+    def attach_check(profile: ProfileType) -> ProfileType:
         for method_name, kernel in vars(profile).items():
             if (
                 method_name.startswith(KERNEL_PREFIXES)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform, overload
 
-Class = TypeVar("Class", bound=type)
+ClassType = TypeVar("ClassType", bound=type)
 
 
 @overload
-def frozen(cls: Class, /) -> Class: ...
+def frozen(cls: ClassType, /) -> ClassType: ...
 @overload
-def frozen(*, slots: bool = False, eq: bool = True, repr: bool = True) -> Callable[[Class], Class]: ...
+def frozen(*, slots: bool = False, eq: bool = True, repr: bool = True) -> Callable[[ClassType], ClassType]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(field, Field))
 def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bool = True) -> Any:
     """Turns a class of annotated fields into a frozen dataclass, as `dataclasses.dataclass(frozen=True)` does.

@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .algebra import is_zero
-from .components.base import Flag, HiddenSize, ModelProperties, Network, Part, Positions, StackPosition, Vocab, Width
+from .components.base import (
+    Flag,
+    HiddenSize,
+    InnerWidth,
+    ModelProperties,
+    Network,
+    Part,
+    Positions,
+    StackPosition,
+    Vocab,
+)
 from .components.choice import component_type
 from .components.choices import Head
-from .components.dropout import ATTENTION_ALONE, Dropout
+from .components.dropout import ATTENTION_DROPOUT, Dropout
 from .components.head import LMHead
 from .components.output_part import ModelOutput, OutputPart
 from .components.runtime import PassState
@@ -27,7 +37,7 @@ from .flow.record import Flow
 from .flow.tree import Node, Role
 from .flow.value import Value, Weight
 from .optional import TOWERS
-from .workload.rows import LOGITS, SOURCE, TOKENS, Rows
+from .workload.rows import LOGITS, SOURCE_TOKENS, TOKENS, Rows
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -90,7 +100,7 @@ class ModelSpec(Part):
     additional_vocab_size: Vocab | None = None
     hidden_size: HiddenSize
     tie_word_embeddings: Flag
-    embedding_size: Width | None = None
+    embedding_size: InnerWidth | None = None
     embedding_projection_bias: Flag = False
     tied_projection: Flag = False
     embedding_kernel: int | None = Field(default=None, ge=1, le=63, strict=True)
@@ -350,7 +360,7 @@ class ModelSpec(Part):
         """Returns the model with this dropout probability at all points; None keeps the model's probabilities."""
         if probability is None:
             return self
-        dropout_places = ATTENTION_ALONE if self.dropout is None else self.dropout
+        dropout_places = ATTENTION_DROPOUT if self.dropout is None else self.dropout
         return self.model_copy(update={"dropout": dropout_places.with_probability(probability)})
 
     @cached_property
@@ -437,7 +447,7 @@ class ModelSpec(Part):
     def _source_rows(self) -> Rows:
         """Returns the axis of positions (tokens or frames) that the encoder of an encoder-decoder reads."""
         encoder_stem = None if self.encoder is None else self.encoder.stem
-        return SOURCE if encoder_stem is None else encoder_stem.positions
+        return SOURCE_TOKENS if encoder_stem is None else encoder_stem.positions
 
     def _encoder_output(self, recorder: Flow, encoder: Stack, x: Value) -> Value:
         """Returns the output of an encoder that a decoder reads."""

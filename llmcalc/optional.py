@@ -34,10 +34,10 @@ TOWERS = OptionalPart("towers", "vision and audio encoders with their projectors
 OPTIONAL_PARTS = {part.name: part for part in (MTP, TOWERS)}
 """Name → optional part."""
 
-EVERY_PART = frozenset(OPTIONAL_PARTS)
+ALL_PART_NAMES = frozenset(OPTIONAL_PARTS)
 """The names of all optional parts, for a count of everything in a checkpoint."""
 
-WITHOUT_FLOPS = frozenset(name for name, part in OPTIONAL_PARTS.items() if not part.has_flops)
+PARTS_WITHOUT_FLOPS = frozenset(name for name, part in OPTIONAL_PARTS.items() if not part.has_flops)
 """The names of optional parts of which only parameters are counted."""
 
 

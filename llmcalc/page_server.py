@@ -17,11 +17,16 @@ from typing import Any
 from .errors import InputError
 from .workload.validation import validate_whole
 
-TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm", ".json": "application/json"}
+CONTENT_TYPES = {
+    ".mjs": "text/javascript",
+    ".js": "text/javascript",
+    ".wasm": "application/wasm",
+    ".json": "application/json",
+}
 """Ending → type, where the operating system's own table may lack it: a browser runs no module of another type."""
 
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' blob:; "
     "font-src 'self'; connect-src 'self' https://huggingface.co; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
@@ -30,7 +35,7 @@ pictures that its own scripts have made (`blob:`), which it saves as PNG. The pa
 server; here it is a header as well, which the page's workers obey too.
 """
 
-HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+LOCAL_HOST_HEADER = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 """Names of this machine in a request's Host header. Another name is that of a site whose address was changed to this
 machine's while a browser shows it (DNS rebinding), so that the site could read what is served here.
 """
@@ -43,11 +48,11 @@ class PageRequestHandler(SimpleHTTPRequestHandler):
     a cache.
     """
 
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **CONTENT_TYPES}
 
     def send_head(self) -> Any:
         host_headers = self.headers.get_all("Host", [])
-        if len(host_headers) != 1 or not HOST.fullmatch(host_headers[0].strip()):
+        if len(host_headers) != 1 or not LOCAL_HOST_HEADER.fullmatch(host_headers[0].strip()):
             return self._refuse_request(HTTPStatus.FORBIDDEN, "expected localhost or 127.0.0.1 as the Host")
         try:
             file_path = self.translate_path(self.path)
@@ -69,7 +74,7 @@ class PageRequestHandler(SimpleHTTPRequestHandler):
 
     def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-cache")
-        self.send_header("Content-Security-Policy", f"{POLICY}; frame-ancestors 'none'")
+        self.send_header("Content-Security-Policy", f"{CONTENT_SECURITY_POLICY}; frame-ancestors 'none'")
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:

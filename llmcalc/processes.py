@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task", bound=Hashable)
 Result = TypeVar("Result")
 
-VARIABLE = "LLMCALC_PROCESSES"
+PROCESS_COUNT_VARIABLE = "LLMCALC_PROCESSES"
 
 MOST_PROCESSES = 8
 """Most processes unless the environment states another number: each may hold as much memory as its parent."""
@@ -48,9 +48,11 @@ def usable_processes() -> int:
 
     Raises `InputError` for an environment variable that states no number.
     """
-    stated_limit = os.environ.get(VARIABLE, "")
+    stated_limit = os.environ.get(PROCESS_COUNT_VARIABLE, "")
     if stated_limit and not (stated_limit.isascii() and stated_limit.isdigit() and int(stated_limit[:9])):
-        raise InputError(f"{VARIABLE}={stated_limit}: expected the most processes, such as 4, or 1 to start none")
+        raise InputError(
+            f"{PROCESS_COUNT_VARIABLE}={stated_limit}: expected the most processes, such as 4, or 1 to start none"
+        )
     if not _is_allowed or sys.platform != "linux" or _thread_count() != 1:
         return 1
     return min(int(stated_limit[:9]) if stated_limit else MOST_PROCESSES, len(os.sched_getaffinity(0)))

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 """Sections of a Hugging Face config that describe the text model of a model with encoders."""
 
-NONE = "none"
+ABSENT_VALUE = "none"
 """The value of an optional field that is absent."""
 
 
@@ -44,7 +44,7 @@ class Record(BaseModel):
             field_name
             for field_name, field_value in table.items()
             if isinstance(field_value, str)
-            and field_value == NONE
+            and field_value == ABSENT_VALUE
             and field_name != "type"
             and getattr(cls.model_fields.get(field_name), "annotation", None) is not str
         ]

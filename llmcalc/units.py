@@ -190,11 +190,11 @@ def seconds(duration: float) -> str:
     return f"{duration:.1f} s"
 
 
-NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?"
+NUMBER_PATTERN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?"
 """A number as people write it. Commas stand between groups of three digits alone: a decimal comma is none."""
 
-_NUMBER = rf"^\s*+({NUMBER})\s*+([a-zA-Z]*+)\s*+$"
-_SIGNED = rf"^\s*+([+-]?{NUMBER})\s*+([a-zA-Z]*+)\s*+$"
+_NUMBER_PATTERN = rf"^\s*+({NUMBER_PATTERN})\s*+([a-zA-Z]*+)\s*+$"
+_SIGNED_NUMBER_PATTERN = rf"^\s*+([+-]?{NUMBER_PATTERN})\s*+([a-zA-Z]*+)\s*+$"
 _COUNT_FACTORS = {
     "": 1,
     "k": 10**3,
@@ -224,7 +224,7 @@ def parse_length(length_text: str) -> int:
     Raises `InputError` for any other text.
     """
     _refuse_digit_groups(length_text, f"'{length_text}'")
-    number_match = re.match(_SIGNED, length_text)
+    number_match = re.match(_SIGNED_NUMBER_PATTERN, length_text)
     unit_factor = _LENGTH_FACTORS.get(number_match.group(2).lower()) if number_match else None
     if number_match is None or unit_factor is None:
         raise InputError(f"'{length_text}' is not a whole number; expected something like 4096, 32k or 1M")
@@ -236,7 +236,7 @@ LONGEST_NUMBER = 100
 
 
 def exact_number(digit_text: str, shown_text: str) -> Fraction:
-    """Returns the value of a number in the form of `NUMBER`. shown_text: the number in error messages.
+    """Returns the value of a number in the form of `NUMBER_PATTERN`. shown_text: the number in error messages.
 
     Raises `InputError` for a number that is longer than any quantity.
     """
@@ -248,13 +248,13 @@ def exact_number(digit_text: str, shown_text: str) -> Fraction:
     return Fraction(digit_text.replace("_", "").replace(",", ""))
 
 
-OTHER_GROUPS = re.compile(r"\s*[1-9][0-9]{0,2}(?:[.'\u2019\s][0-9]{3})+\s*")
+OTHER_DIGIT_GROUPS = re.compile(r"\s*[1-9][0-9]{0,2}(?:[.'\u2019\s][0-9]{3})+\s*")
 """A whole number in groups of three digits, separated as many languages do, which is another number here, or none."""
 
 
 def _refuse_digit_groups(typed_number: str, shown_text: str) -> None:
     """Raises `InputError` for a number such as `10.000`, which is ten thousand in many languages and ten in others."""
-    if OTHER_GROUPS.fullmatch(typed_number):
+    if OTHER_DIGIT_GROUPS.fullmatch(typed_number):
         digits = re.sub(r"[^0-9]", "", typed_number)
         raise InputError(f"{shown_text}: groups of digits have commas or underscores between them; expected {digits}")
 
@@ -274,7 +274,7 @@ def parse_count(count_text: str, quantity_name: str = "") -> int:
     """
     quantity_text = f"{quantity_name}: '{count_text}'" if quantity_name else f"'{count_text}'"
     _refuse_digit_groups(count_text, quantity_text)
-    number_match = re.match(_NUMBER, count_text)
+    number_match = re.match(_NUMBER_PATTERN, count_text)
     unit_factor = _COUNT_FACTORS.get(number_match.group(2).lower()) if number_match else None
     if number_match is None or unit_factor is None:
         raise InputError(f"{quantity_text} is not a positive number: expected something like 8e9, 8B or 350M")

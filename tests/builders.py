@@ -20,7 +20,7 @@ from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
-from llmcalc.sources.huggingface.registry import FILES, families_of_file
+from llmcalc.sources.huggingface.registry import TYPES_BY_FILE, families_of_file
 from llmcalc.workload.counting import Counting, Pairs
 from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm
 from llmcalc.workload.recompute import recompute_of
@@ -34,7 +34,7 @@ CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob
 """The folders of published configs with the numbers measured on their classes."""
 
 
-WITH_CLASSES = [file for file in FILES if not any(family.source for family in families_of_file(file).values())]
+WITH_CLASSES = [file for file in TYPES_BY_FILE if not any(family.source for family in families_of_file(file).values())]
 """The files of families whose classes are in `transformers`; of the others the class is code of the model's repository,
 which test_remote_code.py compares with the reference and with published checkpoints.
 """

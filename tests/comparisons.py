@@ -21,7 +21,7 @@ from llmcalc.components.evidence import evidence_of_parts
 from llmcalc.device_memory.evidence import evidence_of_run
 from llmcalc.evidence import Evidence
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.meter import Meter
 
 
@@ -40,7 +40,7 @@ class Thing(NamedTuple):
 
 def of_run(
     spec: ModelSpec,
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
     optimizer: str | None = None,
     include: frozenset[str] = frozenset(),
 ) -> set[Thing]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmcalc.sources.checkpoints.gguf import TYPES
+from llmcalc.sources.checkpoints.gguf import GGML_TYPES
 
-NUMBERS = {name: (number, block, nbytes) for number, (name, block, nbytes) in TYPES.items()}
+NUMBERS = {name: (number, block, nbytes) for number, (name, block, nbytes) in GGML_TYPES.items()}
 
 
 def _text(text: str) -> bytes:

@@ -52,9 +52,9 @@ MUTANTS = (
     Mutant("components/mixers/attention.py", 'x, (heads, head_dim), self.k_bias,', 'x, (heads, head_dim), False,'),
     Mutant("components/position.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
     # the tree
-    Mutant("flow/tree.py", '"kept": FLOPS | CACHE,', '"kept": CACHE,'),
+    Mutant("flow/tree.py", '"kept": FLOP_EFFECTS | CACHE_EFFECTS,', '"kept": CACHE_EFFECTS,'),
     Mutant("flow/tree.py", '"no_grad": frozenset({"backward_flops"}),', '"no_grad": frozenset(),'),
-    Mutant("flow/tree.py", 'CACHE | SKIPPED_PARAMS | {"active_params"},', "CACHE | SKIPPED_PARAMS,"),
+    Mutant("flow/tree.py", 'SKIPPED_PARAM_EFFECTS | {"active_params"},', "SKIPPED_PARAM_EFFECTS,"),
     # costs
     Mutant("costs/params.py", "active - self.tree.total(CountedOp.max_sk", "active + self.tree.total(CountedOp.max_sk"),
     Mutant("costs/flops.py", "forward_flops + counted_op.backward_flops()", "2 * forward_flops"),
@@ -87,7 +87,7 @@ MUTANTS = (
         "power = (self.new_like(output_gradient),) * 2",
     ),
     Mutant("simulator/caching_allocator.py", "SMALL_SIZE = 1 << 20", "SMALL_SIZE = 1 << 19"),
-    Mutant("simulator/caching_allocator.py", "expandable else SMALL + 1", "expandable else SMALL"),
+    Mutant("simulator/caching_allocator.py", "expandable else SMALL_UNITS + 1", "expandable else SMALL_UNITS"),
     Mutant(
         "simulator/repeat_layers.py",
         "(longer_bytes - shorter_bytes) * missing_layers // added_layers",
@@ -121,10 +121,12 @@ MUTANTS = (
         "collective.repetitions",
     ),
     # frameworks
-    Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
+    Mutant("frameworks/megatron/param_and_grad_buffer.py", "shard_count, BUCKET_ALIGNMENT,", "BUCKET_ALIGNMENT,"),
     Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shard_count *", "_elements *"),
     Mutant(
-        "frameworks/deepspeed/partitions.py", "(ALIGNMENT * rank_count)) * ALIGNMENT *", "rank_count) *"
+        "frameworks/deepspeed/partitions.py",
+        "(PARTITION_ALIGNMENT * rank_count)) * PARTITION_ALIGNMENT *",
+        "rank_count) *",
     ),
     # the command line and its reports
     Mutant("reports/memory_answer.py", 'any(accelerator_fit.verdict != "no"', 'any(accelerator_fit.verdict == "no"'),

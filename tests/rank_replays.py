@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcalc.device_memory.training import TrainingConfig, replay_steps
-from llmcalc.frameworks.fsdp2.pipeline import NEWEST, ScheduleSettings, ShardedRank, ShardedSetup
+from llmcalc.frameworks.fsdp2.pipeline import NEWEST_SETTINGS, ScheduleSettings, ShardedRank, ShardedSetup
 from llmcalc.frameworks.torch.pipeline import RankRun, RankSetup
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -31,7 +31,7 @@ def replay_sharded_rank(
     rank: int,
     device: Device | None = None,
     workspace: int = 0,
-    schedule_settings: ScheduleSettings = NEWEST,
+    schedule_settings: ScheduleSettings = NEWEST_SETTINGS,
 ) -> ReplayResult:
     """The set-up and two training steps of a rank under FSDP2. device: the simulated device."""
     meter = Meter(device)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, assert_type
 import pytest
 
 import llmcalc
-from llmcalc.arguments import READING
+from llmcalc.arguments import READING_OPTIONS
 from llmcalc.cli.help import with_help_all_option
 from llmcalc.cli.main import COMMANDS, module_name
-from llmcalc.drawing import DRAWN
+from llmcalc.drawing import DRAWING_FUNCTIONS
 from llmcalc.errors import InputError
 from llmcalc.plots.pictures import Picture
 from tests.contracts.test_imports import PACKAGE, modules
@@ -304,17 +304,17 @@ def test_options_have_the_same_names(command: str) -> None:
     function = inspect.signature(getattr(llmcalc, module_name(command))).parameters
     taken = set(function)
     if "options" in function:
-        taken |= set(READING) | groups(**WITH_ANY.get(command, {}))
+        taken |= set(READING_OPTIONS) | groups(**WITH_ANY.get(command, {}))
     assert sort_options(module_name(command)) - taken == set()
 
 
 @in_one_test
-@pytest.mark.parametrize("picture", DRAWN)
+@pytest.mark.parametrize("picture", DRAWING_FUNCTIONS)
 def test_options_of_pictures_have_the_same_names(picture: str) -> None:
-    function = inspect.signature(DRAWN[picture]).parameters
+    function = inspect.signature(DRAWING_FUNCTIONS[picture]).parameters
     taken = set(function) | {"columns"}  # of the file
     if "options" in function:
-        taken |= set(READING) | groups(run=picture == "memory")
+        taken |= set(READING_OPTIONS) | groups(run=picture == "memory")
     assert sort_options(f"plot.{picture}") - taken == set()
 
 
@@ -325,13 +325,13 @@ def groups(**which: bool) -> set[str]:
     with pytest.raises(InputError) as error:
         sorted_options({"": 1}, groups, **which)
     assert "there is no such option" in str(error.value)
-    from llmcalc.device_memory.settings import SHORTHANDS, Settings
+    from llmcalc.device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
     from llmcalc.parallel.counted_rank import rank_settings
     from llmcalc.parallel.layout_request import LayoutRequest
     from llmcalc.workload.setting import declarations_of
 
     known: set[str] = set(rank_settings()) if which.get("rank") else set()
-    known |= {*declarations_of(Settings), *SHORTHANDS} if which.get("run") else set()
+    known |= {*declarations_of(Settings), *SETTINGS_BY_SHORTHAND} if which.get("run") else set()
     return known | (set(declarations_of(LayoutRequest)) if which.get("layout") else set())
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import llmcalc
-from llmcalc.arguments import READING
+from llmcalc.arguments import READING_OPTIONS
 from llmcalc.cli.mcp import tool_server
-from llmcalc.cli.tools import TOOLS, WITH_ENGINES, all_tools, answer_of_tool
-from llmcalc.device_memory.settings import SHORTHANDS, Settings
+from llmcalc.cli.tools import ENGINE_TOOLS, TOOL_COMMANDS, all_tools, answer_of_tool
+from llmcalc.device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
 from llmcalc.errors import InputError
 from llmcalc.parallel.counted_rank import rank_settings
 from llmcalc.parallel.layout_request import LayoutRequest
@@ -99,13 +99,13 @@ def test_an_answer_is_the_commands_document(name: str, run: Any) -> None:
 
 
 def test_every_tool_is_called_above() -> None:
-    assert {tool for tool, _, _ in CALLS.values()} == set(TOOLS)
+    assert {tool for tool, _, _ in CALLS.values()} == set(TOOL_COMMANDS)
 
 
 @pytest.mark.parametrize("page", ["docs/how-to/agents.md", "docs/zh/how-to/agents.md"])
 def test_the_pages_name_every_tool(page: str) -> None:
     (line,) = [line for line in (ROOT / page).read_text().splitlines() if line.startswith(("Its tools", "工具有"))]
-    assert tuple(re.findall(r"`(\w+)`", line)) == TOOLS
+    assert tuple(re.findall(r"`(\w+)`", line)) == TOOL_COMMANDS
 
 
 def test_the_process_speaks_the_protocol() -> None:
@@ -117,12 +117,12 @@ def test_the_process_speaks_the_protocol() -> None:
 
     command = StdioServerParameters(command=sys.executable, args=["-m", "llmcalc", "mcp", "--offline"])
     listed, counted = with_client(use, stdio_client(command))
-    assert [tool.name for tool in listed.tools] == list(TOOLS)
+    assert [tool.name for tool in listed.tools] == list(TOOL_COMMANDS)
     assert all(tool.annotations.read_only_hint for tool in listed.tools)
     assert json.loads(counted.content[0].text)["params"]["total"] == 124_439_808
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", TOOL_COMMANDS)
 def test_arguments_are_those_of_the_function(name: str) -> None:
     """Each has a description, and is an argument, or an option, of the function of the command's name."""
     (tool,) = (tool for tool in all_tools() if tool.name == name)
@@ -133,17 +133,17 @@ def test_arguments_are_those_of_the_function(name: str) -> None:
     function = inspect.signature(getattr(llmcalc, name)).parameters
     known = {
         *function,
-        *READING,
+        *READING_OPTIONS,
         *rank_settings(),
         *declarations_of(Settings),
-        *SHORTHANDS,
+        *SETTINGS_BY_SHORTHAND,
         *declarations_of(LayoutRequest),
     }
     assert tool.arguments.keys() <= known
     hidden = tool.arguments.keys() - tool.common_arguments
     described = tool.schema["properties"].get("options", {}).get("description", "")
     assert all(argument in described for argument in hidden)
-    assert ("max_model_len" in described) is (name in WITH_ENGINES)
+    assert ("max_model_len" in described) is (name in ENGINE_TOOLS)
 
 
 def test_a_config_is_a_model() -> None:

@@ -25,7 +25,7 @@ from llmcalc.cli.main import main
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.published import KERNELS, LIBRARIES
 from llmcalc.sources.huggingface.family import Deviation
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
+from llmcalc.sources.huggingface.registry import TYPES_BY_FILE, family_of, model_types
 from llmcalc.witnesses.deviations import COMMON_DEVIATIONS
 from tests import prose
 from tests.builders import CASES, WITH_CLASSES
@@ -227,8 +227,8 @@ def families_table() -> str:
         "|:---|:---|:---|:---|:---|---:|---:|---:|",
     ]
     verdicts = recorded()
-    for file in sorted(WITH_CLASSES, key=lambda file: min(FILES[file])):
-        kinds = sorted(FILES[file])
+    for file in sorted(WITH_CLASSES, key=lambda file: min(TYPES_BY_FILE[file])):
+        kinds = sorted(TYPES_BY_FILE[file])
         context = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
         cells = [WORDS[verdicts.get(file, {}).get(quantity, "")] for quantity in QUANTITIES]
         alone, leaves = coverage(file)

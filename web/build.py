@@ -248,11 +248,11 @@ def copy(out: Path) -> None:
     from llmcalc.reports import palette
 
     colours = {
-        "COMPONENTS": palette.COMPONENTS,
-        "OTHER": palette.OTHER,
-        "KINDS": palette.KINDS,
-        "SERIES": palette.SERIES,
-        "PASSES": palette.PASSES,
+        "COMPONENTS": palette.COMPONENT_COLOURS,
+        "OTHER": palette.OTHER_COLOUR,
+        "KINDS": palette.MEMORY_KIND_COLOURS,
+        "SERIES": palette.CURVE_COLOURS,
+        "PASSES": palette.PASS_COLOURS,
     }
     text = "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in colours.items())
     (out / "palette.js").write_text("// Written by web/build.py from llmcalc/reports/palette.py.\n" + text)

@@ -23,7 +23,7 @@ import preset_pages  # noqa: E402
 
 from llmcalc import units  # noqa: E402
 from llmcalc.costs.params import params  # noqa: E402
-from llmcalc.reports.palette import COMPONENTS, INK, OTHER  # noqa: E402
+from llmcalc.reports.palette import COMPONENT_COLOURS, OTHER_COLOUR, TEXT_COLOUR  # noqa: E402
 from llmcalc.sources.target import load  # noqa: E402
 
 SIZE = 1200, 630
@@ -61,8 +61,8 @@ class Card:
         self.room = SIZE[0] - 2 * MARGIN
 
     def text(
-        self, y: float, text: str, size: float, *, style: str = "", fill: str = INK, right: bool = False, x: float = 0,
-        room: float | None = None,
+        self, y: float, text: str, size: float, *, style: str = "", fill: str = TEXT_COLOUR, right: bool = False,
+        x: float = 0, room: float | None = None,
     ) -> None:  # fmt: skip
         """A line of text. y: of its base line. x: from the margin. room: it is made as small as fits into so many
         pixels; default: up to the other margin.
@@ -91,7 +91,7 @@ class Card:
         for part, share in shares.items():
             left, right = (round(MARGIN + self.room * at) for at in (start, start + share))
             if right > left:
-                self.pen.rectangle((left, y, right - 1, y + height - 1), fill=COMPONENTS.get(part, OTHER))
+                self.pen.rectangle((left, y, right - 1, y + height - 1), fill=COMPONENT_COLOURS.get(part, OTHER_COLOUR))
             start += share
 
     def png(self) -> bytes:
@@ -118,7 +118,7 @@ def preset_card(page: preset_pages.PresetPage, source: str) -> bytes:
     names = [(part, share) for part, share in page.shares.items() if share >= preset_pages.SMALLEST][:4]
     for i, (part, share) in enumerate(names):
         x, wide = i * card.room / 4, card.room / 4
-        card.pen.rectangle((MARGIN + x, 379, MARGIN + x + 19, 398), fill=COMPONENTS.get(part, OTHER))
+        card.pen.rectangle((MARGIN + x, 379, MARGIN + x + 19, 398), fill=COMPONENT_COLOURS.get(part, OTHER_COLOUR))
         card.text(397, f"{preset_pages.named(part)} {units.percent(share)}", 22, x=x + 30, room=wide - 44)
     figures = list(page.figures().items())[1:]
     longest = max(font(36, "-Bold").getlength(value) for _, (value, _) in figures) if figures else 1

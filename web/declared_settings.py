@@ -16,8 +16,8 @@ FILE = WEB / "src" / "declared_settings.js"
 sys.path.insert(0, str(WEB.parent))
 
 from llmcalc.device_memory.settings import Settings  # noqa: E402
-from llmcalc.frameworks.engines.registry import FOLDERS, engine  # noqa: E402
-from llmcalc.frameworks.registry import NAMES as FRAMEWORKS  # noqa: E402
+from llmcalc.frameworks.engines.registry import ENGINE_FOLDERS, engine  # noqa: E402
+from llmcalc.frameworks.registry import FRAMEWORK_NAMES as FRAMEWORKS  # noqa: E402
 from llmcalc.parallel.layout_request import LayoutRequest  # noqa: E402
 from llmcalc.workload.setting import DeclaredSetting, declarations_of  # noqa: E402
 
@@ -40,7 +40,7 @@ def text() -> str:
         f"  {name}: {json.dumps({'option': setting.option, **kind(setting)})},\n" for name, setting in settings.items()
     ]
     head = "// Written by web/declared_settings.py from the declarations of llmcalc's settings.\n"
-    served = [name for name in FOLDERS if engine(name).layout_flags is not None]
+    served = [name for name in ENGINE_FOLDERS if engine(name).layout_flags is not None]
     listed = f"export const FRAMEWORKS = {json.dumps(FRAMEWORKS)};\nexport const ENGINES = {json.dumps(served)};\n"
     return f"{head}export const DECLARED = {{\n{''.join(lines)}}};\n{listed}"
 

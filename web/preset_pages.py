@@ -13,8 +13,8 @@ from typing import Any
 import addresses
 
 from llmcalc import units
-from llmcalc.plots.params import NAMES
-from llmcalc.reports.palette import COMPONENTS, OTHER
+from llmcalc.plots.params import COMPONENT_LABELS
+from llmcalc.reports.palette import COMPONENT_COLOURS, OTHER_COLOUR
 from llmcalc.sources.preset import Preset
 
 POLICY = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'"
@@ -145,11 +145,12 @@ llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(prese
         start, boxes = 0.0, []
         for part, share in self.shares.items():
             place = f'x="{100 * start:.3f}%" width="{100 * share:.3f}%"'
-            boxes.append(f'<rect {place} height="40" fill="{COMPONENTS.get(part, OTHER)}"/>')
+            boxes.append(f'<rect {place} height="40" fill="{COMPONENT_COLOURS.get(part, OTHER_COLOUR)}"/>')
             start += share
         names = [
             f'<li><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" rx="3" '
-            f'fill="{COMPONENTS.get(part, OTHER)}"/></svg>{escape(named(part))} <b>{units.percent(share)}</b></li>'
+            f'fill="{COMPONENT_COLOURS.get(part, OTHER_COLOUR)}"/></svg>'
+            f"{escape(named(part))} <b>{units.percent(share)}</b></li>"
             for part, share in self.shares.items()
             if share >= SMALLEST
         ]
@@ -164,14 +165,15 @@ llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(prese
         """A picture that stands alone: the shares of the components, the headline numbers, and its source."""
         wide, at, parts, legend = WIDTH - 2 * MARGIN, float(MARGIN), [], []
         for part, share in self.shares.items():
-            colour = COMPONENTS.get(part, OTHER)
+            colour = COMPONENT_COLOURS.get(part, OTHER_COLOUR)
             parts.append(f'<rect x="{at:.2f}" y="150" width="{wide * share:.2f}" height="84" fill="{colour}"/>')
             at += wide * share
         named_parts = [part for part, share in self.shares.items() if share >= SMALLEST]
         for i, part in enumerate(named_parts):
             x, y = MARGIN + (i % 4) * wide / 4, 272 + (i // 4) * 32
             legend.append(
-                f'<rect x="{x:g}" y="{y - 14}" width="16" height="16" rx="4" fill="{COMPONENTS.get(part, OTHER)}"/>'
+                f'<rect x="{x:g}" y="{y - 14}" width="16" height="16" rx="4" '
+                f'fill="{COMPONENT_COLOURS.get(part, OTHER_COLOUR)}"/>'
                 f'<text x="{x + 26:g}" y="{y}">{escape(named(part))} {units.percent(self.shares[part])}</text>'
             )
         numbers = " · ".join(f"{name} {value}" for name, (value, _) in list(self.figures().items())[1:])
@@ -196,7 +198,7 @@ llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(prese
 
 def named(part: str) -> str:
     """The name of a component for people."""
-    return NAMES.get(part, part.replace("_", " "))
+    return COMPONENT_LABELS.get(part, part.replace("_", " "))
 
 
 def verdict(counts: dict[str, Any]) -> str:

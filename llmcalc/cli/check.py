@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Target
+from .options import TargetArgument
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
@@ -18,7 +18,7 @@ def command(
             show_default=False,
         ),
     ],
-    target: Target,
+    target: TargetArgument,
     *,
     target_options: TargetOptions,
     output_options: OutputOptions,
@@ -27,10 +27,10 @@ def command(
     Exit code 1 if they differ.
     """
     from ..questions.witnesses import ask_check, read_checkpoint_header
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     preset = target_options.load(target)
     stored_checkpoint = read_checkpoint_header(checkpoint)
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         check_answer = ask_check(preset, checkpoint, stored_checkpoint)
     output_options.show_answer(check_answer)

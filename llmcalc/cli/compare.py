@@ -7,7 +7,7 @@ import typer
 from ..studies.compare import SORT_KEYS
 from ..studies.model_selection import ModelFilter
 from .hardware import accelerator_option
-from .options import CacheDtype, Seq, TargetsOrNone, length_option, value_option
+from .options import CacheDtypeOption, OptionalTargetsArgument, SeqOption, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
@@ -15,11 +15,11 @@ SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 
 @add_target_options
 def command(
-    targets: TargetsOrNone = None,
+    targets: OptionalTargetsArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Every preset, or those that the filters take.")] = False,
     sort: Annotated[str | None, value_option("--sort", "KEY", SORT_HELP)] = None,
-    seq: Seq = None,
-    kv_dtype: CacheDtype = "bf16",
+    seq: SeqOption = None,
+    kv_dtype: CacheDtypeOption = "bf16",
     hardware: Annotated[str | None, accelerator_option(" Adds the time of a token and tokens/s on it.")] = None,
     users: Annotated[int | None, length_option("--users", help="Sequences at once on --hardware; default 1.")] = None,
     *,
@@ -32,7 +32,7 @@ def command(
     """
     from ..questions.comparisons import ask_compare, check_compared
     from ..questions.listings import select_presets
-    from ..reports.compare import LAYOUTS
+    from ..reports.compare import LAYOUT_BY_FORMAT
     from ..sources.hardware import find_hardware
 
     check_compared(bool(targets), everything, model_filter, sort)
@@ -41,6 +41,8 @@ def command(
         preset_names = [preset.name for preset, _ in models] if everything else targets or []
         models = [(target_options.load(preset_name), None) for preset_name in preset_names]
     accelerator = None if hardware is None else find_hardware(hardware)
-    comparison_answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[output_options.fmt], accelerator, users)
+    comparison_answer = ask_compare(
+        models, seq, kv_dtype, sort, LAYOUT_BY_FORMAT[output_options.fmt], accelerator, users
+    )
     # every model is printed; a narrow terminal splits them into several tables
     output_options.show_answer(comparison_answer, listing=True)

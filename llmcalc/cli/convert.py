@@ -6,14 +6,14 @@ import typer
 
 from ..errors import InputError
 from ..questions.listings import ModelFileFormat
-from .options import Output, Target, open_output
+from .options import OutputOption, TargetArgument, open_output
 from .output import store_remark
 from .target_options import TargetOptions, add_target_options
 
 
 @add_target_options
 def command(
-    target: Target,
+    target: TargetArgument,
     to: Annotated[
         ModelFileFormat | None,
         typer.Option(
@@ -23,7 +23,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
     *,
     target_options: TargetOptions,
 ) -> None:
@@ -31,14 +31,14 @@ def command(
     Both give the same counts when they are read back.
     """
     from ..questions.listings import convert_model, missing_rope_scaling_note
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     file_suffix = "" if output is None else output.suffix.lower()
     if to is None and file_suffix not in ("", ".toml", ".json"):
         raise InputError(f"--output: {output}: no format is known by {file_suffix}; expected .toml or .json, or --to")
     preset = target_options.load(target)
     written_format = to or ("hf" if file_suffix == ".json" else "toml")
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         converted_text = convert_model(preset, written_format)
     if scaling_note := missing_rope_scaling_note(preset, written_format):
         store_remark(f"note: {preset.name}: {scaling_note}")

@@ -5,15 +5,15 @@ import typer
 from ..device_memory.settings import Settings, settings_with_shorthands
 from ..parallel.layout_request import LayoutRequest
 from ..questions.options import CostOptions
-from ..workload.lengths import USUAL_TRAINING
-from .hardware import OneAccelerator
+from ..workload.lengths import DEFAULT_TRAINING_TOKENS
+from .hardware import AcceleratorOption
 from .layout_options import add_layout_options
-from .options import TableOption, Target, is_given
+from .options import TableOption, TargetArgument, is_option_typed
 from .run_options import settings_options
 from .setting_options import add_declared_options, replace_parameter
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
-SEQ_DEFAULT = f"{USUAL_TRAINING:,}, or the model's context where it is shorter"
+SEQ_DEFAULT = f"{DEFAULT_TRAINING_TOKENS:,}, or the model's context where it is shorter"
 
 
 @replace_parameter("settings", settings_options(seq=SEQ_DEFAULT), settings_with_shorthands)
@@ -22,8 +22,8 @@ SEQ_DEFAULT = f"{USUAL_TRAINING:,}, or the model's context where it is shorter"
 @add_target_options
 def command(
     context: typer.Context,
-    target: Target,
-    hardware: OneAccelerator,
+    target: TargetArgument,
+    hardware: AcceleratorOption,
     settings: Settings,
     layout_request: LayoutRequest,
     options: CostOptions,
@@ -38,7 +38,7 @@ def command(
     from ..questions.costs import ask_cost
     from ..questions.runs import RunQuestion
     from ..sources.hardware import find_hardware
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     run_question = RunQuestion(
         preset=target_options.load(target),
@@ -46,6 +46,6 @@ def command(
         layout=layout_request,
         accelerators=(find_hardware(hardware),),
     )
-    with name_in_errors(run_question.preset):
-        cost_answer = ask_cost(run_question, options, lambda name: is_given(context, name))
+    with target_in_errors(run_question.preset):
+        cost_answer = ask_cost(run_question, options, lambda name: is_option_typed(context, name))
     writing_file.show_answer(cost_answer, table, run_question.preset)

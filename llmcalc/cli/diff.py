@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from ..errors import one_line
-from ..workload.lengths import MOST_CONTEXT
-from .options import CacheDtype, TableOption, Targets, length_option, value_option
+from ..workload.lengths import LARGEST_DEFAULT_CONTEXT
+from .options import CacheDtypeOption, TableOption, TargetsArgument, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
 @add_target_options
 def command(
-    targets: Targets,
+    targets: TargetsArgument,
     git: Annotated[
         str | None,
         value_option(
@@ -33,10 +33,10 @@ def command(
             "--seq",
             "-s",
             help="Tokens of each sequence; the context that both models were made for, at most "
-            f"{MOST_CONTEXT:,}, if not given.",
+            f"{LARGEST_DEFAULT_CONTEXT:,}, if not given.",
         ),
     ] = None,
-    kv_dtype: CacheDtype = "bf16",
+    kv_dtype: CacheDtypeOption = "bf16",
     table: TableOption = None,
     *,
     target_options: TargetOptions,

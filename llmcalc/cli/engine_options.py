@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..reports.answer import ReportedAnswer
     from .target_options import OutputOptions, TargetOptions
 
-VALUES = "llmcalc.engine_flags"
+ENGINE_FLAGS_KEY = "llmcalc.engine_flags"
 """Key of the engine's flags in the context's `meta`."""
 
 ENGINE_HELP = (
@@ -62,13 +62,13 @@ class EngineCommand(Command):
         if engine_texts:
             from ..frameworks.engines.flags import split_arguments
             from ..frameworks.engines.registry import engine_and_version
-            from ..questions.other_names import OTHER_NAMES, llmcalc_spelling
+            from ..questions.other_names import OTHER_OPTION_NAMES, llmcalc_spelling
 
             engine, _ = engine_and_version(engine_texts[0])
             options = self._llmcalc_options(ctx)
             option_names = [argument.partition("=")[0] for argument in args if argument.startswith("-")]
             spellings = {
-                option_name: llmcalc_spelling(option_name, OTHER_NAMES, options) for option_name in option_names
+                option_name: llmcalc_spelling(option_name, OTHER_OPTION_NAMES, options) for option_name in option_names
             }
             remaining_arguments, flag_values = split_arguments(
                 engine.title,
@@ -81,7 +81,7 @@ class EngineCommand(Command):
             )
             self._refuse_short_engine_flags(ctx, engine, args)
             args = remaining_arguments
-            ctx.meta[VALUES] = flag_values
+            ctx.meta[ENGINE_FLAGS_KEY] = flag_values
         try:
             return super().parse_args(ctx, [*args])  # which removes what it has parsed
         except Exception as usage_error:
@@ -152,7 +152,7 @@ def require_engine(receipt: str | None, engine: Sequence[str] | None, launch_fil
 
 def engine_flags(context: typer.Context) -> Mapping[str, Any]:
     """Returns the engine's flags on the command line, by the flag's name."""
-    flag_values: Mapping[str, Any] = context.meta.get(VALUES, {})
+    flag_values: Mapping[str, Any] = context.meta.get(ENGINE_FLAGS_KEY, {})
     return flag_values
 
 
@@ -169,7 +169,7 @@ def show_servers(
     hardware: the accelerator; None for that of the launch file.
     """
     from ..questions.engines import ask_servers, engine_questions
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     launch_file, table_name, target, engines = (
         context.params[parameter_name] for parameter_name in ("launch", "table", "target", "engine")
@@ -187,7 +187,7 @@ def show_servers(
         receipt=context.params["receipt"],
         allow_unknown=target_options.allow_unknown,
     )
-    with nullcontext() if launch_file is not None else name_in_errors(server_questions[0].preset):
+    with nullcontext() if launch_file is not None else target_in_errors(server_questions[0].preset):
         servers_answer = ask_servers(server_questions, ask_question)
     output_options.show_answer(
         servers_answer, table_name, None if launch_file is not None else server_questions[0].preset

@@ -11,11 +11,11 @@ from ..symbolic.formulas import RecomputeChoice
 from .layout_options import add_rank_options
 from .options import (
     AttentionImplementationOption,
-    CacheDtype,
+    CacheDtypeOption,
     PairsOption,
-    Seq,
-    Target,
-    WithMtp,
+    SeqOption,
+    TargetArgument,
+    WithMtpOption,
     length_option,
     value_option,
 )
@@ -35,7 +35,7 @@ NodeArgument: TypeAlias = Annotated[
 @add_rank_options
 @add_target_options
 def command(
-    target: Target,
+    target: TargetArgument,
     node: NodeArgument = None,
     quantity: Annotated[
         Quantity,
@@ -46,7 +46,7 @@ def command(
             "its backward pass. time: seconds of each kernel on --hardware.",
         ),
     ] = "all",
-    seq: Seq = None,
+    seq: SeqOption = None,
     batch: Annotated[
         int | None,
         length_option("--batch", "-b", help="Sequences at once (activations and time only); 1 if not given."),
@@ -67,11 +67,11 @@ def command(
         ),
     ] = None,
     pairs: PairsOption = "full",
-    kv_dtype: CacheDtype = "bf16",
+    kv_dtype: CacheDtypeOption = "bf16",
     rank_request: RankRequest = NO_RANK_OPTIONS,
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX: an align* environment per node.")] = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="With --latex: add BibTeX entries of the sources.")] = False,
-    with_mtp: WithMtp = False,
+    with_mtp: WithMtpOption = False,
     *,
     target_options: TargetOptions,
     output_options: OutputOptions,
@@ -79,7 +79,7 @@ def command(
     """Formulas in symbols and with values, each with its source.
     For the whole model, or for a part of it."""
     from ..questions.counts import ExplainQuestion
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     included_parts = included_part_names(with_mtp)
     explain_question = ExplainQuestion(
@@ -100,6 +100,6 @@ def command(
         stack,
     )
     preset = target_options.load(target, included_parts)
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         explain_answer = explain_question.answer(preset, has_raw_values=output_options.fmt in ("csv", "markdown"))
     output_options.show_answer(explain_answer, listing=True)

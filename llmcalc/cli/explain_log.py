@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .hardware import accelerator_option
-from .options import TableOption, TargetOrNone, value_option
+from .options import OptionalTargetArgument, TableOption, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
@@ -21,7 +21,7 @@ def command(
             show_default=False,
         ),
     ],
-    target: TargetOrNone = None,
+    target: OptionalTargetArgument = None,
     launch: Annotated[
         Path | None,
         value_option("--launch", "FILE", "The file that started the training run, as memory --launch reads it."),

@@ -12,8 +12,16 @@ from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import accelerator_option
 from .layout_options import add_layout_options
-from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, length_option, value_option
-from .run_options import CublasWorkspace, add_settings_options
+from .options import (
+    OptionalTargetArgument,
+    TableOption,
+    WithMtpOption,
+    WithTowersOption,
+    is_option_typed,
+    length_option,
+    value_option,
+)
+from .run_options import CublasWorkspaceOption, add_settings_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
@@ -30,7 +38,7 @@ def command(
     context: typer.Context,
     settings: Settings,
     layout_request: LayoutRequest,
-    target: TargetOrNone = None,
+    target: OptionalTargetArgument = None,
     launch: Annotated[
         Path | None,
         value_option(
@@ -51,11 +59,11 @@ def command(
             help="With --devices: sequences per step of all devices; default one micro-batch per device.",
         ),
     ] = None,
-    with_mtp: WithMtp = False,
-    with_towers: WithTowers = False,
+    with_mtp: WithMtpOption = False,
+    with_towers: WithTowersOption = False,
     engine: EngineOption = None,
     receipt: ReceiptOption = None,
-    cublas_workspace: CublasWorkspace = None,
+    cublas_workspace: CublasWorkspaceOption = None,
     table: TableOption = None,
     *,
     target_options: TargetOptions,
@@ -69,7 +77,7 @@ def command(
     from ..questions.fits import ask_fit
     from ..questions.runs import RunQuestion, with_implied_phase
     from ..sources.hardware import find_hardware
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     require_engine(receipt, engine, launch)
     if launch is None and not target:
@@ -92,7 +100,7 @@ def command(
         settings=with_implied_phase(
             settings,
             layout_request,
-            lambda name: is_given(context, name),
+            lambda name: is_option_typed(context, name),
             "" if global_batch is None else "--global-batch",
         ),
         layout=layout_request,
@@ -100,6 +108,6 @@ def command(
         accelerators=() if hardware is None else (find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with name_in_errors(run_question.preset):
+    with target_in_errors(run_question.preset):
         fit_answer = ask_fit(run_question, global_batch)
     output_options.show_answer(fit_answer, table, run_question.preset)

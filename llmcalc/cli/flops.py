@@ -10,20 +10,20 @@ from ..reports.document import join_reports
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inference import batch_from_options
 from ..workload.inputs import NO_INPUTS, Inputs
-from ..workload.lengths import USUAL
+from ..workload.lengths import DEFAULT_TOKENS
 from ..workload.workload import Phase
 from .hardware import accelerator_option
 from .layout_options import add_rank_options
 from .options import (
-    Batch,
+    BatchOption,
     DraftOption,
     PairsOption,
     RecomputeOption,
-    Source,
+    SourceOption,
     TableOption,
-    Targets,
-    Users,
-    WithMtp,
+    TargetsArgument,
+    UsersOption,
+    WithMtpOption,
     length_option,
     phase_option,
     value_option,
@@ -33,7 +33,7 @@ from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_HELP = (
     "New tokens of each sequence. In decode, where --context is not given: the context. "
-    f"[default: {USUAL:,}, or all learned positions where they are fewer]"
+    f"[default: {DEFAULT_TOKENS:,}, or all learned positions where they are fewer]"
 )
 CONTEXT_HELP = (
     "Tokens of each sequence that are in the cache. Decode adds one token to them, prefill --seq (chunked prefill)."
@@ -53,12 +53,12 @@ RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, …
 @add_rank_options
 @add_target_options
 def command(
-    targets: Targets,
-    batch: Batch = None,
-    users: Users = None,
+    targets: TargetsArgument,
+    batch: BatchOption = None,
+    users: UsersOption = None,
     seq: Annotated[int | None, length_option("--seq", "-s", help=SEQ_HELP)] = None,
     context: Annotated[int | None, length_option("--context", help=CONTEXT_HELP, minimum=0)] = None,
-    source: Source = None,
+    source: SourceOption = None,
     phase: Annotated[
         Phase | None,
         phase_option(Phase, "Pass to count; forward if not given, training of a measured run.", show_default=False),
@@ -80,7 +80,7 @@ def command(
     hardware: Annotated[str | None, accelerator_option(" Of a measured run.")] = None,
     devices: Annotated[int | None, length_option("--devices", help="Number of them; 1 if not given.")] = None,
     dtype: Annotated[str | None, value_option("--dtype", "FORMAT", DTYPE_HELP)] = None,
-    with_mtp: WithMtp = False,
+    with_mtp: WithMtpOption = False,
     draft: DraftOption = None,
     inputs: Inputs = NO_INPUTS,
     rank_request: RankRequest = NO_RANK_OPTIONS,
@@ -93,7 +93,7 @@ def command(
     Matrix multiplications only; the total under full and under causal pairs.
     """
     from ..questions.counts import FlopsQuestion
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
     from ..studies.utilization import MeasuredRun
 
     included_parts = included_part_names(with_mtp)
@@ -116,6 +116,6 @@ def command(
     )
     reports = []
     for preset in [target_options.load(target, included_parts) for target in targets]:
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             reports.append(flops_question.answer(preset).report())
     output_options.show(join_reports(reports), table)

@@ -28,9 +28,9 @@ def accelerator_option(default_text: str = "") -> Any:
     )
 
 
-OneAccelerator: TypeAlias = Annotated[str, accelerator_option()]
+AcceleratorOption: TypeAlias = Annotated[str, accelerator_option()]
 
-Names = Annotated[
+HardwareNamesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME",
@@ -43,7 +43,7 @@ Names = Annotated[
 
 
 @add_target_options
-def command(names: Names = None, *, output_options: OutputOptions) -> None:
+def command(names: HardwareNamesArgument = None, *, output_options: OutputOptions) -> None:
     """Accelerators: memory, bandwidths, dense peak FLOP/s.
     With names: every figure, and where each one is from.
     """

@@ -22,10 +22,10 @@ from .signatures import with_signature
 
 PANELS: tuple[str, ...] = get_args(Panel)
 
-OTHER = PANELS[0]
+OTHER_PANEL = PANELS[0]
 """Panel of the options without a panel."""
 
-LISTS_ALL = "llmcalc.lists_all"
+HELP_ALL_KEY = "llmcalc.lists_all"
 """Key of a context's `meta` when the page is that of `--help-all`."""
 
 
@@ -115,43 +115,45 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments and the option panels in the order of `PANELS`."""
         rows_by_panel: dict[str, list[tuple[str, str]]] = {}
-        shows_all_options = LISTS_ALL in ctx.meta
+        shows_all_options = HELP_ALL_KEY in ctx.meta
         for parameter in self.get_params(ctx):
             panel_record = parameter.get_help_record(ctx)
             if panel_record is None or (parameter.name in self.uncommon and not shows_all_options):
                 continue
             if parameter.param_type_name == "argument":
-                panel, option_label = ARGUMENTS, str(parameter.metavar or parameter.name)
+                panel, option_label = ARGUMENTS_PANEL, str(parameter.metavar or parameter.name)
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or (
-                    "Output" if _is_help_option(parameter) else OTHER
+                    "Output" if _is_help_option(parameter) else OTHER_PANEL
                 )
                 option_label = panel_record[0] if shows_all_options else _short_name(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
                 (option_label, panel_record[1] if shows_all_options else _first_sentence(panel_record[1]))
             )
-        if len(rows_by_panel.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
+        if (
+            len(rows_by_panel.keys() - {ARGUMENTS_PANEL}) <= MOST_JOINED_PANELS
+        ):  # a command with few options needs no headings
             all_records = [
                 panel_record
-                for panel in sorted(rows_by_panel, key=ORDER.index)
-                if panel != ARGUMENTS
+                for panel in sorted(rows_by_panel, key=PANEL_ORDER.index)
+                if panel != ARGUMENTS_PANEL
                 for panel_record in rows_by_panel[panel]
             ]
             rows_by_panel = {
-                panel: panel_records for panel, panel_records in rows_by_panel.items() if panel == ARGUMENTS
-            } | {OTHER: all_records}
-        for panel in sorted(rows_by_panel, key=ORDER.index):
+                panel: panel_records for panel, panel_records in rows_by_panel.items() if panel == ARGUMENTS_PANEL
+            } | {OTHER_PANEL: all_records}
+        for panel in sorted(rows_by_panel, key=PANEL_ORDER.index):
             with formatter.section(panel):
-                formatter.write_dl(rows_by_panel[panel], col_max=COLUMN)
+                formatter.write_dl(rows_by_panel[panel], col_max=OPTION_COLUMN_WIDTH)
 
 
-ARGUMENTS = "Arguments"
-ORDER = [ARGUMENTS, *PANELS]
+ARGUMENTS_PANEL = "Arguments"
+PANEL_ORDER = [ARGUMENTS_PANEL, *PANELS]
 
-FEW_PANELS = 2
+MOST_JOINED_PANELS = 2
 """Number of panels up to which their options are joined in one panel."""
 
-COLUMN = 26
+OPTION_COLUMN_WIDTH = 26
 """Largest width of the column of options; the text of a longer option begins on the next line."""
 
 
@@ -159,7 +161,7 @@ def _short_name(option: Any, name_and_metavar: str) -> str:
     """Returns an option's one-letter name and first long name, with the placeholder of the option's value."""
     long_names = [shown_name for shown_name in option.opts if shown_name.startswith("--")]
     short_names = [shown_name for shown_name in option.opts if not shown_name.startswith("--")]
-    shown_name = min(long_names, key=len) if len(long_names[0]) > COLUMN - 8 else long_names[0]
+    shown_name = min(long_names, key=len) if len(long_names[0]) > OPTION_COLUMN_WIDTH - 8 else long_names[0]
     metavar = "" if option.is_flag else name_and_metavar.rpartition(" ")[2]
     return " ".join(filter(None, (", ".join([*short_names, shown_name]), metavar)))
 
@@ -177,7 +179,7 @@ def _is_help_option(option: Any) -> bool:
 
 def _show_all_options(ctx: typer.Context, is_requested: bool) -> None:
     if is_requested and not ctx.resilient_parsing:
-        ctx.meta[LISTS_ALL] = True
+        ctx.meta[HELP_ALL_KEY] = True
         typer.echo(ctx.get_help())
         raise typer.Exit()
 

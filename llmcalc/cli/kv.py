@@ -9,17 +9,27 @@ from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
 from ..workload.inference import batch_from_options
 from ..workload.inputs import NO_INPUTS, Inputs
-from ..workload.lengths import MOST_CONTEXT, USUAL
+from ..workload.lengths import DEFAULT_TOKENS, LARGEST_DEFAULT_CONTEXT
 from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
 from .layout_options import add_rank_options
-from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, length_option, value_option
+from .options import (
+    BatchOption,
+    CacheDtypeOption,
+    DraftOption,
+    SourceOption,
+    TableOption,
+    TargetsArgument,
+    UsersOption,
+    length_option,
+    value_option,
+)
 from .setting_options import add_input_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_HELP = (
-    f"Tokens of each sequence; the context that the model was made for if not given, at most {MOST_CONTEXT:,}, and "
-    f"{USUAL:,} where it states none."
+    f"Tokens of each sequence; the context that the model was made for if not given, at most "
+    f"{LARGEST_DEFAULT_CONTEXT:,}, and {DEFAULT_TOKENS:,} where it states none."
 )
 
 
@@ -31,12 +41,12 @@ COMMAND = EngineCommand
 @add_target_options
 def command(
     context: typer.Context,
-    targets: Targets,
-    batch: Batch = None,
-    users: Users = None,
+    targets: TargetsArgument,
+    batch: BatchOption = None,
+    users: UsersOption = None,
     seq: Annotated[int | None, length_option("--seq", "-s", help=SEQ_HELP)] = None,
-    source: Source = None,
-    kv_dtype: CacheDtype = "bf16",
+    source: SourceOption = None,
+    kv_dtype: CacheDtypeOption = "bf16",
     draft: DraftOption = None,
     inputs: Inputs = NO_INPUTS,
     rank_request: RankRequest = NO_RANK_OPTIONS,
@@ -53,8 +63,8 @@ def command(
     """KV cache and recurrent state by layer type.
     Then with other kinds of attention, and as the context grows.
     """
-    from ..questions.counts import SCHEME_WITHOUT_ENGINE, CacheQuestion
-    from ..sources.preset import name_in_errors
+    from ..questions.counts import SCHEME_WITHOUT_ENGINE_ERROR, CacheQuestion
+    from ..sources.preset import target_in_errors
 
     if engine:
         if inputs.option:
@@ -63,7 +73,7 @@ def command(
         from ..reports.answer import ReportedAnswer
 
         def ask_named(engine_question: EngineQuestion) -> ReportedAnswer:
-            with name_in_errors(engine_question.preset):
+            with target_in_errors(engine_question.preset):
                 return ask_engine_cache(engine_question)
 
         flags = engine_flags(context)
@@ -75,13 +85,13 @@ def command(
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
     if quantize is not None:
-        raise InputError(SCHEME_WITHOUT_ENGINE)
+        raise InputError(SCHEME_WITHOUT_ENGINE_ERROR)
     reports = []
     sequence_count = batch_from_options(batch, users, "decode") or 1
     cache_question = CacheQuestion(
         sequence_count, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs
     )
     for preset in [target_options.load(target) for target in targets]:
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             reports.append(cache_question.answer(preset).report())
     output_options.show(join_reports(reports), table)

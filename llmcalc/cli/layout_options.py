@@ -22,20 +22,19 @@ def add_layout_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _framework_option() -> OptionOfCommand:
     """Returns the option `--framework`, with the names of all frameworks as values."""
-    from ..frameworks.registry import NAMES, WITHOUT_A_NAME, framework
+    from ..frameworks.registry import DEFAULT_FRAMEWORK, FRAMEWORK_NAMES, framework
 
-    framework_records = [framework(framework_name) for framework_name in NAMES]
+    framework_records = [framework(framework_name) for framework_name in FRAMEWORK_NAMES]
     implied_frameworks = (
         f"{framework_record.name} {framework_record.implied_by[0]}"
         for framework_record in framework_records
         if framework_record.implied_by is not None
     )
-    name_list = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
+    name_list = f"{', '.join(FRAMEWORK_NAMES[:-1])} or {FRAMEWORK_NAMES[-1]}"
     setting = declarations_of(LayoutRequest)["framework"]
-    help_text = (
-        f"{name_list}. {setting.setting.help} By default {', '.join((*implied_frameworks, f'else {WITHOUT_A_NAME}'))}."
-    )
-    return option_of_setting(setting, help=help_text, metavar="NAME", completions=lambda: NAMES)
+    default_list = ", ".join((*implied_frameworks, f"else {DEFAULT_FRAMEWORK}"))
+    help_text = f"{name_list}. {setting.setting.help} By default {default_list}."
+    return option_of_setting(setting, help=help_text, metavar="NAME", completions=lambda: FRAMEWORK_NAMES)
 
 
 def add_rank_options(command: Callable[..., None]) -> Callable[..., None]:

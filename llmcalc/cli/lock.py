@@ -8,7 +8,15 @@ import typer
 
 from ..errors import InputError
 from ..questions.locks import LOCK_FILE
-from .options import AllowUnknown, NotesOption, OfflineOption, Output, format_of_file, open_output, value_option
+from .options import (
+    AllowUnknownOption,
+    NotesOption,
+    OfflineOption,
+    OutputOption,
+    format_of_file,
+    open_output,
+    value_option,
+)
 from .target_options import OutputOptions, TargetOptions
 
 LockFormat: TypeAlias = Literal["table", "json", "csv", "markdown", "cyclonedx"]
@@ -26,7 +34,7 @@ def command(
     check: Annotated[
         bool, typer.Option("--check", help="Count the models of a lock file again; exit code 1 for any difference.")
     ] = False,
-    allow_unknown: AllowUnknown = False,
+    allow_unknown: AllowUnknownOption = False,
     offline: OfflineOption = False,
     notes: NotesOption = False,
     fmt: Annotated[
@@ -38,7 +46,7 @@ def command(
             "--check.",
         ),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Write down what models cost, and check it in CI.
     Revision, digest of the config, counts, cache, bytes by format, and how each part is known.

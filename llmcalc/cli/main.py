@@ -50,7 +50,7 @@ COMMANDS = (
 """Names of commands: modules of this package with a function `command`, or packages of commands. A module has
 underscores for hyphens."""
 
-COLLECTED_OBJECTS = 1_000_000
+GARBAGE_COLLECTION_THRESHOLD = 1_000_000
 """New objects after which the garbage collector looks for cycles: a command makes few, and ends soon."""
 
 
@@ -139,7 +139,7 @@ def build_command(parent_package: str, command_name: str) -> Any:
     typer_app = typer.Typer(add_completion=False, rich_markup_mode=None)
     typer_app.command(command_name, cls=getattr(module, "COMMAND", Command))(with_help_all_option(module.command))
     gc.freeze()  # imported objects stay: no collection needs to traverse them
-    gc.set_threshold(COLLECTED_OBJECTS)
+    gc.set_threshold(GARBAGE_COLLECTION_THRESHOLD)
     gc.enable()  # `run` has disabled it
     return typer.main.get_command(typer_app)
 
@@ -317,9 +317,9 @@ def _usage_message(usage_error: Any) -> str:
     if parameter is None and context is not None:
         typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
         usual_spelling = typed_option.replace("_", "-")
-        from ..questions.other_names import OTHER_NAMES, engine_of_flag, llmcalc_spelling
+        from ..questions.other_names import OTHER_OPTION_NAMES, engine_of_flag, llmcalc_spelling
 
-        option_name = llmcalc_spelling(usual_spelling, OTHER_NAMES, options)
+        option_name = llmcalc_spelling(usual_spelling, OTHER_OPTION_NAMES, options)
         if option_name:
             message = f"No such option: {typed_option}; expected {option_name}"
         elif typed_option == "--engine":
@@ -371,10 +371,12 @@ def _usage_message(usage_error: Any) -> str:
         message = usage_error.message
     typed_value, separator, accepted_values = message.rstrip(".").replace("'", "").partition(" is not one of ")
     if separator:
-        from ..questions.other_names import OTHER_NAMES, llmcalc_spelling
+        from ..questions.other_names import OTHER_OPTION_NAMES, llmcalc_spelling
 
         placeholder_value = (
-            llmcalc_spelling(f"--{typed_value}", OTHER_NAMES, [parameter_name]).removeprefix(parameter_name).strip()
+            llmcalc_spelling(f"--{typed_value}", OTHER_OPTION_NAMES, [parameter_name])
+            .removeprefix(parameter_name)
+            .strip()
         )
         suggestion = (
             f" Did you mean {placeholder_value}?"

@@ -14,9 +14,17 @@ from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import complete_name
 from .layout_options import add_layout_options
-from .options import DraftOption, TableOption, TargetOrNone, WithMtp, WithTowers, is_given, value_option
+from .options import (
+    DraftOption,
+    OptionalTargetArgument,
+    TableOption,
+    WithMtpOption,
+    WithTowersOption,
+    is_option_typed,
+    value_option,
+)
 from .output import store_remark
-from .run_options import CublasWorkspace, add_settings_options
+from .run_options import CublasWorkspaceOption, add_settings_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 HARDWARE_HELP = (
@@ -35,7 +43,7 @@ def command(
     context: typer.Context,
     settings: Settings,
     layout_request: LayoutRequest,
-    target: TargetOrNone = None,
+    target: OptionalTargetArgument = None,
     launch: Annotated[
         Path | None,
         value_option(
@@ -47,15 +55,15 @@ def command(
             panel="What runs",
         ),
     ] = None,
-    with_mtp: WithMtp = False,
-    with_towers: WithTowers = False,
+    with_mtp: WithMtpOption = False,
+    with_towers: WithTowersOption = False,
     draft: DraftOption = None,
     hardware: Annotated[
         list[str] | None, value_option("--hardware", "NAME", HARDWARE_HELP, panel="What runs", completion=complete_name)
     ] = None,
     engine: EngineOption = None,
     receipt: ReceiptOption = None,
-    cublas_workspace: CublasWorkspace = None,
+    cublas_workspace: CublasWorkspaceOption = None,
     table: TableOption = None,
     *,
     target_options: TargetOptions,
@@ -66,7 +74,7 @@ def command(
     """
     from ..questions.runs import RunOptions, ask_memory, memory_question
     from ..sources.hardware import find_accelerators
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     require_engine(receipt, engine, launch)
     starts_servers = False
@@ -75,10 +83,10 @@ def command(
 
         starts_servers = starts_any_server(launch)
     if engine or starts_servers:
-        from ..questions.engines import ONE_ACCELERATOR, ask_engine_memory
+        from ..questions.engines import ONE_ACCELERATOR_ERROR, ask_engine_memory
 
         if len(hardware or ()) > 1:
-            raise InputError(ONE_ACCELERATOR)
+            raise InputError(ONE_ACCELERATOR_ERROR)
         show_servers(ask_engine_memory, context, hardware[0] if hardware else None, target_options, output_options)
         return
     included_parts = included_part_names(with_mtp, with_towers)
@@ -93,14 +101,14 @@ def command(
             workspace=cublas_workspace,
         ),
         launch_file=launch,
-        is_setting_given=lambda name: is_given(context, name),
+        is_setting_given=lambda name: is_option_typed(context, name),
         allow_unknown=target_options.allow_unknown,
         set=target_options.overrides,
         head=target_options.head,
         with_mtp=with_mtp,
         with_towers=with_towers,
     )
-    with name_in_errors(run_question.preset):
+    with target_in_errors(run_question.preset):
         memory_answer = ask_memory(run_question, target_options.load_draft(draft))
         report = memory_answer.report()
     output_options.show(report, table)

@@ -15,15 +15,15 @@ from ..components.head_kind import HeadKind
 from ..errors import InputError
 from ..optional import MTP, TOWERS, OptionalPart
 from ..reports.formats import Format
-from ..sources.names import STDIN
-from ..studies.model_selection import ATTENTION_EXAMPLES, KINDS
+from ..sources.target_names import STDIN
+from ..studies.model_selection import ATTENTION_EXAMPLES, MODEL_KINDS
 from ..units import parse_count, parse_length
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation
-from ..workload.inference import CACHE_FORMATS, USERS
-from ..workload.lengths import USUAL
-from ..workload.recompute import MODES
-from ..workload.validation import LARGEST, validate_choice, validate_optional_whole
+from ..workload.inference import CACHE_FORMAT_EXAMPLES, USERS_SETTING
+from ..workload.lengths import DEFAULT_TOKENS
+from ..workload.recompute import RECOMPUTE_MODES
+from ..workload.validation import LARGEST_COUNT, validate_choice, validate_optional_whole
 from .output import check_writable, open_stdout, open_whole_file
 
 
@@ -65,10 +65,10 @@ TARGET_HELP = (
     "NAME?field=value overrides a field of this target alone."
 )
 
-Target: TypeAlias = Annotated[
+TargetArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)
 ]
-TargetOrNone: TypeAlias = Annotated[
+OptionalTargetArgument: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)
 ]
 
@@ -80,12 +80,12 @@ def _check_stdin_once(targets: list[str] | None) -> list[str] | None:
     return targets
 
 
-_SEVERAL: Any = typer.Argument(
+_TARGETS_ARGUMENT: Any = typer.Argument(
     metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False, callback=_check_stdin_once
 )
-Targets: TypeAlias = Annotated[list[str], _SEVERAL]
-TargetsOrNone: TypeAlias = Annotated[list[str] | None, _SEVERAL]
-Overrides: TypeAlias = Annotated[
+TargetsArgument: TypeAlias = Annotated[list[str], _TARGETS_ARGUMENT]
+OptionalTargetsArgument: TypeAlias = Annotated[list[str] | None, _TARGETS_ARGUMENT]
+OverridesOption: TypeAlias = Annotated[
     list[str] | None,
     value_option("--set", "PATH=VALUE", "Override a field, such as num_hidden_layers=12. Repeatable.", panel="Model"),
 ]
@@ -122,13 +122,18 @@ def _known_cache_format(format_name: str) -> str:
     return format_name
 
 
-CacheDtype: TypeAlias = Annotated[
-    str, _cache_option("FORMAT", _known_cache_format, f"Format of the KV cache: {CACHE_FORMATS}")
+CacheDtypeOption: TypeAlias = Annotated[
+    str, _cache_option("FORMAT", _known_cache_format, f"Format of the KV cache: {CACHE_FORMAT_EXAMPLES}")
 ]
 
 
 def length_option(
-    option_name: str, *other_names: str, help: str, minimum: int = 1, maximum: int = LARGEST, panel: str | None = None
+    option_name: str,
+    *other_names: str,
+    help: str,
+    minimum: int = 1,
+    maximum: int = LARGEST_COUNT,
+    panel: str | None = None,
 ) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
@@ -154,17 +159,23 @@ def _parse_length(length_text: str | int) -> int:
     return length_text if isinstance(length_text, int) else parse_length(length_text)
 
 
-Batch: TypeAlias = Annotated[int | None, length_option("--batch", "-b", help="Sequences at once; 1 if not given.")]
-Users: TypeAlias = Annotated[int | None, length_option("--users", "--concurrency", help=USERS.setting.help)]
-Seq: TypeAlias = Annotated[
+BatchOption: TypeAlias = Annotated[
+    int | None, length_option("--batch", "-b", help="Sequences at once; 1 if not given.")
+]
+UsersOption: TypeAlias = Annotated[
+    int | None, length_option("--users", "--concurrency", help=USERS_SETTING.setting.help)
+]
+SeqOption: TypeAlias = Annotated[
     int | None,
     length_option(
         "--seq",
         "-s",
-        help=f"Tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given.",
+        help=(
+            f"Tokens of each sequence; {DEFAULT_TOKENS:,}, or all learned positions where they are fewer, if not given."
+        ),
     ),
 ]
-Source: TypeAlias = Annotated[
+SourceOption: TypeAlias = Annotated[
     int | None,
     length_option("--source", help="Encoder tokens of an encoder-decoder; as many as decoder tokens if not given."),
 ]
@@ -191,14 +202,16 @@ AttentionImplementationOption: TypeAlias = Annotated[
 
 
 RECOMPUTE_HELP = (
-    f"Training: modules that are recomputed in the backward pass: {', '.join(MODES)}, every:N (every N-th "
+    f"Training: modules that are recomputed in the backward pass: {', '.join(RECOMPUTE_MODES)}, every:N (every N-th "
     "layer) or nodes:A,B (modules of a layer)."
 )
 
 
 RecomputeOption: TypeAlias = Annotated[
     str,
-    typer.Option("--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=shell_completion_of(lambda: MODES)),
+    typer.Option(
+        "--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=shell_completion_of(lambda: RECOMPUTE_MODES)
+    ),
 ]
 
 
@@ -214,7 +227,7 @@ HeadOption: TypeAlias = Annotated[
 ]
 
 
-AllowUnknown: TypeAlias = Annotated[
+AllowUnknownOption: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--allow-unknown",
@@ -249,7 +262,7 @@ def phase_option(phase_type: Any, help_text: str, show_default: bool = True) -> 
     )
 
 
-def is_given(context: typer.Context, parameter_name: str) -> bool:
+def is_option_typed(context: typer.Context, parameter_name: str) -> bool:
     """Whether the user typed a parameter's option, even with the default value."""
     parameter_source = context.get_parameter_source(parameter_name)
     return parameter_source is not None and parameter_source.name != "DEFAULT"
@@ -264,18 +277,20 @@ def count_option(option_name: str, help_text: str) -> Any:
     return typer.Option(option_name, metavar="N", parser=parse_count_text, help=help_text, show_default=False)
 
 
-Kind: TypeAlias = Annotated[str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}.")]
-AttentionKind: TypeAlias = Annotated[
+KindOption: TypeAlias = Annotated[
+    str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(MODEL_KINDS)}.")
+]
+AttentionKindOption: TypeAlias = Annotated[
     str | None,
     value_option("--attention", "KIND", f"Only models with such layers: {ATTENTION_EXAMPLES}"),
 ]
-Experts: TypeAlias = Annotated[
+ExpertsOption: TypeAlias = Annotated[
     bool | None, typer.Option("--moe/--dense", help="Only mixtures of experts, or none.", show_default=False)
 ]
-LeastParams: TypeAlias = Annotated[
+LeastParamsOption: TypeAlias = Annotated[
     int | None, count_option("--min-params", "Only models with at least this many parameters.")
 ]
-MostParams: TypeAlias = Annotated[
+MostParamsOption: TypeAlias = Annotated[
     int | None, count_option("--max-params", "Only models with at most this many parameters, such as 10B.")
 ]
 
@@ -357,8 +372,8 @@ def _file_option(option_name: str) -> Any:
     )
 
 
-Output: TypeAlias = Annotated[Path | None, _file_option("--output")]
-OutputFile: TypeAlias = Annotated[Path | None, _file_option("--output-file")]
+OutputOption: TypeAlias = Annotated[Path | None, _file_option("--output")]
+OutputFileOption: TypeAlias = Annotated[Path | None, _file_option("--output-file")]
 """The file of a command whose `--output` is the tokens of an answer."""
 
 
@@ -382,8 +397,8 @@ DraftOption: TypeAlias = Annotated[
         completion=complete_target,
     ),
 ]
-WithMtp: TypeAlias = Annotated[bool, _optional_part_option(MTP)]
-WithTowers: TypeAlias = Annotated[bool, _optional_part_option(TOWERS)]
+WithMtpOption: TypeAlias = Annotated[bool, _optional_part_option(MTP)]
+WithTowersOption: TypeAlias = Annotated[bool, _optional_part_option(TOWERS)]
 
 
 def open_output(output_path: Path | None) -> AbstractContextManager[IO[str]]:

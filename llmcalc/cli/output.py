@@ -121,12 +121,12 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
             partial_file.unlink(missing_ok=True)
 
 
-ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals that end a process without running its `finally` clauses; Ctrl-C (SIGINT) runs them."""
 
 
 class _SignalReceived(BaseException):
-    """Raised when a signal of `ENDING` arrives. number: the signal's number."""
+    """Raised when a signal of `ENDING_SIGNALS` arrives. number: the signal's number."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
@@ -146,7 +146,7 @@ def _run_finally_on_signals() -> Iterator[None]:
 
     previous_handlers = {}
     try:
-        for signal_number in ENDING:
+        for signal_number in ENDING_SIGNALS:
             if signal.getsignal(signal_number) == signal.SIG_DFL:  # an ignored signal (nohup) stays ignored
                 with suppress(ValueError):  # not the main thread
                     previous_handlers[signal_number] = signal.signal(signal_number, raise_signal_received)

@@ -9,16 +9,16 @@ from ..optional import included_part_names
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
 from .layout_options import add_rank_options
-from .options import DraftOption, TableOption, Targets, WithMtp, WithTowers
+from .options import DraftOption, TableOption, TargetsArgument, WithMtpOption, WithTowersOption
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
 @add_rank_options
 @add_target_options
 def command(
-    targets: Targets,
-    with_mtp: WithMtp = False,
-    with_towers: WithTowers = False,
+    targets: TargetsArgument,
+    with_mtp: WithMtpOption = False,
+    with_towers: WithTowersOption = False,
     draft: DraftOption = None,
     rank_request: RankRequest = NO_RANK_OPTIONS,
     measure: Annotated[
@@ -37,7 +37,7 @@ def command(
     For a checkpoint (.safetensors, .gguf): the tensors in its header.
     """
     from ..questions.counts import ParamsQuestion, params_of_file
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     included_parts = included_part_names(with_mtp, with_towers)
     params_question = ParamsQuestion(included_parts, rank_request, target_options.load_draft(draft))
@@ -52,6 +52,6 @@ def command(
             reports.append(file_params.report())
             continue
         preset = target_options.load(target, included_parts)
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             reports.append(params_question.answer(preset).report())
     output_options.show(join_reports(reports), table)

@@ -7,23 +7,31 @@ import typer
 from ..device_memory.settings import Settings, settings_with_shorthands
 from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
-from ..questions.options import OPTIONS_OF_AN_ORDER, TimeOptions
-from .hardware import OneAccelerator
+from ..questions.options import TIME_ORDER_OPTIONS, TimeOptions
+from .hardware import AcceleratorOption
 from .layout_options import add_layout_options
-from .options import TableOption, Target, WithMtp, WithTowers, is_given, length_option, value_option
-from .run_options import CublasWorkspace, settings_options
+from .options import (
+    TableOption,
+    TargetArgument,
+    WithMtpOption,
+    WithTowersOption,
+    is_option_typed,
+    length_option,
+    value_option,
+)
+from .run_options import CublasWorkspaceOption, settings_options
 from .setting_options import add_declared_options, replace_parameter
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
 @replace_parameter("settings", settings_options(phase="training"), settings_with_shorthands)
 @add_layout_options
-@add_declared_options("time_options", TimeOptions, OPTIONS_OF_AN_ORDER)
+@add_declared_options("time_options", TimeOptions, TIME_ORDER_OPTIONS)
 @add_target_options
 def command(
     context: typer.Context,
-    target: Target,
-    hardware: OneAccelerator,
+    target: TargetArgument,
+    hardware: AcceleratorOption,
     settings: Settings,
     layout_request: LayoutRequest,
     time_options: TimeOptions,
@@ -49,9 +57,9 @@ def command(
     where: Annotated[
         str | None, value_option("--where", "tp=N,pp=N", "Print the place of a layout with these sizes in the order.")
     ] = None,
-    with_mtp: WithMtp = False,
-    with_towers: WithTowers = False,
-    cublas_workspace: CublasWorkspace = None,
+    with_mtp: WithMtpOption = False,
+    with_towers: WithTowersOption = False,
+    cublas_workspace: CublasWorkspaceOption = None,
     table: TableOption = None,
     *,
     target_options: TargetOptions,
@@ -65,18 +73,18 @@ def command(
     from ..questions.runs import RunQuestion
     from ..questions.times import ask_timed_plan
     from ..sources.hardware import find_hardware
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     included_parts = included_part_names(with_mtp, with_towers)
     run_question = RunQuestion(
         preset=target_options.load(target, included_parts),
-        settings=plan_settings(settings, lambda name: is_given(context, name)),
+        settings=plan_settings(settings, lambda name: is_option_typed(context, name)),
         layout=layout_request,
         include=included_parts,
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with name_in_errors(run_question.preset), allow_forked_processes():
+    with target_in_errors(run_question.preset), allow_forked_processes():
         plan_answer = ask_timed_plan(
             run_question,
             time_options,

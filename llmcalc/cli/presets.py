@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from ..questions.listings import SORTS
+from ..questions.listings import SORT_KEYS
 from ..studies.model_selection import ModelFilter
 from .options import complete_target
 from .target_options import OutputOptions, add_target_options
 
-Names = Annotated[
+PresetNamesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME",
@@ -18,26 +18,26 @@ Names = Annotated[
         show_default=False,
     ),
 ]
-Details = Annotated[
+DetailsOption = Annotated[
     bool, typer.Option("--details", help="Show sources, settings and assumptions of every model that is listed.")
 ]
 
-Stale = Annotated[
+StaleOption = Annotated[
     bool, typer.Option("--stale", help="Only models none of whose sources was read within 180 days (`checked`).")
 ]
 
 if TYPE_CHECKING:
     Sort: TypeAlias = str
 else:
-    Sort = Literal[tuple(SORTS)]  # typer accepts the keys alone; a type checker cannot read them from a dict
+    Sort = Literal[tuple(SORT_KEYS)]  # typer accepts the keys alone; a type checker cannot read them from a dict
 
 
 @add_target_options
 def command(
-    names: Names = None,
+    names: PresetNamesArgument = None,
     sort: Annotated[Sort, typer.Option("--sort", help="Order of the list, smallest or oldest first.")] = "name",
-    details: Details = False,
-    stale: Stale = False,
+    details: DetailsOption = False,
+    stale: StaleOption = False,
     *,
     model_filter: ModelFilter,
     output_options: OutputOptions,

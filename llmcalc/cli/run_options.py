@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
-from ..device_memory.settings import SHORTHANDS, Settings, settings_with_shorthands
+from ..device_memory.settings import SETTINGS_BY_SHORTHAND, Settings, settings_with_shorthands
 from ..workload.setting import declarations_of
 from .options import value_option
 from .setting_options import OptionOfCommand, option_of_setting, options_of_settings, replace_parameter
 
-CublasWorkspace: TypeAlias = Annotated[
+CublasWorkspaceOption: TypeAlias = Annotated[
     str | None,
     value_option(
         "--cublas-workspace",
@@ -34,7 +34,7 @@ def settings_options(**defaults: str) -> dict[str, OptionOfCommand]:
         for setting_name, default in defaults.items()
     }
     options["phase"] = options["phase"]._replace(default=None)
-    return options | {option_name: option_of_setting(setting) for option_name, setting in SHORTHANDS.items()}
+    return options | {option_name: option_of_setting(setting) for option_name, setting in SETTINGS_BY_SHORTHAND.items()}
 
 
 def add_settings_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import json
 
-from .options import Output, open_output
+from .options import OutputOption, open_output
 
 
-def command(output: Output = None) -> None:
+def command(output: OutputOption = None) -> None:
     """JSON Schema of native descriptions.
     With it, editors check and complete TOML.
     """

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from ..questions.options import ServeOptions
-from .hardware import OneAccelerator
-from .options import TableOption, Target
+from .hardware import AcceleratorOption
+from .options import TableOption, TargetArgument
 from .serve_options import serve_answer
 from .setting_options import add_declared_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
@@ -11,8 +11,8 @@ from .target_options import OutputOptions, TargetOptions, add_target_options
 @add_declared_options("options", ServeOptions)
 @add_target_options
 def command(
-    target: Target,
-    hardware: OneAccelerator,
+    target: TargetArgument,
+    hardware: AcceleratorOption,
     options: ServeOptions,
     table: TableOption = None,
     *,

@@ -15,8 +15,8 @@ def serve_answer(target: str, hardware: str, options: ServeOptions, target_optio
     """Returns the answer about servers of a model under load. target: the TARGET. hardware: the accelerator's name."""
     from ..questions.serving import ask_serve
     from ..sources.hardware import find_hardware
-    from ..sources.preset import name_in_errors
+    from ..sources.preset import target_in_errors
 
     preset = target_options.load(target)
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         return ask_serve(preset, find_hardware(hardware), options, target_options.load)

@@ -4,13 +4,21 @@ from typing import Annotated
 
 import typer
 
-from .options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, TargetOrNone, value_option
+from .options import (
+    AllowUnknownOption,
+    CacheDtypeOption,
+    OfflineOption,
+    OptionalTargetArgument,
+    OverridesOption,
+    SeqOption,
+    value_option,
+)
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
 @add_target_options
 def command(
-    target: TargetOrNone = None,
+    target: OptionalTargetArgument = None,
     params: Annotated[str | None, value_option("--params", "N", "Budget of parameters, such as 8B.")] = None,
     flops: Annotated[str | None, value_option("--flops", "C", "Budget of training FLOPs, such as 1e24.")] = None,
     tokens: Annotated[str | None, value_option("--tokens", "D", "Tokens trained on, with --flops.")] = None,
@@ -31,10 +39,10 @@ def command(
     literature: Annotated[
         bool, typer.Option("--literature", help="Also print what published studies say about each depth and width.")
     ] = False,
-    seq: Seq = None,
-    kv_dtype: CacheDtype = "bf16",
-    overrides: Overrides = None,
-    allow_unknown: AllowUnknown = False,
+    seq: SeqOption = None,
+    kv_dtype: CacheDtypeOption = "bf16",
+    overrides: OverridesOption = None,
+    allow_unknown: AllowUnknownOption = False,
     offline: OfflineOption = False,
     *,
     output_options: OutputOptions,

@@ -16,19 +16,19 @@ from ..reports.document import Report, report_in_encoding
 from ..reports.formats import WRITERS, Format
 from ..studies.model_selection import ModelFilter
 from .options import (
-    AllowUnknown,
-    AttentionKind,
-    Experts,
+    AllowUnknownOption,
+    AttentionKindOption,
+    ExpertsOption,
     FormatOption,
     HeadOption,
-    Kind,
-    LeastParams,
-    MostParams,
+    KindOption,
+    LeastParamsOption,
+    MostParamsOption,
     NotesOption,
     OfflineOption,
-    Output,
-    OutputFile,
-    Overrides,
+    OutputFileOption,
+    OutputOption,
+    OverridesOption,
     format_of_file,
     open_output,
 )
@@ -102,9 +102,9 @@ class OutputOptions(NamedTuple):
         preset: the model that errors of the report name; default none.
         display_options: `notes` and `listing`, as of `show`.
         """
-        from ..sources.preset import name_in_errors
+        from ..sources.preset import target_in_errors
 
-        with nullcontext() if preset is None else name_in_errors(preset):
+        with nullcontext() if preset is None else target_in_errors(preset):
             report = command_answer.report()
         self.show(report, table_name, **display_options)
         if not command_answer.ok:
@@ -140,23 +140,23 @@ def _output_options(prints_notes: bool, fmt: Format | None, output: Path | None)
     return OutputOptions(prints_notes, fmt or format_of_file(output), output)
 
 
-OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {
+OPTIONS_BY_PARAMETER: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {
     "target_options": (
         {
-            "overrides": OptionOfCommand(Overrides, None),
+            "overrides": OptionOfCommand(OverridesOption, None),
             "head": OptionOfCommand(HeadOption, None),
-            "allow_unknown": OptionOfCommand(AllowUnknown, False),
+            "allow_unknown": OptionOfCommand(AllowUnknownOption, False),
             "offline": OptionOfCommand(OfflineOption, False),
         },
         lambda chosen: TargetOptions(*(chosen[name] for name in TargetOptions._fields)),
     ),
     "model_filter": (
         {
-            "kind": OptionOfCommand(Kind, None),
-            "attention": OptionOfCommand(AttentionKind, None),
-            "moe": OptionOfCommand(Experts, None),
-            "min_params": OptionOfCommand(LeastParams, None),
-            "max_params": OptionOfCommand(MostParams, None),
+            "kind": OptionOfCommand(KindOption, None),
+            "attention": OptionOfCommand(AttentionKindOption, None),
+            "moe": OptionOfCommand(ExpertsOption, None),
+            "min_params": OptionOfCommand(LeastParamsOption, None),
+            "max_params": OptionOfCommand(MostParamsOption, None),
         },
         lambda chosen: ModelFilter(**chosen),
     ),
@@ -164,7 +164,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
         {
             "notes": OptionOfCommand(NotesOption, False),
             "fmt": OptionOfCommand(FormatOption, None),
-            "output": OptionOfCommand(Output, None),
+            "output": OptionOfCommand(OutputOption, None),
         },
         lambda chosen: _output_options(*chosen.values()),
     ),
@@ -172,7 +172,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
         {
             "notes": OptionOfCommand(NotesOption, False),
             "fmt": OptionOfCommand(FormatOption, None),
-            "output_file": OptionOfCommand(OutputFile, None),
+            "output_file": OptionOfCommand(OutputFileOption, None),
         },
         lambda chosen: _output_options(*chosen.values()),
     ),
@@ -186,6 +186,6 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
 def add_target_options(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameters `target_options`, `model_filter` and `output_options` by typer options."""
     for parameter in inspect.signature(command).parameters:
-        if parameter in OPTIONS:
-            command = replace_parameter(parameter, *OPTIONS[parameter])(command)
+        if parameter in OPTIONS_BY_PARAMETER:
+            command = replace_parameter(parameter, *OPTIONS_BY_PARAMETER[parameter])(command)
     return command

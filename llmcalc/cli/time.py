@@ -6,11 +6,11 @@ from ..questions.options import TimeOptions
 from .options import TableOption
 from .setting_options import options_of_settings, replace_parameter
 from .target_options import OutputOptions, add_target_options
-from .time_options import OPTIONS_OF_A_REPORT, TimedRunOptions, add_timed_run_options
+from .time_options import REPORT_OPTIONS, TimedRunOptions, add_timed_run_options
 
 
 @add_timed_run_options
-@replace_parameter("report_options", options_of_settings(TimeOptions, OPTIONS_OF_A_REPORT), dict)
+@replace_parameter("report_options", options_of_settings(TimeOptions, REPORT_OPTIONS), dict)
 @add_target_options
 def command(
     timed_run: TimedRunOptions,

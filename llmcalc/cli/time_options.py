@@ -20,7 +20,7 @@ from ..questions.options import TimeOptions
 from ..workload.setting import declarations_of
 from .hardware import complete_name
 from .layout_options import layout_options
-from .options import TargetOrNone, WithMtp, is_given, value_option
+from .options import OptionalTargetArgument, WithMtpOption, is_option_typed, value_option
 from .run_options import settings_options
 from .setting_options import (
     CommandFunction,
@@ -29,14 +29,14 @@ from .setting_options import (
     options_of_settings,
     replace_parameter,
 )
-from .target_options import OPTIONS, TargetOptions
+from .target_options import OPTIONS_BY_PARAMETER, TargetOptions
 
 if TYPE_CHECKING:
     from ..questions.runs import RunQuestion
     from ..reports.answer import ReportedAnswer
     from ..sources.preset import Preset
 
-RUN_FILES = {
+RUN_FILE_OPTIONS = {
     "hardware": optional_parameter(
         str,
         value_option(
@@ -59,11 +59,11 @@ RUN_FILES = {
 }
 """The options for the accelerator and the launch file."""
 
-OPTIONS_OF_A_REPORT = ("by_node", "measured")
+REPORT_OPTIONS = ("by_node", "measured")
 """Options of `time` that pictures of the time do not have."""
 
 TIME_OPTIONS = options_of_settings(
-    TimeOptions, [name for name in declarations_of(TimeOptions) if name not in OPTIONS_OF_A_REPORT]
+    TimeOptions, [name for name in declarations_of(TimeOptions) if name not in REPORT_OPTIONS]
 )
 
 
@@ -78,7 +78,7 @@ class TimedRunOptions:
     target: the TARGET; None where the launch file names the model.
     include: optional parts of the model that count.
     target_options: options for reading the TARGET.
-    is_given: whether the user typed the option of a parameter.
+    is_option_typed: whether the user typed the option of a parameter.
     """
 
     settings: Settings
@@ -89,7 +89,7 @@ class TimedRunOptions:
     target: str | None
     include: frozenset[str]
     target_options: TargetOptions
-    is_given: Callable[[str], bool]
+    is_option_typed: Callable[[str], bool]
 
     def load(self, target: str) -> Preset:
         """Reads a model, with the optional parts (MTP, vision and audio encoders) that the options include."""
@@ -106,7 +106,7 @@ class TimedRunOptions:
             self.load,
             RunOptions(settings=self.settings, layout=self.layout, include=self.include, accelerators=accelerators),
             launch_file=self.launch,
-            is_setting_given=self.is_given,
+            is_setting_given=self.is_option_typed,
             allow_unknown=self.target_options.allow_unknown,
             command="time",
             set=self.target_options.overrides,
@@ -117,19 +117,30 @@ class TimedRunOptions:
     def ask(self, run_question: RunQuestion, **time_fields: Any) -> ReportedAnswer:
         """Returns the answer about the run's time. time_fields: additional fields of `TimeOptions`."""
         from ..questions.times import ask_time
-        from ..sources.preset import name_in_errors
+        from ..sources.preset import target_in_errors
 
-        with name_in_errors(run_question.preset):
-            return ask_time(run_question, replace(self.options, **time_fields), self.is_given, self.load)
+        with target_in_errors(run_question.preset):
+            return ask_time(run_question, replace(self.options, **time_fields), self.is_option_typed, self.load)
 
 
 def add_timed_run_options(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameter `timed_run` by the options of a timed run."""
     run_options, layout = settings_options(), layout_options()
-    target_options, read_options = OPTIONS["target_options"]
+    target_options, read_options = OPTIONS_BY_PARAMETER["target_options"]
     context = {"command_context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
-    model_options = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
-    time_options = {**context, **run_options, **layout, **RUN_FILES, **TIME_OPTIONS, **model_options, **target_options}
+    model_options = {
+        "target": OptionOfCommand(OptionalTargetArgument, None),
+        "with_mtp": OptionOfCommand(WithMtpOption, False),
+    }
+    time_options = {
+        **context,
+        **run_options,
+        **layout,
+        **RUN_FILE_OPTIONS,
+        **TIME_OPTIONS,
+        **model_options,
+        **target_options,
+    }
 
     def timed_run(option_values: dict[str, Any]) -> TimedRunOptions:
         return TimedRunOptions(
@@ -141,7 +152,7 @@ def add_timed_run_options(command: CommandFunction) -> CommandFunction:
             option_values["target"],
             included_part_names(option_values["with_mtp"]),
             read_options(option_values),
-            partial(is_given, option_values["command_context"]),
+            partial(is_option_typed, option_values["command_context"]),
         )
 
     return replace_parameter("timed_run", time_options, timed_run)(command)

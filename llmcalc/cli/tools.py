@@ -14,29 +14,29 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from ..errors import InputError, short_repr, suggest
 from ..sources.files import LARGEST_CONFIG, require_shallow_nesting
-from ..sources.names import STDIN
+from ..sources.target_names import STDIN
 from .main import build_command
 
-TOOLS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "cost", "compare")
+TOOL_COMMANDS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "cost", "compare")
 """Commands that are tools."""
 
-LEFT_OUT = frozenset({"format", "notes", "table", "offline", "help", "help-all", "measure"})
+OMITTED_OPTIONS = frozenset({"format", "notes", "table", "offline", "help", "help-all", "measure"})
 """Options that tools do not have: those of the output, of the network, and one that runs a class of transformers."""
 
-WITH_ENGINES = frozenset({"kv", "memory", "fit"})
+ENGINE_TOOLS = frozenset({"kv", "memory", "fit"})
 """Tools that take the flags of a serving engine."""
 
 LONGEST_TEXT = 4096
 """Largest number of characters of a text argument."""
 
-NUMBERS = {"N": "integer", **dict.fromkeys(("P", "R", "RATE", "GB/s", "MONEY", "SECONDS"), "number")}
+NUMBER_TYPE_BY_METAVAR = {"N": "integer", **dict.fromkeys(("P", "R", "RATE", "GB/s", "MONEY", "SECONDS"), "number")}
 """Placeholder of an option's value → the type of a number that it takes beside text such as `32k`."""
 
-MODEL = (
+MODEL_DESCRIPTION = (
     "The model: a preset's name (llama3-8b), the path of a config.json, a .toml description or a .gguf file, a hub id "
     "(org/name, which uses the network where no preset has that name), or a config.json as an object."
 )
-KEYS = 'Keys of the answer to return, such as ["params"]; all if not given. "tree" and "servers" are long.'
+KEYS_DESCRIPTION = 'Keys of the answer to return, such as ["params"]; all if not given. "tree" and "servers" are long.'
 
 
 class Tool(NamedTuple):
@@ -72,11 +72,16 @@ class Tool(NamedTuple):
             note_texts.append(
                 f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names_text}."
             )
-        if self.name in WITH_ENGINES:
+        if self.name in ENGINE_TOOLS:
             note_texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
         if note_texts:
             common_schemas["options"] = {"type": "object", "description": " ".join(note_texts), "maxProperties": 100}
-        common_schemas["keys"] = {"type": "array", "items": _string_schema(), "maxItems": 100, "description": KEYS}
+        common_schemas["keys"] = {
+            "type": "array",
+            "items": _string_schema(),
+            "maxItems": 100,
+            "description": KEYS_DESCRIPTION,
+        }
         return {
             "type": "object",
             "properties": common_schemas,
@@ -88,7 +93,7 @@ class Tool(NamedTuple):
 @cache
 def all_tools() -> tuple[Tool, ...]:
     """Returns the commands that language models can call as tools, with the schemas of the arguments."""
-    return tuple(_tool_of_command(tool_name) for tool_name in TOOLS)
+    return tuple(_tool_of_command(tool_name) for tool_name in TOOL_COMMANDS)
 
 
 def _tool_of_command(command_name: str) -> Tool:
@@ -112,7 +117,7 @@ def _tool_of_command(command_name: str) -> Tool:
 def _is_content_parameter(parameter: Any) -> bool:
     """Whether a command's parameter changes the content of the answer, and not just the format."""
     writes_output = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
-    return not writes_output and _option_name(parameter) not in LEFT_OUT
+    return not writes_output and _option_name(parameter) not in OMITTED_OPTIONS
 
 
 def _option_name(parameter: Any) -> str:
@@ -138,11 +143,11 @@ def _model_schema(description: str) -> dict[str, Any]:
 def _argument_schema(argument_name: str, parameter: Any) -> dict[str, Any]:
     """Returns the JSON schema of an argument, from its type and help text."""
     if argument_name == "model":
-        return _model_schema(MODEL)
+        return _model_schema(MODEL_DESCRIPTION)
     if argument_name == "models":
         return {
             "type": "array",
-            "items": _model_schema(MODEL),
+            "items": _model_schema(MODEL_DESCRIPTION),
             "maxItems": 100,
             "description": "The models to compare.",
         }
@@ -161,7 +166,7 @@ def _argument_schema(argument_name: str, parameter: Any) -> dict[str, Any]:
     possible_values = [possible_value for possible_value in get_args(parameter_type) if isinstance(possible_value, str)]
     if possible_values:
         return {"type": "string", "enum": possible_values, "description": description}
-    value_type = "integer" if parameter_type is int else NUMBERS.get(placeholder)
+    value_type = "integer" if parameter_type is int else NUMBER_TYPE_BY_METAVAR.get(placeholder)
     return _string_schema(description=description) | ({"type": [value_type, "string"]} if value_type else {})
 
 
@@ -172,9 +177,10 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     """
     from importlib import import_module
 
-    if tool_name not in TOOLS:
+    if tool_name not in TOOL_COMMANDS:
         raise InputError(
-            f"there is no tool '{tool_name}'.{suggest(tool_name, list(TOOLS))} Expected one of {', '.join(TOOLS)}"
+            f"there is no tool '{tool_name}'.{suggest(tool_name, list(TOOL_COMMANDS))} "
+            f"Expected one of {', '.join(TOOL_COMMANDS)}"
         )
     tool = next(tool for tool in all_tools() if tool.name == tool_name)
     _check_arguments_size(arguments)

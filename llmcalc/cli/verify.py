@@ -7,9 +7,9 @@ import typer
 
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..witnesses.reference import Device
-from ..witnesses.verification import Witness
+from ..witnesses.verification import WitnessName
 from .layout_options import add_layout_options
-from .options import JunitOption, TableOption, TargetsOrNone, length_option
+from .options import JunitOption, OptionalTargetsArgument, TableOption, length_option
 from .output import check_writable, open_whole_file
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
@@ -17,14 +17,14 @@ from .target_options import OutputOptions, TargetOptions, add_target_options
 @add_layout_options
 @add_target_options
 def command(
-    targets: TargetsOrNone = None,
+    targets: OptionalTargetsArgument = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Verify every preset. Those that cannot be compared are listed as skipped.")
     ] = False,
     device: Annotated[
         Device, typer.Option(help="Device of the reference: meta (shapes only), or real tensors.")
     ] = "meta",
-    against: Annotated[Witness, typer.Option(help="What to compare the closed forms with.")] = "reference",
+    against: Annotated[WitnessName, typer.Option(help="What to compare the closed forms with.")] = "reference",
     batch: Annotated[int, length_option("--batch", "-b", help="Sequences of the pass that is run.", maximum=1024)] = 1,
     seq: Annotated[
         int | None,

@@ -11,7 +11,7 @@ from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import TableRows
-from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
+from .base import TORCH_WITNESS, Component, InnerWidth, ModelProperties, PartWitness, Positions
 from .rotation import rotary_angles
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class LearnedPositions(Component):
     offset: the number of rows before position 0, 0 by default (2 in OPT and BART).
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     noun: ClassVar[str] = "position"
     kind: ClassVar[str] = "embedding"
 
@@ -65,8 +65,8 @@ class AxialPositions(Component):
     type: Literal["axial"] = "axial"
     rows: Positions
     columns: Positions
-    row_size: Width
-    column_size: Width
+    row_size: InnerWidth
+    column_size: InnerWidth
 
     def describe(self, hidden_size: int) -> str:
         return f"axial {self.rows} × {self.columns}"
@@ -96,7 +96,7 @@ class SinusoidalPositions(Component):
     """Sinusoidal positions: sines and cosines of geometrically spaced frequencies, without parameters."""
 
     formula_source: ClassVar[str] = "Vaswani et al. 2017, §3.5"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     noun: ClassVar[str] = "position"
     kind: ClassVar[str] = "embedding"
 

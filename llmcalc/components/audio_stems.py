@@ -17,8 +17,8 @@ from ..flow.axis import Axis, JoinedShapes, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
-from ..workload.rows import SOURCE
-from .base import ModelProperties, Size, Width
+from ..workload.rows import SOURCE_TOKENS
+from .base import InnerWidth, ModelProperties, Size
 from .norm import Norm
 from .stem import Stem
 
@@ -37,8 +37,8 @@ class SubsamplingStem(Stem):
     formula_source: ClassVar[str] = "Wang et al. 2020, §2"
 
     type: Literal["subsampling"] = "subsampling"
-    num_mel_bins: Width
-    conv_channels: Width
+    num_mel_bins: InnerWidth
+    conv_channels: InnerWidth
     conv_kernel_sizes: tuple[Size, ...] = Field(min_length=1, max_length=16)
 
     @model_validator(mode="after")
@@ -50,7 +50,9 @@ class SubsamplingStem(Stem):
         return self
 
     def input_frames(self) -> Value:
-        frame_rows = MultipliedRows("frames", source_rows=SOURCE, rows_per_source=2 ** len(self.conv_kernel_sizes))
+        frame_rows = MultipliedRows(
+            "frames", source_rows=SOURCE_TOKENS, rows_per_source=2 ** len(self.conv_kernel_sizes)
+        )
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -65,9 +67,9 @@ class SubsamplingStem(Stem):
                 (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_conv_index else width or x.axes
             )
             frame_rows = (
-                SOURCE
+                SOURCE_TOKENS
                 if i == last_conv_index
-                else MultipliedRows(source_rows=SOURCE, rows_per_source=2 ** (last_conv_index - i))
+                else MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=2 ** (last_conv_index - i))
             )
             conv_output = recorder.conv(
                 f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
@@ -98,7 +100,7 @@ class WaveformStem(Stem):
 
     def input_frames(self) -> Value:
         return Value(
-            MultipliedRows("samples", source_rows=SOURCE, rows_per_source=384, extra_rows=511),
+            MultipliedRows("samples", source_rows=SOURCE_TOKENS, rows_per_source=384, extra_rows=511),
             (Axis("sample", 1),),
             is_constant=True,
         )
@@ -109,10 +111,10 @@ class WaveformStem(Stem):
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
         samples = recorder.audio_frames = x if x.is_constant else self.input_frames()
-        axes, first_rows = width or x.axes, MultipliedRows(source_rows=SOURCE, rows_per_source=6, extra_rows=7)
+        axes, first_rows = width or x.axes, MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=6, extra_rows=7)
         frames = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
         frames = recorder.part("groupnorm", Norm(type="layernorm"), frames)
-        second_rows = MultipliedRows(source_rows=SOURCE, rows_per_source=2, extra_rows=1)
+        second_rows = MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=2, extra_rows=1)
         frames = recorder.act(
             recorder.conv(
                 "conv2",
@@ -124,7 +126,7 @@ class WaveformStem(Stem):
             ),
             "gelu",
         )
-        return recorder.act(recorder.conv("conv3", frames, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
+        return recorder.act(recorder.conv("conv3", frames, *axes, kernel=3, bias=True, rows=SOURCE_TOKENS), "gelu")
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""

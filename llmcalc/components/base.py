@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 from pydantic import AfterValidator, Field, StrictBool
 from pydantic_core import CoreSchema, core_schema
 
-from ..evidence import UNTESTED, Witness, by_torch, source_code_witness
+from ..evidence import UNTESTED, Witness, source_code_witness, torch_witness
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -23,7 +23,7 @@ from ..record import Record
 if TYPE_CHECKING:
     from torch import nn
 
-LARGEST = 2**40
+LARGEST_SIZE = 2**40
 """The largest value any size field may have."""
 
 MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
@@ -35,25 +35,25 @@ class SizeSymbol:
     """The type of a size: its symbol in papers, which `llmcalc explain` prints, and its limits.
 
     letter: the letter.
-    smallest, largest: the limits, 1 and `LARGEST` by default.
+    smallest, largest: the limits, 1 and `LARGEST_SIZE` by default.
     """
 
     letter: str
     smallest: int = 1
-    largest: int = LARGEST
+    largest: int = LARGEST_SIZE
 
     def __get_pydantic_core_schema__(self, source_type: Any, handler: Any) -> CoreSchema:
         return core_schema.int_schema(strict=True, ge=self.smallest, le=self.largest)
 
 
-Size: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
+Size: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_SIZE, strict=True)]
 """A size without a letter."""
 
 HiddenSize: TypeAlias = Annotated[int, SizeSymbol("h")]
 Heads: TypeAlias = Annotated[int, SizeSymbol("a")]
 KVHeads: TypeAlias = Annotated[int, SizeSymbol("k")]
 HeadDim: TypeAlias = Annotated[int, SizeSymbol("d")]
-Width: TypeAlias = Annotated[int, SizeSymbol("f")]
+InnerWidth: TypeAlias = Annotated[int, SizeSymbol("f")]
 Vocab: TypeAlias = Annotated[int, SizeSymbol("V")]
 Layers: TypeAlias = Annotated[int, SizeSymbol("L", largest=MOST_LAYERS)]
 Window: TypeAlias = Annotated[int, SizeSymbol("W")]
@@ -63,17 +63,17 @@ TopK: TypeAlias = Annotated[int, SizeSymbol("t", largest=MOST_EXPERTS)]
 Positions: TypeAlias = Annotated[int, SizeSymbol("P")]
 Labels: TypeAlias = Annotated[int, SizeSymbol("C")]
 LaurelRank: TypeAlias = Annotated[int, SizeSymbol("l")]
-PerLayer: TypeAlias = Annotated[int, SizeSymbol("p")]
+PerLayerWidth: TypeAlias = Annotated[int, SizeSymbol("p")]
 PerLayerVocab: TypeAlias = Annotated[int, SizeSymbol("U")]
 QueryRank: TypeAlias = Annotated[int, SizeSymbol("q")]
 KVRank: TypeAlias = Annotated[int, SizeSymbol("c")]
 NopeDim: TypeAlias = Annotated[int, SizeSymbol("n")]
 RopeDim: TypeAlias = Annotated[int, SizeSymbol("r", 0)]
 ValueDim: TypeAlias = Annotated[int, SizeSymbol("v")]
-Streams: TypeAlias = Annotated[int, SizeSymbol("M", largest=64)]
-Inner: TypeAlias = Annotated[int, SizeSymbol("m")]
+StreamCount: TypeAlias = Annotated[int, SizeSymbol("M", largest=64)]
+InnerSize: TypeAlias = Annotated[int, SizeSymbol("m")]
 StateSize: TypeAlias = Annotated[int, SizeSymbol("N")]
-Kernel: TypeAlias = Annotated[int, SizeSymbol("w")]
+KernelSize: TypeAlias = Annotated[int, SizeSymbol("w")]
 StepRank: TypeAlias = Annotated[int, SizeSymbol("R")]
 StateGroups: TypeAlias = Annotated[int, SizeSymbol("G")]
 ChunkSize: TypeAlias = Annotated[int, SizeSymbol("Q")]
@@ -85,21 +85,21 @@ def _check_odd(kernel_size: int) -> int:
     return kernel_size
 
 
-OddKernel: TypeAlias = Annotated[Kernel, AfterValidator(_check_odd)]
+OddKernelSize: TypeAlias = Annotated[KernelSize, AfterValidator(_check_odd)]
 Flag: TypeAlias = StrictBool
-Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+FiniteNumber: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 PartWitness: TypeAlias = Witness | Mapping[str, Witness]
 """What the memory of a part was compared with; of several types of a part, by its `type`."""
 
-ONE_TOKEN = Axis("vocab", 1)
+SINGLE_TOKEN_VOCABULARY = Axis("vocab", 1)
 """The vocabulary axis of a part that is recorded alone."""
 
-BY_TORCH = by_torch("tests/simulator/test_eager.py")
+TORCH_WITNESS = torch_witness("tests/simulator/test_eager.py")
 """The witness of a part whose examples are compared with torch's own operations."""
 
-PUBLISHED = source_code_witness(
+PUBLISHED_KERNELS_WITNESS = source_code_witness(
     "published kernels of recurrent layers (llmcalc/simulator/published)", "tests/simulator/published/test_published.py"
 )
 """The witness of a recurrent part, which runs the kernels that a library publishes."""
@@ -254,7 +254,7 @@ class UnscalableError(ValueError):
     """The error for a component that a study of shapes cannot scale to another width, with the reason."""
 
 
-SCALABLE = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
+SCALABLE_MODELS = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
 """What a study of shapes can scale, for the messages of `UnscalableError`."""
 
 
@@ -374,7 +374,7 @@ class TokenMixer(Component):
         type_name = type(self).model_fields["type"].default
         raise UnscalableError(
             f"attention of type '{type_name}' has sizes beside its heads, and no rule says what they are at another "
-            f"width; {SCALABLE}"
+            f"width; {SCALABLE_MODELS}"
         )
 
     def supported_score_bias(self) -> ScoreBias | None:
@@ -466,7 +466,7 @@ class Network(Component):
         type_name = type(self).model_fields["type"].default
         raise UnscalableError(
             f"a feed-forward network of type '{type_name}' has sizes that no rule derives from another width; "
-            f"{SCALABLE}"
+            f"{SCALABLE_MODELS}"
         )
 
 

@@ -13,7 +13,7 @@ from .norm import Norm
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-AFFINE = Norm.model_construct(type="affine")
+AFFINE_NORM = Norm.model_construct(type="affine")
 """The product and the sum with the weights of a batch norm."""
 
 
@@ -23,7 +23,7 @@ def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channel_axes: Sh
         statistics = recorder.buffer("statistics", Axis("statistics", 2), *channel_axes)
         recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
         channel_mean, channel_variance = recorder.split(statistics, channel_axes, channel_axes)
-        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), channel_variance), AFFINE)
+        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), channel_variance), AFFINE_NORM)
 
 
 @cache

@@ -18,7 +18,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows, StatesBeforeRows
 from ..workload.rows import LOGITS
-from .base import ONE_TOKEN, Flag, Inner, ModelProperties, Vocab
+from .base import SINGLE_TOKEN_VOCABULARY, Flag, InnerSize, ModelProperties, Vocab
 from .head import LMHead
 from .output_part import ModelOutput, OutputPart
 from .runtime import attention_products_class
@@ -45,15 +45,15 @@ class Proposal(OutputPart):
 
     kind: ClassVar[str] = "lm_head"
 
-    markov_rank: Inner | None = None
+    markov_rank: InnerSize | None = None
     markov: Literal["vanilla", "gated", "rnn"] = "vanilla"
-    gru_size: Inner | None = None
-    gru_rank: Inner | None = None
+    gru_size: InnerSize | None = None
+    gru_rank: InnerSize | None = None
     confidence: Flag = False
     confidence_reads_token: Flag = False
-    selector_rank: Inner | None = None
+    selector_rank: InnerSize | None = None
     selector_top_k: Vocab | None = None
-    state_size: Inner | None = None
+    state_size: InnerSize | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -73,7 +73,13 @@ class Proposal(OutputPart):
     def formula_source(self) -> str:
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, draft_vocab: Axis = ONE_TOKEN) -> Value:
+    def flow(
+        self,
+        recorder: Flow,
+        x: Value,
+        vocab: Axis = SINGLE_TOKEN_VOCABULARY,
+        draft_vocab: Axis = SINGLE_TOKEN_VOCABULARY,
+    ) -> Value:
         """Records the proposal head's logit bias. x: the hidden states.
 
         vocab, draft_vocab: the axes of the vocabulary read and of the proposed tokens.

@@ -16,7 +16,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import BytePatchRows, MultipliedRows, PatchVectors
-from .base import Flag, LayerParts, Layers, ModelProperties, Part, StackPosition, Vocab, Width
+from .base import Flag, InnerWidth, LayerParts, Layers, ModelProperties, Part, StackPosition, Vocab
 from .layers.block import Block
 from .norm import Norm
 from .reading import Reading
@@ -69,7 +69,7 @@ class Patcher(ByteLayers):
     """
 
     vocab_size: Vocab
-    hidden_size: Width
+    hidden_size: InnerWidth
     norm: Norm
 
 
@@ -96,7 +96,7 @@ class PatchStreams(ResidualStreams):
 
     type: Literal["byte_patches"] = "byte_patches"
     patch_size: int = Field(ge=1, le=MOST_BYTES, strict=True)
-    local_size: Width
+    local_size: InnerWidth
     vectors: int = Field(ge=1, le=MOST_VECTORS, strict=True)
     projected: Flag = False
     hash_tables: int = Field(ge=1, le=MOST_TABLES, strict=True)

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from .base import Part
 
-PARTS = "x-parts"
+PART_NAMES_KEY = "x-parts"
 """The key in a JSON Schema under which a field has the names of the parts that it accepts."""
 
 
@@ -94,7 +94,7 @@ class PartChoice:
 
     def __get_pydantic_json_schema__(self, source_type: Any, handler: Any) -> dict[str, Any]:
         """Returns the class names under a separate key; `sources.json_schema` turns them into references."""
-        return {PARTS: [cls.__name__ for cls in self.load_component_classes()]}
+        return {PART_NAMES_KEY: [cls.__name__ for cls in self.load_component_classes()]}
 
 
 @cache

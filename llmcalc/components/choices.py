@@ -179,7 +179,7 @@ STEMS = PartChoice(
 )
 """Parts that give an encoder its input in the place of token embeddings."""
 
-OTHERS = PartChoice(
+OTHER_COMPONENTS = PartChoice(
     "norm",
     {
         "norm": "norm:Norm",
@@ -219,7 +219,7 @@ def load_all_components() -> tuple[type[Component], ...]:
     """Returns every component class with a reference and examples, except layers, for the contract tests."""
     classes = [
         cls
-        for part_choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS)
+        for part_choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHER_COMPONENTS)
         for cls in part_choice.load_component_classes()
     ]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

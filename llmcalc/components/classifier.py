@@ -15,7 +15,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.rows import LOGITS, SEQUENCES
-from .base import BY_TORCH, Component, Flag, Labels, ModelProperties, PartWitness
+from .base import TORCH_WITNESS, Component, Flag, Labels, ModelProperties, PartWitness
 from .head_transform import Transform
 from .networks.feed_forward import activate
 from .norm import Norm
@@ -38,7 +38,7 @@ class Classifier(Component):
     """
 
     formula_source: ClassVar[str] = "Devlin et al. 2019, §4.1"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     noun: ClassVar[str] = "head"
     kind: ClassVar[str] = "classifier"
 

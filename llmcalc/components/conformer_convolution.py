@@ -14,7 +14,7 @@ from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import ExtendedRows
-from .base import Flag, Kernel, ModelProperties, Part, Width
+from .base import Flag, InnerWidth, KernelSize, ModelProperties, Part
 from .batch_norm import batch_norm_class, record_batch_norm
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
@@ -44,12 +44,12 @@ class ConformerConvolution(Part):
         Counts do not change.
     """
 
-    kernel_size: Kernel
+    kernel_size: KernelSize
     hidden_act: Activation = "silu"
     gate_act: Activation = "sigmoid"
     gate_bias: Flag = False
     bias: Flag = False
-    multiplier: Width = 1
+    multiplier: InnerWidth = 1
     separable: Flag = False
     norm: Norm | None = None
     convolved: Flag = False

@@ -12,7 +12,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, ModelProperties, PartWitness, TokenMixer
+from .base import TORCH_WITNESS, ModelProperties, PartWitness, TokenMixer
 from .output_part import ModelOutput, OutputPart
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class ContactHead(OutputPart):
     """A linear layer from all attention scores of a token pair to one contact score. Forward passes skip the layer."""
 
     formula_source: ClassVar[str] = "Rao et al. 2020"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "classifier"
     role: ClassVar[Role] = "idle"
 

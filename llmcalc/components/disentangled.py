@@ -21,10 +21,10 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import TableRows
 from .base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     AttentionPosition,
     Flag,
-    Kernel,
+    KernelSize,
     LayerParts,
     ModelProperties,
     PartWitness,
@@ -53,7 +53,7 @@ class DisentangledScores(AttentionPosition):
     within_sequence: whether only distances that occur in the sequence are projected (version 1), false by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
     label: ClassVar[str] = "disentangled"
 
@@ -148,7 +148,7 @@ class RelativeEmbedding(StackPart):
     """
 
     formula_source: ClassVar[str] = "He et al. 2020, §3.1"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "attention"
 
     span: Positions
@@ -186,11 +186,11 @@ class SideConvolution(StackPart):
     """
 
     formula_source: ClassVar[str] = "He et al. 2020, §A.5"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "convolution"
 
-    conv_kernel_size: Kernel
-    conv_groups: Kernel = 1
+    conv_kernel_size: KernelSize
+    conv_groups: KernelSize = 1
     conv_act: Activation = "tanh"
     norm: Norm = Norm(type="layernorm")
 

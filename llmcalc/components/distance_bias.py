@@ -18,7 +18,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from .base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     AttentionFields,
     AttentionPosition,
     Flag,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class AlibiBias(AttentionPosition):
     """ALiBi: a penalty on the scores that is linear in the distance, with a fixed slope per head."""
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     label: ClassVar[str] = "ALiBi"
 
     type: Literal["alibi"] = "alibi"
@@ -58,7 +58,7 @@ class TransformerXLScores(AttentionPosition):
     r is a learned projection of the distance's sinusoid; u and v are one vector per head. Gopher and Chinchilla use it.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     allowed_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
     label: ClassVar[str] = "Transformer-XL relative"
 
@@ -134,7 +134,7 @@ class DistanceBuckets(Part):
 class LayerBias(DistanceBuckets, AttentionPosition):
     """T5's relative bias with a separate table in each layer (UMT5)."""
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     label: ClassVar[str] = "relative bias"
 
     type: Literal["relative_bias"] = "relative_bias"
@@ -168,7 +168,7 @@ class RelativeBias(DistanceBuckets, StackPart):
     """
 
     formula_source: ClassVar[str] = "Raffel et al. 2020, §2.1"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "attention"
 
     num_attention_heads: Heads

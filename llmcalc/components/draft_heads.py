@@ -17,7 +17,7 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import Rows
-from .base import Flag, Inner, ModelProperties, Part
+from .base import Flag, InnerSize, ModelProperties, Part
 from .norm import Norm
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class SpeculatorHeads(DraftHeads):
     """
 
     type: Literal["mlp_speculator"] = "mlp_speculator"
-    inner_size: Inner
+    inner_size: InnerSize
     tied: Flag = False
     norm: Norm = Norm(type="rmsnorm", bias=True, eps=1e-6)
     input_norm: Norm | None = None

@@ -38,5 +38,5 @@ class Dropout(Record):
         return Dropout(**{name: probability for name, old_probability in self if old_probability is not None})
 
 
-ATTENTION_ALONE = Dropout.model_construct(attention=0.0)
+ATTENTION_DROPOUT = Dropout.model_construct(attention=0.0)
 """The places of a model that states none: most decoders' classes have `attention_dropout`."""

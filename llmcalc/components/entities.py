@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from .base import ModelProperties, Positions, StackPart, Vocab, Width
+from .base import InnerWidth, ModelProperties, Positions, StackPart, Vocab
 from .norm import Norm
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class Entities(StackPart):
     formula_source: ClassVar[str] = "Yamada et al. 2020, §3.1"
 
     entity_vocab_size: Vocab
-    entity_emb_size: Width | None = None
+    entity_emb_size: InnerWidth | None = None
     max_position_embeddings: Positions
-    type_vocab_size: Width
+    type_vocab_size: InnerWidth
     norm: Norm
     prediction: Literal["tied", "own"] | None = None
 

@@ -12,8 +12,8 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
-from ..workload.rows import SOURCE
-from .base import ModelProperties, Vocab, Width
+from ..workload.rows import SOURCE_TOKENS
+from .base import InnerWidth, ModelProperties, Vocab
 from .stem import Stem
 
 if TYPE_CHECKING:
@@ -29,12 +29,14 @@ class FeatureStem(Stem):
 
     formula_source: ClassVar[str] = "Choi and Lee 2023, §3"
     type: Literal["features"] = "features"
-    num_features: Width
+    num_features: InnerWidth
     num_styles: Vocab
 
     def input_frames(self) -> Value:
         return Value(
-            MultipliedRows("features", source_rows=SOURCE), (Axis("hidden", self.num_features),), is_constant=True
+            MultipliedRows("features", source_rows=SOURCE_TOKENS),
+            (Axis("hidden", self.num_features),),
+            is_constant=True,
         )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -45,7 +47,7 @@ class FeatureStem(Stem):
         frames = recorder.audio_frames = x if x.is_constant else self.input_frames()
         recorder.frames_by_row = True
         recorder.unread_table("styles", Axis("styles", self.num_styles), *frames.axes, role="idle")
-        return frames.view(*(width or x.axes), new_rows=SOURCE)
+        return frames.view(*(width or x.axes), new_rows=SOURCE_TOKENS)
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, positions, num_features]."""

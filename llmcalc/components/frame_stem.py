@@ -14,8 +14,8 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
-from ..workload.rows import SOURCE
-from .base import ModelProperties, Width
+from ..workload.rows import SOURCE_TOKENS
+from .base import InnerWidth, ModelProperties
 from .norm import Norm
 from .stem import Stem
 
@@ -33,11 +33,11 @@ class FrameStem(Stem):
     input_name: ClassVar[str] = "input_values"
 
     type: Literal["frames"] = "frames"
-    frame_size: Width
+    frame_size: InnerWidth
 
     def input_frames(self) -> Value:
         return Value(
-            MultipliedRows("frames", source_rows=SOURCE, rows_per_source=4),
+            MultipliedRows("frames", source_rows=SOURCE_TOKENS, rows_per_source=4),
             (Axis("sample", self.frame_size),),
             is_constant=True,
         )
@@ -55,11 +55,11 @@ class FrameStem(Stem):
             recorder.linear("proj", recorder.act(recorder.mul(standardized_frames, compression_gain), "asinh"), *axes),
             "silu",
         )
-        half_rows = MultipliedRows(source_rows=SOURCE, rows_per_source=2)
+        half_rows = MultipliedRows(source_rows=SOURCE_TOKENS, rows_per_source=2)
         projected_frames = recorder.act(
             recorder.conv("conv1", projected_frames, doubled_channels, kernel=5, bias=True, rows=half_rows), "silu"
         )
-        return recorder.conv("conv2", projected_frames, *axes, kernel=5, bias=True, rows=SOURCE)
+        return recorder.conv("conv2", projected_frames, *axes, kernel=5, bias=True, rows=SOURCE_TOKENS)
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""

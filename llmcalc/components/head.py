@@ -18,7 +18,16 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import LOGITS, SEQUENCES, Rows
-from .base import BY_TORCH, ONE_TOKEN, Component, Flag, ModelProperties, PartWitness, Real, Vocab
+from .base import (
+    SINGLE_TOKEN_VOCABULARY,
+    TORCH_WITNESS,
+    Component,
+    FiniteNumber,
+    Flag,
+    ModelProperties,
+    PartWitness,
+    Vocab,
+)
 from .choice import component_type
 from .networks.feed_forward import activate
 
@@ -54,7 +63,7 @@ class LMHead(Component):
     mlp_speculator: the stages of an MLP speculator in the place of one head; none by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     noun: ClassVar[str] = "head"
     kind: ClassVar[str] = "lm_head"
 
@@ -63,8 +72,8 @@ class LMHead(Component):
     draft_vocab_size: Vocab | None = None
     transform: Transform | None = None
     float32_loss: Flag = True
-    logit_scale: Real | None = Field(default=None, gt=0)
-    logit_softcapping: Real | None = Field(default=None, gt=0)
+    logit_scale: FiniteNumber | None = Field(default=None, gt=0)
+    logit_softcapping: FiniteNumber | None = Field(default=None, gt=0)
     more_columns: Flag = False
     clusters: Clusters | None = None
     medusa: MedusaHeads | None = None
@@ -100,7 +109,7 @@ class LMHead(Component):
         self,
         recorder: Flow,
         x: Value,
-        vocab: Axis = ONE_TOKEN,
+        vocab: Axis = SINGLE_TOKEN_VOCABULARY,
         width: Axis | None = None,
         output_weight: Weight | None = None,
     ) -> Value:

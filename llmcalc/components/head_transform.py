@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .base import BY_TORCH, Flag, Part, PartWitness, Width
+from .base import TORCH_WITNESS, Flag, InnerWidth, Part, PartWitness
 from .networks.feed_forward import Activation
 from .norm import Norm
 
@@ -23,10 +23,10 @@ class Transform(Part):
         default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     hidden_act: Activation = "gelu"
     bias: Flag = True
-    size: Width | None = None
+    size: InnerWidth | None = None
     norm: Norm | None = Norm(type="layernorm")
-    bottleneck_size: Width | None = None
+    bottleneck_size: InnerWidth | None = None

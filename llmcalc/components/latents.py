@@ -16,7 +16,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SEQUENCES
-from .base import LayerParts, ModelProperties, StackPosition, Width
+from .base import InnerWidth, LayerParts, ModelProperties, StackPosition
 from .reading import Reading
 from .residual_streams import ResidualStreams
 from .runtime import PassState, vector_module
@@ -24,7 +24,7 @@ from .runtime import PassState, vector_module
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MOST_ROWS = 2**20
+MOST_LATENTS = 2**20
 """The largest number of latents or of output queries."""
 
 
@@ -42,11 +42,11 @@ class LatentStreams(ResidualStreams):
     formula_source: ClassVar[str] = "Jaegle et al. 2021, §3"
 
     type: Literal["latents"] = "latents"
-    num_latents: int = Field(ge=1, le=MOST_ROWS, strict=True)
-    latent_size: Width
+    num_latents: int = Field(ge=1, le=MOST_LATENTS, strict=True)
+    latent_size: InnerWidth
     reads: Reading
-    num_queries: int = Field(ge=1, le=MOST_ROWS, strict=True)
-    query_size: Width
+    num_queries: int = Field(ge=1, le=MOST_LATENTS, strict=True)
+    query_size: InnerWidth
     writes: Reading
 
     def embedding_width(self) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
-from ..evidence import by_torch
+from ..evidence import torch_witness
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
@@ -24,7 +24,7 @@ from .head import LMHead
 from .norm import Norm
 from .output_part import ModelOutput, OutputPart
 from .runtime import PassState, share_tensors
-from .stack import SHARED
+from .stack import SHARED_LABEL_SUFFIX
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .stack import Stack
 
 
-MODULE = "module"
+MODULE_LABEL = "module"
 """The label of a module that runs several times."""
 
 
@@ -55,7 +55,7 @@ class MultiTokenPrediction(OutputPart):
     """
 
     formula_source: ClassVar[str] = "DeepSeek-V3 2024, §2.2"
-    witness: ClassVar[PartWitness] = by_torch("tests/simulator/test_predictions.py")
+    witness: ClassVar[PartWitness] = torch_witness("tests/simulator/test_predictions.py")
     kind: ClassVar[str] = "mtp"
 
     num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)
@@ -122,14 +122,14 @@ class MultiTokenPrediction(OutputPart):
         first_indices, later_indices = (
             (None, None) if module_indices is None else (module_indices[:1], module_indices[1:])
         )
-        x = recorder.layers(x, record_module, 1, first_indices, "mtp", label=MODULE, **node_fields)
+        x = recorder.layers(x, record_module, 1, first_indices, "mtp", label=MODULE_LABEL, **node_fields)
         return recorder.layers(
             x,
             record_module,
             module_count - 1,
             later_indices,
             "mtp",
-            label=MODULE + SHARED,
+            label=MODULE_LABEL + SHARED_LABEL_SUFFIX,
             role="shared",
             **node_fields,
         )

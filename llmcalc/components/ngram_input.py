@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, Kernel, ModelProperties, PartWitness, Size
+from .base import TORCH_WITNESS, Component, KernelSize, ModelProperties, PartWitness, Size
 from .norm import Norm, norm_reference
 from .runtime import PassState, recurrent_state_class
 
@@ -35,14 +35,14 @@ class NgramInput(Component):
     """
 
     formula_source: ClassVar[str] = "Qwen4-Exp 2026"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "embedding"
 
     ngram_rows: Size
     ngram_heads: Size
     ngram_head_dim: Size
     streams: Size
-    conv_kernel_size: Kernel | None = None
+    conv_kernel_size: KernelSize | None = None
     dilation: Size = 1
     norm: Norm
 

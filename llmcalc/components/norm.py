@@ -17,7 +17,7 @@ from ..evidence import Witness
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, LARGEST, Component, Flag, ModelProperties, Real, StepRank
+from .base import LARGEST_SIZE, TORCH_WITNESS, Component, FiniteNumber, Flag, ModelProperties, StepRank
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,17 +46,17 @@ class Norm(Component):
         changes no parameters, FLOPs or cache.
     """
 
-    witness: ClassVar[Mapping[str, Witness]] = dict.fromkeys(("layernorm", "rmsnorm", "affine"), BY_TORCH)
+    witness: ClassVar[Mapping[str, Witness]] = dict.fromkeys(("layernorm", "rmsnorm", "affine"), TORCH_WITNESS)
     noun: ClassVar[str] = "norm"
     kind: ClassVar[str] = "norm"
 
     type: Literal["layernorm", "rmsnorm", "affine"]
     weight: Flag = True
     bias: Flag | None = None
-    eps: Real = Field(default=1e-5, ge=0)
+    eps: FiniteNumber = Field(default=1e-5, ge=0)
     unit_offset: Flag = False
     float32_product: Flag = False
-    groups: int = Field(default=1, ge=1, le=LARGEST, strict=True)
+    groups: int = Field(default=1, ge=1, le=LARGEST_SIZE, strict=True)
     scales_x: Flag = False
     gate_rank: StepRank | None = None
 

@@ -15,7 +15,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.rows import SEQUENCES, Rows
-from .base import BY_TORCH, Component, Flag, Labels, ModelProperties, PartWitness
+from .base import TORCH_WITNESS, Component, Flag, Labels, ModelProperties, PartWitness
 from .output_part import OutputPart
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Pooler(OutputPart):
     """
 
     formula_source: ClassVar[str] = "Devlin et al. 2019"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "pooler"
 
     dense: Flag = True

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from .base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     AttentionPosition,
+    FiniteNumber,
     Flag,
     HeadSizes,
     Part,
     PartWitness,
     Positions,
-    Real,
     StackPosition,
     UnscalableError,
 )
@@ -39,14 +39,14 @@ class Rope(AttentionPosition):
         (Phi-3), and so has all tokens of a head together; false by default. Counts do not change.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     requires_self_attention: ClassVar[bool] = False
     label: ClassVar[str] = "RoPE"
 
     type: Literal["rope"] = "rope"
-    rope_theta: Real = Field(default=10000.0, gt=0)
+    rope_theta: FiniteNumber = Field(default=10000.0, gt=0)
     rotary_dim: Positions | None = None
-    partial_rotary_factor: Real | None = Field(default=None, gt=0, le=1)
+    partial_rotary_factor: FiniteNumber | None = Field(default=None, gt=0, le=1)
     concatenated: Flag = False
 
     def rotary_size(self, head_dim: int) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Component, Flag, ModelProperties, Width
+from .base import Component, Flag, InnerWidth, ModelProperties
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,9 +30,9 @@ class ProjectionHead(Component):
     kind: ClassVar[str] = "projection"
 
     type: Literal["projection"] = "projection"
-    size: Width
+    size: InnerWidth
     bias: Flag = False
-    inner_size: Width | None = None
+    inner_size: InnerWidth | None = None
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         if self.inner_size is not None:

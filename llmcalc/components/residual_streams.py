@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import LayerParts, StackPart, Streams
+from .base import LayerParts, StackPart, StreamCount
 from .runtime import PassState
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class CopiedStreams(ResidualStreams):
     hc_mult: the number of streams.
     """
 
-    hc_mult: Streams
+    hc_mult: StreamCount
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         self._check_every_layer(layers, type(self).model_fields["type"].default, hc_mult=self.hc_mult)

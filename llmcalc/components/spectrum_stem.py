@@ -8,7 +8,7 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import PATCHES, MultipliedRows
-from ..workload.rows import SOURCE, Rows
+from ..workload.rows import SOURCE_TOKENS, Rows
 from .base import ModelProperties
 from .stem import Stem
 from .towers.subsampling import SpectrumConv, Subsampling
@@ -40,7 +40,7 @@ class SpectrumStem(Stem):
 
     @property
     def positions(self) -> Rows:
-        return SOURCE if self.subsampling.chunk is None else self.subsampling.positions
+        return SOURCE_TOKENS if self.subsampling.chunk is None else self.subsampling.positions
 
     def frames_of_recording(self) -> Value:
         return self.subsampling.input_value()
@@ -48,7 +48,7 @@ class SpectrumStem(Stem):
     def input_frames(self) -> Value:
         if self.subsampling.chunk is not None:
             return self.subsampling.input_value()
-        frame_rows = MultipliedRows("frames", source_rows=SOURCE, rows_per_source=self.frames_per_position)
+        frame_rows = MultipliedRows("frames", source_rows=SOURCE_TOKENS, rows_per_source=self.frames_per_position)
         return Value(frame_rows, (Axis("mel", self.subsampling.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:

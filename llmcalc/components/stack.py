@@ -21,10 +21,11 @@ from ..flow.value import Value, Weight
 from ..workload.rows import FixedRows
 from .added_position import LearnedPositions
 from .base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     Component,
     Flag,
     HiddenSize,
+    InnerWidth,
     Layers,
     ModelProperties,
     PartWitness,
@@ -32,7 +33,6 @@ from .base import (
     StackPosition,
     TokenMixer,
     Vocab,
-    Width,
 )
 from .choice import component_type
 from .choices import LAYERS, AnyLayer, AnyStem, Streams
@@ -67,13 +67,13 @@ else:
     RelativeKeys = component_type("relative_keys:RelativeKeys")
     RelativeBias, Pooler = component_type("distance_bias:RelativeBias"), component_type("pooler:Pooler")
 
-BASE = "block"
+BASE_LAYER_NAME = "block"
 """The name of `block` in a pattern."""
 
-MOST_KINDS = 256
+MOST_VARIANTS = 256
 """The largest number of variants in one stack."""
 
-SHARED = ", shared"
+SHARED_LABEL_SUFFIX = ", shared"
 """The end of the label of layers that reuse the parameters of the first layer of their kind."""
 
 
@@ -113,13 +113,13 @@ class Stack(Component):
     output_bias: whether that projection has a bias, true by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     num_hidden_layers: Layers
     block: AnyLayer
-    variants: dict[str, AnyLayer] = Field(default={}, max_length=MOST_KINDS)
+    variants: dict[str, AnyLayer] = Field(default={}, max_length=MOST_VARIANTS)
     first_layers: tuple[str, ...] = ()
-    pattern: tuple[str, ...] = (BASE,)
+    pattern: tuple[str, ...] = (BASE_LAYER_NAME,)
     shared_layers: tuple[str, ...] = ()
     stem: AnyStem | None = None
     vocab_size: Vocab | None = None
@@ -129,7 +129,7 @@ class Stack(Component):
     position: Position | None = None
     token_types: TokenTypes | None = None
     embedding_norm: Norm | None = None
-    input_size: Width | None = None
+    input_size: InnerWidth | None = None
     relative_bias: RelativeBias | None = None
     relative_keys: RelativeKeys | None = None
     relative_embedding: RelativeEmbedding | None = None
@@ -141,7 +141,7 @@ class Stack(Component):
     final_norm: Norm | None = None
     pooler: Pooler | None = None
     output_positions: LearnedPositions | None = None
-    output_size: Width | None = None
+    output_size: InnerWidth | None = None
     output_bias: Flag = True
 
     renamed_fields: ClassVar[Mapping[str, str]] = {
@@ -166,9 +166,11 @@ class Stack(Component):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if BASE in self.variants:
-            raise ValueError(f"variants.{BASE}: 'block' is the name of the base layer; expected another name")
-        layer_kinds = dict.fromkeys((BASE, *self.variants))
+        if BASE_LAYER_NAME in self.variants:
+            raise ValueError(
+                f"variants.{BASE_LAYER_NAME}: 'block' is the name of the base layer; expected another name"
+            )
+        layer_kinds = dict.fromkeys((BASE_LAYER_NAME, *self.variants))
         for field in ("first_layers", "pattern", "shared_layers"):
             for layer_name in getattr(self, field):
                 if layer_name not in layer_kinds:
@@ -233,7 +235,7 @@ class Stack(Component):
 
     def layers_by_kind(self) -> dict[str, Layer]:
         """Returns the kinds of layers by name in the layer pattern."""
-        return {BASE: self.block, **self.variants}
+        return {BASE_LAYER_NAME: self.block, **self.variants}
 
     def components_by_field(self) -> dict[str, StackPart]:
         """Returns the stack's components other than layers (positions, norms, …) by field."""
@@ -259,7 +261,7 @@ class Stack(Component):
                 replace(
                     stack_position,
                     error_path=f"{stack_position.error_path}."
-                    f"{BASE if layer_name == BASE else f'variants.{layer_name}'}",
+                    f"{BASE_LAYER_NAME if layer_name == BASE_LAYER_NAME else f'variants.{layer_name}'}",
                 )
             )
         for layer_name, component in self.components_by_field().items():
@@ -280,7 +282,7 @@ class Stack(Component):
 
     def layer(self, layer_name: str) -> Layer:
         """Returns the layer of the named kind."""
-        return self.block if layer_name == BASE else self.variants[layer_name]
+        return self.block if layer_name == BASE_LAYER_NAME else self.variants[layer_name]
 
     def layer_groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
         """Yields (name, layer, number, indices) of each kind of layer. Indices are None if the depth is symbolic."""
@@ -413,7 +415,7 @@ class Stack(Component):
         self, recorder: Flow, x: Value, kind_name: str, layer: Layer, layer_count: Number, layer_indices: Any
     ) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
-        shown_label = "" if kind_name == BASE else kind_name
+        shown_label = "" if kind_name == BASE_LAYER_NAME else kind_name
         node_fields = {"kind": "layer", "source": layer.formula_source}
         if kind_name not in self.shared_layers:
             return recorder.layers(
@@ -429,7 +431,7 @@ class Stack(Component):
         if has_single_layer:
             return x
         role_field = {"role": "shared"} if layer.shares_all_parameters else {}
-        shared_label = (shown_label or BASE) + SHARED
+        shared_label = (shown_label or BASE_LAYER_NAME) + SHARED_LABEL_SUFFIX
         later_layer_sharing = LayerSharing(is_first=False, other_layer_count=other_layer_count)
         return recorder.layers(
             x,
@@ -522,7 +524,7 @@ class Stack(Component):
                 4,
                 gemma_layer,
                 variants=sharing_layers,
-                first_layers=(BASE, BASE),
+                first_layers=(BASE_LAYER_NAME, BASE_LAYER_NAME),
                 pattern=("shares",),
                 per_layer_embedding=embedding_table,
             ),
@@ -549,13 +551,19 @@ class Stack(Component):
                 streams=TargetStates(states=2, joined_norm=rmsnorm, masked=True),
                 final_norm=rmsnorm,
             ),
-            build_stack(3, block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
-            build_stack(5, block, variants=layers_by_kind, pattern=(BASE, BASE, "wide"), shared_layers=(BASE, "wide")),
+            build_stack(3, block, shared_layers=(BASE_LAYER_NAME,), embedding_norm=Norm(type="layernorm")),
+            build_stack(
+                5,
+                block,
+                variants=layers_by_kind,
+                pattern=(BASE_LAYER_NAME, BASE_LAYER_NAME, "wide"),
+                shared_layers=(BASE_LAYER_NAME, "wide"),
+            ),
             build_stack(
                 4,
                 block_residual_example(attention_blocks=1, starts_block=False),
                 variants=residual_layers,
-                first_layers=("first", BASE, "second", "last"),
+                first_layers=("first", BASE_LAYER_NAME, "second", "last"),
                 streams=BlockResiduals(blocks=2, norm=rmsnorm),
                 final_norm=rmsnorm,
             ),
@@ -563,21 +571,21 @@ class Stack(Component):
                 3,
                 gated_streams_example(),
                 variants={"ngrams": gated_streams_example(ngram_input=ngram_inputs["local"])},
-                first_layers=(BASE, "ngrams"),
+                first_layers=(BASE_LAYER_NAME, "ngrams"),
                 streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rmsnorm),
             ),
             build_stack(
                 5,
                 delayed_hyper_example(attention=shared_entry_layers["reusing"]),
                 variants=delayed_layers,
-                first_layers=("finding", "scoring", BASE, "local", "computing"),
+                first_layers=("finding", "scoring", BASE_LAYER_NAME, "local", "computing"),
                 streams=DelayedHyperStreams(hc_mult=3),
             ),
             build_stack(
                 3,
                 convolved_residual_example(),
                 variants=convolved_layers,
-                first_layers=(BASE, "second", "last"),
+                first_layers=(BASE_LAYER_NAME, "second", "last"),
                 streams=BlockResiduals(blocks=2, norm=unweighted_rms, normed_values=True),
                 final_norm=rmsnorm,
             ),
@@ -653,7 +661,7 @@ def _reference_class() -> type[nn.Module]:
             self._streams = self._optional_modules(spec.streams, model_properties)
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             layer_names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
-            layers_by_kind = {BASE: spec.block, **spec.variants}
+            layers_by_kind = {BASE_LAYER_NAME: spec.block, **spec.variants}
             self.lends = any(getattr(layers_by_kind[name].attention, "kv_shared", False) for name in layer_names)
             self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in layer_names)
             self.layer_kinds = [

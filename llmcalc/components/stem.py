@@ -13,8 +13,8 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows, RowsInChunks
-from ..workload.rows import SOURCE, FixedRows, Rows
-from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
+from ..workload.rows import SOURCE_TOKENS, FixedRows, Rows
+from .base import TORCH_WITNESS, Component, InnerWidth, ModelProperties, PartWitness, Positions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Stem(Component):
     @property
     def positions(self) -> Rows:
         """The positions that the encoder processes; each position is one vector."""
-        return SOURCE
+        return SOURCE_TOKENS
 
     @property
     def fixed_positions(self) -> int | None:
@@ -62,10 +62,10 @@ class ConvStem(Stem):
     """
 
     formula_source: ClassVar[str] = "Radford et al. 2022, §2.2"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["convolution"] = "convolution"
-    num_mel_bins: Width
+    num_mel_bins: InnerWidth
     max_source_positions: Positions
     chunk: Positions | None = None
 

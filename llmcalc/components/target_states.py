@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Flag, LayerParts, ModelProperties, Width
+from .base import Flag, InnerWidth, LayerParts, ModelProperties
 from .norm import Norm, norm_reference
 from .residual_streams import ResidualStreams
 from .runtime import PassState, vector_module
@@ -24,8 +24,8 @@ from .runtime import PassState, vector_module
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-EAGLE, EAGLE_3 = "Li et al. 2024 (EAGLE), §4.1", "Li et al. 2025 (EAGLE-3), §3"
-DFLASH, MEDUSA = "Chen et al. 2026 (DFlash)", "Cai et al. 2024 (Medusa), §2.1"
+EAGLE_SOURCE, EAGLE_3_SOURCE = "Li et al. 2024 (EAGLE), §4.1", "Li et al. 2025 (EAGLE-3), §3"
+DFLASH_SOURCE, MEDUSA_SOURCE = "Chen et al. 2026 (DFlash)", "Cai et al. 2024 (Medusa), §2.1"
 
 
 class TargetStates(ResidualStreams):
@@ -50,7 +50,7 @@ class TargetStates(ResidualStreams):
     type: Literal["target_states"] = "target_states"
     start: Literal["joined", "states", "embedding", "target", "state"] = "states"
     states: int = Field(ge=1, le=256, strict=True)
-    size: Width | None = None
+    size: InnerWidth | None = None
     bias: Flag = False
     state_norm: Norm | None = None
     joined_norm: Norm | None = None
@@ -89,11 +89,11 @@ class TargetStates(ResidualStreams):
     @property
     def formula_source(self) -> str:
         source_of_kind = {
-            "joined": EAGLE,
-            "states": EAGLE_3,
-            "embedding": DFLASH,
+            "joined": EAGLE_SOURCE,
+            "states": EAGLE_3_SOURCE,
+            "embedding": DFLASH_SOURCE,
             "target": "Gemma 4 2026",
-            "state": MEDUSA,
+            "state": MEDUSA_SOURCE,
         }
         return source_of_kind[self.start]
 

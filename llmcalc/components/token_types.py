@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, ModelProperties, PartWitness, Positions, StackPart
+from .base import TORCH_WITNESS, ModelProperties, PartWitness, Positions, StackPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,7 +30,7 @@ class TokenTypes(StackPart):
     other_vocab_sizes: the numbers of rows of further tables (LayoutLM, TAPAS); none by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type_vocab_size: Positions | None = None
     task_type_vocab_size: Positions | None = None

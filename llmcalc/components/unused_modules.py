@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, ONE_TOKEN, Component, ModelProperties, PartWitness, StackPart
+from .base import SINGLE_TOKEN_VOCABULARY, TORCH_WITNESS, Component, ModelProperties, PartWitness, StackPart
 from .runtime import vector_module
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ class UnusedEmbedding(Component):
     BART's classes have it where encoder and decoder have separate embeddings.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "embedding"
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN) -> Value:
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = SINGLE_TOKEN_VOCABULARY) -> Value:
         """Records the unused embedding table as parameters. x: the token embeddings, as wide as a row.
 
         vocab: its row axis.
@@ -50,7 +50,7 @@ class SecondStream(StackPart):
     """
 
     formula_source: ClassVar[str] = "Yang et al. 2019 (XLNet), §2.3"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the unused initial vector as a parameter. x: the token embeddings, as wide as the vector."""

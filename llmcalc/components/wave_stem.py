@@ -16,8 +16,8 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
-from ..workload.rows import SOURCE, Rows
-from .base import Flag, Kernel, ModelProperties, Part, Width
+from ..workload.rows import SOURCE_TOKENS, Rows
+from .base import Flag, InnerWidth, KernelSize, ModelProperties, Part
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .stem import Stem
@@ -33,9 +33,9 @@ class WaveConvolution(Part):
     kernel, stride: the kernel size and the stride.
     """
 
-    channels: Width
-    kernel: Kernel
-    stride: Kernel
+    channels: InnerWidth
+    kernel: KernelSize
+    stride: KernelSize
 
 
 class WaveStem(Stem):
@@ -58,8 +58,8 @@ class WaveStem(Stem):
     bias: Flag = False
     norms: Literal["first", "all"] = "first"
     hidden_act: Activation = "gelu"
-    position_kernel: Kernel
-    position_groups: Width
+    position_kernel: KernelSize
+    position_groups: InnerWidth
     mask: Flag = True
 
     def _rows_per_convolution(self) -> list[Rows]:
@@ -69,9 +69,9 @@ class WaveStem(Stem):
             total_padding = total_padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
             rows_per_convolution.append(
-                MultipliedRows("samples", source_rows=SOURCE, rows_per_source=stride, extra_rows=total_padding)
+                MultipliedRows("samples", source_rows=SOURCE_TOKENS, rows_per_source=stride, extra_rows=total_padding)
             )
-        return [*reversed(rows_per_convolution), SOURCE]
+        return [*reversed(rows_per_convolution), SOURCE_TOKENS]
 
     def input_frames(self) -> Value:
         return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), is_constant=True)
@@ -102,13 +102,13 @@ class WaveStem(Stem):
                 2 * floor_div(kernel_size, 2) + 1 - kernel_size
             )  # an even kernel has one output more, which is cut off
             padded_rows = MultipliedRows(
-                "padded positions", source_rows=SOURCE, rows_per_source=1, extra_rows=row_padding
+                "padded positions", source_rows=SOURCE_TOKENS, rows_per_source=1, extra_rows=row_padding
             )
             conv_groups = self.position_groups
             positions = recorder.conv(
                 "conv", frames, *axes, kernel=kernel_size, groups=conv_groups, bias=True, rows=padded_rows
             )
-        return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE), self.hidden_act))
+        return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE_TOKENS), self.hidden_act))
 
     def input_shape(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""

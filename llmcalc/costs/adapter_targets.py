@@ -13,10 +13,10 @@ from typing import NamedTuple
 from ..flow.module_names import ModuleNames
 from ..flow.tree import Node, NodePosition
 from ..ops import ChunkedScan, Linear
-from ..workload.lora import GATE_AND_UP, OUTPUT_OF_SCAN, PROJECTIONS
+from ..workload.lora import GATE_AND_UP, PROJECTIONS, SCAN_OUTPUT_PROJECTION
 from .trained_tensors import is_in_layer
 
-OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+PROJECTIONS_BY_OTHER_NAME: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("query_key_value", "Wqkv", "c_attn", "W_pack", "qkv_proj", "wqkv", "linear_qkv"), PROJECTIONS),
     **dict.fromkeys(("dense", "out_proj", "wo", "linear_proj"), ("o_proj",)),
     "c_proj": ("o_proj", "down_proj"),
@@ -31,7 +31,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """A layer's name in classes of several families → the names here."""
 
-USUAL_CLASS_NAMES = {**dict.fromkeys(PROJECTIONS, "qkv_proj"), **dict.fromkeys(GATE_AND_UP, "gate_up_proj")}
+USUAL_LAYER_NAMES = {**dict.fromkeys(PROJECTIONS, "qkv_proj"), **dict.fromkeys(GATE_AND_UP, "gate_up_proj")}
 """Projection → the usual name of the layer in which a class joins it with others."""
 
 
@@ -70,7 +70,7 @@ def is_read_by_scan(node_position: NodePosition) -> bool:
     Unsloth leaves it out of its quantized weights (models/llama.py for Falcon-H1, models/vision.py for Nemotron-H);
     elsewhere `llm_int8_skip_modules` has to name it.
     """
-    return node_position.node.name == OUTPUT_OF_SCAN and any(
+    return node_position.node.name == SCAN_OUTPUT_PROJECTION and any(
         isinstance(sibling.op, ChunkedScan)
         for sibling in (() if node_position.parent is None else node_position.parent.node.children)
     )
@@ -91,7 +91,7 @@ def class_layers(
         if published_names:
             class_layer_name = published_names[0].rpartition(".")[2]
         elif node.is_fused:
-            class_layer_name = USUAL_CLASS_NAMES[node.name]
+            class_layer_name = USUAL_LAYER_NAMES[node.name]
         module_name, module_path = (
             ("", "") if parent_position is None else (parent_position.node.name, _path_of_first_index(parent_position))
         )
@@ -127,7 +127,11 @@ def split_targets(
             [target_name]
             if target_name in linear_names
             else target_projections
-            or [other_name for other_name in OTHER_NAMES.get(target_name, ()) if other_name in linear_names]
+            or [
+                other_name
+                for other_name in PROJECTIONS_BY_OTHER_NAME.get(target_name, ())
+                if other_name in linear_names
+            ]
         )
         projections |= dict.fromkeys(target_projections)
         if not target_projections:

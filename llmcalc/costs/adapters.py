@@ -17,16 +17,16 @@ from ..workload.lora import (
     ALL_LINEAR,
     JOINED_PROJECTIONS,
     PARALLEL_LIBRARIES,
+    PRODUCTS_WITHOUT_ADAPTERS,
     PROJECTIONS,
-    WITHOUT_ADAPTERS,
-    Base,
+    FrozenWeightFormat,
     Library,
     stored_bytes,
 )
 from .adapter_targets import ClassLayer, class_layers, is_read_by_scan, joined_layers, linear_layers, split_targets
 from .trained_tensors import TrainedTensor, is_in_layer
 
-BASES: tuple[Base, ...] = get_args(Base)
+FROZEN_WEIGHT_FORMATS: tuple[FrozenWeightFormat, ...] = get_args(FrozenWeightFormat)
 
 DEFAULT_TARGETS = ("q_proj", "v_proj")
 """PEFT's layers with adapters for most models (peft/utils/constants.py)."""
@@ -52,7 +52,7 @@ class LowRankAdapters:
 
     rank: int
     target_names: frozenset[str]
-    base_format: Base = "none"
+    base_format: FrozenWeightFormat = "none"
     library: Library = "peft"
     trained_modules: frozenset[str] = frozenset()
     quantized_head: bool = False
@@ -222,7 +222,7 @@ class LowRankAdapters:
         return self.library in PARALLEL_LIBRARIES
 
 
-Layer = TypeVar("Layer", Linear, ExpertLinear)
+LinearType = TypeVar("LinearType", Linear, ExpertLinear)
 
 
 def _library_layer_name(node_position: NodePosition) -> str:
@@ -231,8 +231,8 @@ def _library_layer_name(node_position: NodePosition) -> str:
 
 
 def _joint_layers(
-    layers: Iterable[tuple[NodePosition, Layer]], layer_name_of: Callable[[NodePosition], str]
-) -> Iterator[list[tuple[NodePosition, Layer]]]:
+    layers: Iterable[tuple[NodePosition, LinearType]], layer_name_of: Callable[[NodePosition], str]
+) -> Iterator[list[tuple[NodePosition, LinearType]]]:
     """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
     for (_, layer_name), layer_group in groupby(
@@ -267,7 +267,7 @@ def linear_layer_names(
     layer_names = dict.fromkeys(position.node.name for position, _ in linear_layers(node_tree, included_parts))
     if is_parallel:
         layer_names |= dict.fromkeys(position.node.name for position, _ in _expert_layers(node_tree, included_parts))
-    return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in WITHOUT_ADAPTERS)]
+    return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in PRODUCTS_WITHOUT_ADAPTERS)]
 
 
 def adapters_of_targets(
@@ -286,8 +286,10 @@ def adapters_of_targets(
     joins_as_class: whether layers that the model's class computes as one have one adapter; false by default.
     Raises `InputError`, which names the option, for an unknown target, module or base.
     """
-    if adapters.base_format not in BASES:
-        raise InputError(f"--base {adapters.base_format}: not known; expected one of {', '.join(BASES)}")
+    if adapters.base_format not in FROZEN_WEIGHT_FORMATS:
+        raise InputError(
+            f"--base {adapters.base_format}: not known; expected one of {', '.join(FROZEN_WEIGHT_FORMATS)}"
+        )
     _check_expert_adapters(node_tree, adapters, included_parts)
     _check_magnitudes(adapters)
     layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)

@@ -14,14 +14,14 @@ from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .cache_formats import cache_bits_in, cache_format, state_bits
-from .context_length import check_source_tokens, longest_sequence, usual_context
+from .context_length import check_source_tokens, default_context_tokens, longest_sequence
 from .encoders import EncodedInputs
 from .model_changes import ModelChange, changed_models
 
-STATE = "recurrent_state"
+STATE_KIND = "recurrent_state"
 """The default kind of cached state that is not a KV cache."""
 
-SHORTEST, LONGEST = 2**10, 2**17
+SHORTEST_SHOWN_CONTEXT, LONGEST_SHOWN_CONTEXT = 2**10, 2**17
 """Context lengths for which growth is shown: from 1,024 to 131,072, or to the model's own context length."""
 
 
@@ -140,7 +140,7 @@ class CacheSize:
             tokens, vector_width = (
                 (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
             )
-            group_key = (getattr(op, "cache_kind", STATE), tokens, vector_width)
+            group_key = (getattr(op, "cache_kind", STATE_KIND), tokens, vector_width)
             layers[group_key] = layers.get(group_key, 0) + node_position.copies
             bits_by_group[group_key] = bits_by_group.get(
                 group_key, 0
@@ -173,10 +173,12 @@ class CacheSize:
 
         The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
         """
-        context_limit = longest_sequence(self.spec) or LONGEST
+        context_limit = longest_sequence(self.spec) or LONGEST_SHOWN_CONTEXT
         longest_context = max(context_limit, self.workload.seq)
         powers_of_two = [
-            2**i for i in range(SHORTEST.bit_length() - 1, longest_context.bit_length()) if 2**i <= longest_context
+            2**i
+            for i in range(SHORTEST_SHOWN_CONTEXT.bit_length() - 1, longest_context.bit_length())
+            if 2**i <= longest_context
         ]
         return sorted({*powers_of_two, context_limit, self.workload.seq})
 
@@ -217,7 +219,7 @@ def kv(
 ) -> CacheSize:
     """Computes the cache's size after `seq` tokens of each of `batch` sequences.
 
-    seq: tokens per sequence; default `usual_context`.
+    seq: tokens per sequence; default `default_context_tokens`.
     source: tokens that the encoder of an encoder-decoder has read; default as many as seq.
     encoded_inputs: the images and audio whose tokens seq includes; None (default) for text alone.
     Raises `InputError` for an encoder-only model, for a source given to a model without an encoder, and for an unknown
@@ -226,6 +228,6 @@ def kv(
     if spec.one_pass_model_name:
         raise InputError(f"{spec.one_pass_model_name} keeps no KV cache: it reads a sequence in one pass")
     check_source_tokens(spec, source)
-    tokens = usual_context(spec) if seq is None else seq
+    tokens = default_context_tokens(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
     return CacheSize(spec, _cached_tree(spec), workload, cache_format(format_name).name, source, encoded_inputs)

@@ -52,7 +52,7 @@ class VectorFormat:
 class CacheFormat:
     """A storage format of the KV cache: the formats of keys and values, and their scales.
 
-    name: its name in `FORMATS`, or the full name of a number format.
+    name: its name in `CACHE_FORMATS`, or the full name of a number format.
     keys, values: storage of one head's key and value.
     scales_text: a phrase that describes the scales.
     pads_to_even: whether a key and its value are padded together to an even number of bytes.
@@ -87,7 +87,7 @@ class CacheFormat:
         return 8 * sum(heads * head_size for heads, head_size in stored_vectors)
 
 
-PLAIN = "a scale per tensor or none, which is not counted"
+UNCOUNTED_SCALES_TEXT = "a scale per tensor or none, which is not counted"
 
 
 def _block_format(format_name: str, block_name: str) -> CacheFormat:
@@ -125,7 +125,7 @@ def _turbo_format(format_name: str, key_bits: int, value_bits: int) -> CacheForm
     )
 
 
-FORMATS = {
+CACHE_FORMATS = {
     cache_format.name: cache_format
     for cache_format in (
         *(_block_format(name.lower(), name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")),
@@ -155,31 +155,31 @@ per token and layer and 132 of the indexer, vllm/v1/attention/backends/mla/flash
 DeepSeek-V3.2 in `fp8_ds_mla` too.
 """
 
-LATENT_KINDS = ("latent_attention", "indexer")
+LATENT_CACHE_KINDS = ("latent_attention", "indexer")
 """The kinds of caches that a format of latents stores."""
 
-_SPELLED = {"f16": "float16", "f32": "float32", "fp8_e4m3": "float8", "fp8_e5m2": "float8", "int8kv": "int8"}
+_FORMAT_BY_SPELLING = {"f16": "float16", "f32": "float32", "fp8_e4m3": "float8", "fp8_e5m2": "float8", "int8kv": "int8"}
 
 
 def cache_format(format_name: str) -> CacheFormat:
-    """Returns the cache format of a name: a number format (`bf16`, `fp8`, `int8`), or one of `FORMATS`.
+    """Returns the cache format of a name: a number format (`bf16`, `fp8`, `int8`), or one of `CACHE_FORMATS`.
 
     Raises `InputError` for an unknown name.
     """
     normalized_name = format_name.strip().lower().replace("-", "_")
-    if normalized_name in FORMATS:
-        return FORMATS[normalized_name]
+    if normalized_name in CACHE_FORMATS:
+        return CACHE_FORMATS[normalized_name]
     try:
-        number_format_name = dtype_of(_SPELLED.get(normalized_name, format_name))
+        number_format_name = dtype_of(_FORMAT_BY_SPELLING.get(normalized_name, format_name))
     except InputError:
         number_formats = [DTYPE_NAMES.get(number_format, number_format) for number_format in DTYPE_BITS]
-        suggestion_text = suggest(normalized_name, [*number_formats, *FORMATS])
+        suggestion_text = suggest(normalized_name, [*number_formats, *CACHE_FORMATS])
         raise InputError(
             f"unknown cache format '{format_name}': expected a number format ({', '.join(number_formats)}) or one with "
-            f"scales ({', '.join(FORMATS)}).{suggestion_text}"
+            f"scales ({', '.join(CACHE_FORMATS)}).{suggestion_text}"
         ) from None
     vector_format = VectorFormat(DTYPE_BITS[number_format_name])
-    return CacheFormat(number_format_name, vector_format, vector_format, PLAIN)
+    return CacheFormat(number_format_name, vector_format, vector_format, UNCOUNTED_SCALES_TEXT)
 
 
 def state_bits(state: State, stored_format: CacheFormat) -> Number:
@@ -203,7 +203,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
             return counted_op.cache_bits(stored_format.keys.bits)
         cache_kind = getattr(op, "cache_kind", "cache")
         remedy_text = "expected a number format such as fp8, or blocks such as q8_0"
-        if stored_format.is_latent_format and cache_kind not in LATENT_KINDS:
+        if stored_format.is_latent_format and cache_kind not in LATENT_CACHE_KINDS:
             raise InputError(
                 f"{stored_format.name}: stores the latents of MLA, and the model has a cache of "
                 f"{cache_kind.replace('_', ' ')}; {remedy_text}"

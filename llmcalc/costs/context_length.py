@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import InputError
 from ..model import ModelSpec
-from ..workload.lengths import MOST_CONTEXT, USUAL
+from ..workload.lengths import DEFAULT_TOKENS, LARGEST_DEFAULT_CONTEXT
 
 
 def learned_positions(spec: ModelSpec) -> int | None:
@@ -26,22 +26,25 @@ def longest_sequence(spec: ModelSpec) -> int | None:
     return spec.max_position_embeddings if learned_rows is None else learned_rows
 
 
-def usual_sequence(spec: ModelSpec, added_tokens: int = 0) -> int:
-    """Returns the default tokens of text per sequence of a pass: `USUAL`, or the learned positions if fewer.
+def default_sequence_tokens(spec: ModelSpec, added_tokens: int = 0) -> int:
+    """Returns the default tokens of text per sequence of a pass: `DEFAULT_TOKENS`, or the learned positions if fewer.
 
     added_tokens: tokens of images and audio beside them, for which learned positions leave room; default none.
     """
-    return min(USUAL, _positions_for_text(spec, added_tokens) or USUAL)
+    return min(DEFAULT_TOKENS, _positions_for_text(spec, added_tokens) or DEFAULT_TOKENS)
 
 
-def usual_context(spec: ModelSpec, is_decoding: bool = False, added_tokens: int = 0) -> int:
-    """Returns the default tokens of text per sequence of a cache: the context length, at most `MOST_CONTEXT`.
+def default_context_tokens(spec: ModelSpec, is_decoding: bool = False, added_tokens: int = 0) -> int:
+    """Returns the default tokens of text of a cached sequence: the context length, at most `LARGEST_DEFAULT_CONTEXT`.
 
     is_decoding: whether another token follows, which the context has to hold too.
     added_tokens: tokens of images and audio beside them, for which learned positions leave room; default none.
     """
     longest_text = _positions_for_text(spec, added_tokens + is_decoding)
-    return min((longest_sequence(spec) or USUAL) - is_decoding if longest_text is None else longest_text, MOST_CONTEXT)
+    return min(
+        (longest_sequence(spec) or DEFAULT_TOKENS) - is_decoding if longest_text is None else longest_text,
+        LARGEST_DEFAULT_CONTEXT,
+    )
 
 
 def _positions_for_text(spec: ModelSpec, other_tokens: int) -> int | None:

@@ -90,10 +90,10 @@ def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> E
 
 def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
     """Returns the audio inputs of a model whose encoder always reads the same number of frames (Whisper)."""
-    from ..components.inputs.audio_clips import HOP, RATE
+    from ..components.inputs.audio_clips import FRAME_SAMPLES, SAMPLE_RATE
 
     assert spec.source_tokens is not None
-    longest_seconds = 2 * spec.source_tokens * HOP // RATE
+    longest_seconds = 2 * spec.source_tokens * FRAME_SAMPLES // SAMPLE_RATE
     if seconds > longest_seconds:
         raise InputError(
             f"--audio {seconds:g}: the encoder reads clips of {longest_seconds} seconds, each in a pass; expected at "

@@ -15,7 +15,7 @@ from ..workload.recompute import recompute_of
 from ..workload.rows import TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
-from .context_length import check_source_tokens, usual_sequence
+from .context_length import check_source_tokens, default_sequence_tokens
 from .encoders import EncodedInputs
 from .recomputation import recomputed_flops, skipped_by_early_stop
 
@@ -168,8 +168,8 @@ def run_config_of(
 ) -> RunConfig:
     """Returns a model's run config with these settings, and defaults for the others.
 
-    seq: new tokens per sequence; default `usual_sequence`. Decoding adds one token per sequence; there seq is the
-        context if context is not given.
+    seq: new tokens per sequence; default `default_sequence_tokens`. Decoding adds one token per sequence; there seq is
+        the context if context is not given.
     source: tokens that the encoder of an encoder-decoder reads; in decoding the default is context.
     recompute: modules that are recomputed in the backward pass, see `recompute_of`; default none.
     added_tokens: tokens of images and audio that are added to them, for which a default seq leaves room; default none.
@@ -182,7 +182,7 @@ def run_config_of(
                 f"--seq: decoding adds one token to each sequence, not {seq}; expected --context alone, or --seq "
                 "alone as the context"
             )
-        tokens = usual_sequence(spec, added_tokens) if seq is None else seq
+        tokens = default_sequence_tokens(spec, added_tokens) if seq is None else seq
         context = tokens if context is None else context
         seq, source = 1, context if source is None else source
     if phase != "training" and recompute != "none":
@@ -193,7 +193,7 @@ def run_config_of(
         )
     if mla != "auto" and not spec.tree().has_form("absorbed"):
         raise InputError(f"--mla {mla}: the model has no multi-head latent attention; expected auto")
-    seq = usual_sequence(spec, added_tokens) if seq is None else seq
+    seq = default_sequence_tokens(spec, added_tokens) if seq is None else seq
     workload = Workload(batch=batch, seq=seq, context=context or 0, source=source, phase=phase)
     return RunConfig(workload, Counting(pairs), Execution(attention, recompute_of(recompute), mla))
 

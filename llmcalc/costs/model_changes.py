@@ -16,7 +16,7 @@ from ..components.stack import Stack
 from ..frozen import frozen
 from ..model import ModelSpec
 
-Change: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
+MixerChange: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
 """A function of a token mixer and its input width that returns the changed token mixer."""
 
 
@@ -28,7 +28,7 @@ class ModelChange:
     title: str
 
 
-GROUPS = 8
+QUERY_GROUPS = 8
 
 
 def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
@@ -38,12 +38,14 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
         for mixer, input_width in _mixers_and_widths(spec)
         if (head_sizes := _cached_head_sizes(mixer, input_width)) is not None
     ]
-    changes_and_functions: list[tuple[ModelChange, Change]] = [(ModelChange("mha", "as MHA"), _as_multi_head_attention)]
-    if head_counts and all(head_count % GROUPS == 0 and head_count > GROUPS for head_count in head_counts):
+    changes_and_functions: list[tuple[ModelChange, MixerChange]] = [
+        (ModelChange("mha", "as MHA"), _as_multi_head_attention)
+    ]
+    if head_counts and all(head_count % QUERY_GROUPS == 0 and head_count > QUERY_GROUPS for head_count in head_counts):
         changes_and_functions.append(
             (
-                ModelChange("gqa_8", f"as GQA-{GROUPS}"),
-                lambda mixer, input_width: mixer.with_kv_heads(GROUPS, input_width),
+                ModelChange("gqa_8", f"as GQA-{QUERY_GROUPS}"),
+                lambda mixer, input_width: mixer.with_kv_heads(QUERY_GROUPS, input_width),
             )
         )
     changes_and_functions.append(
@@ -75,14 +77,14 @@ def _cached_head_sizes(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
     return head_sizes
 
 
-def with_replaced_mixers(spec: ModelSpec, change_mixer: Change) -> ModelSpec:
+def with_replaced_mixers(spec: ModelSpec, change_mixer: MixerChange) -> ModelSpec:
     """Returns the spec after a function `change_mixer` is applied to every token mixer, including cross-attention."""
     return spec.model_copy(
         update={stack_name: _changed_stack(stack, change_mixer, spec) for stack_name, stack in spec.stacks()}
     )
 
 
-def _changed_stack(stack: Stack, change_mixer: Change, spec: ModelSpec) -> Stack:
+def _changed_stack(stack: Stack, change_mixer: MixerChange, spec: ModelSpec) -> Stack:
     input_width = spec.hidden_size if stack.hidden_size is None else stack.hidden_size
     variants = {
         variant_name: layer.with_replaced_mixers(change_mixer, input_width)

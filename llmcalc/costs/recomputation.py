@@ -11,10 +11,10 @@ from ..flow.tree import CountedOp, NodePosition
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..ops.products import Conv1d
-from ..workload.recompute import NONE, Recompute, check_node_names
+from ..workload.recompute import NO_RECOMPUTATION, Recompute, check_node_names
 from ..workload.run_config import RunConfig
 
-SAVES_NOTHING = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
+VERBS_THAT_SAVE_NO_INPUT = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
 """Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
 
 
@@ -35,7 +35,7 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
     Raises `InputError` for a module that no layer has, and if every other operation is recomputed.
     """
     recompute, flops_sum = run_config.execution.recompute, 0
-    if run_config.phase != "training" or recompute == NONE:
+    if run_config.phase != "training" or recompute == NO_RECOMPUTATION:
         return flops_sum
     if recompute.alternate:
         raise InputError(
@@ -74,7 +74,7 @@ def skipped_by_early_stop(
     their product with the values.
     """
     recompute, flops_sum = run_config.execution.recompute, 0
-    if run_config.phase != "training" or recompute == NONE or recompute.saved_operations:
+    if run_config.phase != "training" or recompute == NO_RECOMPUTATION or recompute.saved_operations:
         return flops_sum
     for layer, module_scope in _layers_and_steps(spec, run_config):
         if recompute.core:
@@ -145,6 +145,6 @@ def _last_product(layer: ModuleScope) -> Linear | Conv1d | None:
     """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
     for operation in layer.steps(includes_idle=False):
-        if operation.verb not in SAVES_NOTHING:
+        if operation.verb not in VERBS_THAT_SAVE_NO_INPUT:
             last_product = operation
     return last_product.op if last_product is not None and isinstance(last_product.op, (Linear, Conv1d)) else None

@@ -100,7 +100,7 @@ def packed_bytes(element_count: Number, dtype: str) -> Number:
     return element_count * (element_bits // 8) if element_bits % 8 == 0 else bits_to_bytes(element_count * element_bits)
 
 
-def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:
+def sum_over_tensors(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:
     """Sums a function of a tensor, such as its bytes, over trained tensors and their copies."""
     value_sum: Number = 0
     for trained_tensor in tensors:
@@ -110,9 +110,9 @@ def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamT
 
 def total_elements(tensors: Iterable[TrainedTensor]) -> Number:
     """Returns the total number of elements of trained tensors."""
-    return sum_over(tensors, lambda tensor: tensor.size)
+    return sum_over_tensors(tensors, lambda tensor: tensor.size)
 
 
 def tensor_count(tensors: Iterable[TrainedTensor]) -> Number:
     """Returns the number of trained tensors."""
-    return sum_over(tensors, lambda _: 1)
+    return sum_over_tensors(tensors, lambda _: 1)

@@ -10,10 +10,10 @@ from ..frozen import frozen
 
 KIB = 1024
 
-LARGE_WORKSPACE = 4096 * 8 * KIB
+LARGE_GPU_WORKSPACE_BYTES = 4096 * 8 * KIB
 """Bytes of a cuBLAS workspace on GPUs of compute capability 9, 10 and 12: CUBLAS_WORKSPACE_CONFIG=:4096:8."""
 
-WORKSPACE = (4096 * 2 + 16 * 8) * KIB
+WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * KIB
 """Bytes of a cuBLAS workspace on other GPUs: `:4096:2:16:8`.
 
 Source of both: aten/src/ATen/cuda/CublasHandlePool.cpp of torch 2.13, `getChosenWorkspaceSize`. Before torch 2.7 only
@@ -23,7 +23,7 @@ capability 9.0 had the larger one.
 LARGE_GPU_CAPABILITIES = (9, 10, 12)
 """Major compute capabilities with the larger workspace."""
 
-CONTEXTS = {
+CONTEXT_MIB_BY_CAPABILITY = {
     "7.0": (384, 80),  # V100
     "7.5": (133, 40),  # T4
     "8.0": (502, 108),  # A100
@@ -65,8 +65,8 @@ class CudaRuntime:
         by default.
     """
 
-    workspace_bytes: int = LARGE_WORKSPACE
-    context_bytes: int = CONTEXTS["9.0"][0] << 20
+    workspace_bytes: int = LARGE_GPU_WORKSPACE_BYTES
+    context_bytes: int = CONTEXT_MIB_BY_CAPABILITY["9.0"][0] << 20
     has_expandable_segments: bool = False
     gpu_name: str = "H100"
     compute_capability: int = 90
@@ -74,7 +74,7 @@ class CudaRuntime:
     is_search_candidate: bool = False
 
 
-HOPPER = CudaRuntime()
+HOPPER_RUNTIME = CudaRuntime()
 """An H100 or H200 with torch's defaults."""
 
 
@@ -91,7 +91,7 @@ def cuda_runtime_of(
     compute_capability = None if hardware is None else hardware.compute_capability
     is_large_gpu = compute_capability is None or int(compute_capability.partition(".")[0]) in LARGE_GPU_CAPABILITIES
     cublas_workspace_bytes = (
-        (LARGE_WORKSPACE if is_large_gpu else WORKSPACE)
+        (LARGE_GPU_WORKSPACE_BYTES if is_large_gpu else WORKSPACE_BYTES)
         if workspace_config is None
         else workspace_bytes(workspace_config)
     )
@@ -118,16 +118,18 @@ def cuda_runtime_of(
 
 
 def context_bytes(compute_capability: str, multiprocessor_count: int | None) -> int:
-    """Returns the bytes of a CUDA context on a GPU of a compute capability such as `9.0`, from the table `CONTEXTS`.
+    """Returns the bytes of a CUDA context on a GPU, from the table `CONTEXT_MIB_BY_CAPABILITY`.
 
-    multiprocessor_count: their number; None for that of the GPU in the table.
+    compute_capability: such as `9.0`. multiprocessor_count: their number; None for that of the GPU in the table.
     A capability between those of the table has the context of the one before it, an earlier one that of the first.
     """
     known_capabilities = [
-        known_capability for known_capability in CONTEXTS if float(known_capability) <= float(compute_capability)
+        known_capability
+        for known_capability in CONTEXT_MIB_BY_CAPABILITY
+        if float(known_capability) <= float(compute_capability)
     ]
-    context_mib, measured_multiprocessors = CONTEXTS[
-        known_capabilities[-1] if known_capabilities else next(iter(CONTEXTS))
+    context_mib, measured_multiprocessors = CONTEXT_MIB_BY_CAPABILITY[
+        known_capabilities[-1] if known_capabilities else next(iter(CONTEXT_MIB_BY_CAPABILITY))
     ]
     return (context_mib << 20) * (multiprocessor_count or measured_multiprocessors) // measured_multiprocessors
 

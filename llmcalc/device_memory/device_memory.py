@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..accelerator import Hardware, MemoryFit
 from ..errors import InputError
-from ..evidence import ON_META, Evidence, Status, evidence_names, weakest_status, witness_texts
+from ..evidence import META_MEASUREMENT, Evidence, Status, evidence_names, weakest_status, witness_texts
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.caching_allocator import CachingAllocator
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 MOST_REPLAYED_LAYERS = 1000
 """The largest number of layers of a run that is replayed whole on the allocator."""
 
-MOST_TRIED_LAYERS = 250
+MOST_LAYERS_IN_SEARCH = 250
 """The largest number of layers of a run that a search tries and that is replayed whole on the allocator."""
 
-EXTRAPOLATED_FROM = 125, 250
+LAYERS_OF_SHORTER_RUNS = 125, 250
 """Layers of the two runs from which the allocator's overhead in a longer run is extrapolated."""
 
 MOST_IRREGULAR_LAYERS = 256
@@ -42,10 +42,10 @@ MOST_IRREGULAR_LAYERS = 256
 MOST_RECORDED_LAYERS = 1000
 """The largest number of layers that are recorded one by one, where the repeats of a pattern differ."""
 
-MOMENTS = ("prefill", "decode", "forward", "backward", "step")
+REPLAY_PHASES = ("prefill", "decode", "forward", "backward", "step")
 """The parts of a pass or of a training step, in order."""
 
-TORCH = "torch 2.13"
+TORCH_VERSION = "torch 2.13"
 
 
 class ModulePeak(NamedTuple):
@@ -130,7 +130,7 @@ class DeviceMemory:
         return MemoryFit(hardware, self.device_bytes - bytes_moved_to_host, self.fragmentation)
 
 
-TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)
+TENSORS_TERM = MemoryTerm("tensors", 0, "exact", META_MEASUREMENT, TORCH_VERSION)
 """The tensors of a run whose parts are all compared with torch."""
 
 
@@ -157,7 +157,7 @@ class UnreplayedBytes:
 
     kind: str
     bytes: int
-    phases: Sequence[str] = MOMENTS
+    phases: Sequence[str] = REPLAY_PHASES
     stays_after_run: bool = True
 
 
@@ -171,7 +171,7 @@ def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> Memo
             memory_term, status=term_status, witness=f"no measurement of {evidence_names(evidence, term_status)}"
         )
     checks_text = witness_texts(evidence, term_status)
-    if memory_term.witness == ON_META:
+    if memory_term.witness == META_MEASUREMENT:
         checks_text = f"torch on meta, and {checks_text}" if term_status == "source" else checks_text
     else:
         checks_text = f"{memory_term.witness}; {checks_text}"
@@ -236,10 +236,17 @@ def summarize_memory(
         terms=(
             replace(tensor_term, bytes=peak.bytes - workspace_bytes),
             MemoryTerm(
-                "cuBLAS workspaces", workspace_bytes, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True
+                "cuBLAS workspaces",
+                workspace_bytes,
+                "source",
+                "aten/src/ATen/cuda/CublasHandlePool.cpp",
+                TORCH_VERSION,
+                True,
             ),
-            MemoryTerm("rounding to blocks", replay_result.rounding_bytes, *allocator_evidence, TORCH, True),
-            MemoryTerm("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
+            MemoryTerm("rounding to blocks", replay_result.rounding_bytes, *allocator_evidence, TORCH_VERSION, True),
+            MemoryTerm(
+                "free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH_VERSION, True
+            ),
             MemoryTerm("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, belongs_to_runtime=True),
         ),
     )
@@ -271,8 +278,8 @@ class CountedRun:
     """A run with counted tensors. The first use of `memory` also replays the run on the caching allocator.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
-    `MOST_REPLAYED_LAYERS` layers (`MOST_TRIED_LAYERS` in a search), two shorter runs are replayed on the allocator, and
-    its overhead is extrapolated.
+    `MOST_REPLAYED_LAYERS` layers (`MOST_LAYERS_IN_SEARCH` in a search), two shorter runs are replayed on the allocator,
+    and its overhead is extrapolated.
 
     spec, cuda_runtime, recompute_period: as in `device_memory`.
     stacks: the stacks of the model.
@@ -290,7 +297,7 @@ class CountedRun:
             stack_index for stack_index, stack in enumerate(self.stacks) if stack.is_extrapolated
         ]
         self.repeat_analyses: list[RepeatAnalysis] = self._record_events(record_replay)
-        layer_limit = MOST_TRIED_LAYERS if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
+        layer_limit = MOST_LAYERS_IN_SEARCH if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
         self.replays_all_layers: bool = (
             not self.repeating_stacks or sum(layer_stack.layer_count for layer_stack in self.stacks) <= layer_limit
         )
@@ -318,7 +325,7 @@ class CountedRun:
         unreplayed_bytes: bytes that the replay does not see.
         """
         whole_run_bytes = sum(
-            unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.phases == MOMENTS
+            unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.phases == REPLAY_PHASES
         )
         return self.replay_result.peak[1].bytes + whole_run_bytes + context_bytes
 
@@ -387,7 +394,7 @@ class CountedRun:
                 stack_index: max(SHORT_RUN_REPEATS, layer_count // stacks[stack_index].layer_period)
                 for stack_index in repeating_stacks
             }
-            for layer_count in EXTRAPOLATED_FROM
+            for layer_count in LAYERS_OF_SHORTER_RUNS
         )
         longer_repeats = {
             stack_index: min(
@@ -480,7 +487,7 @@ def _add_encoders(
 
 def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
-    peaks_by_phase: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
+    peaks_by_phase: dict[str, list[ModulePeak]] = {phase: [] for phase in REPLAY_PHASES}
     for phase, module_path, peak_bytes in list_module_peaks(replay_result, stacks):
         if peak_bytes:
             peaks_by_phase[phase].append(ModulePeak(phase, module_path, peak_bytes))
@@ -490,7 +497,7 @@ def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[
 def bytes_by_phase_and_kind(peaks: Mapping[AllocationPlace, MemoryPeak]) -> dict[str, Mapping[str, int]]:
     """Returns the bytes by kind of tensor at each phase's peak, by phase name."""
     bytes_by_phase: dict[str, Mapping[str, int]] = {}
-    for phase in MOMENTS:
+    for phase in REPLAY_PHASES:
         phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]
         if phase_peaks:
             bytes_by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).bytes_of_all_kinds

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..components.base import PUBLISHED
+from ..components.base import PUBLISHED_KERNELS_WITNESS
 from ..components.evidence import nested_components
 from ..components.networks.moe import MoE
 from ..costs.trained_tensors import packed_bytes, total_elements, trained_tensors
@@ -22,9 +22,9 @@ from ..simulator.event_log import RecordedEvents
 from ..simulator.lowering import UnsupportedKernel
 from ..workload.execution import AttentionImplementation
 from . import static as resident
-from .cuda_runtime import HOPPER, LARGE_WORKSPACE, CudaRuntime
+from .cuda_runtime import HOPPER_RUNTIME, LARGE_GPU_WORKSPACE_BYTES, CudaRuntime
 from .device_memory import (
-    TENSORS,
+    TENSORS_TERM,
     CountedRun,
     DeviceMemory,
     MemoryTerm,
@@ -48,7 +48,7 @@ from .simulated_run import (
     kernel_choices_on,
     training_run,
 )
-from .static import USUAL, MemoryUse, QuantizedSizes
+from .static import DEFAULT_SETTINGS, MemoryUse, QuantizedSizes
 from .training import TrainingConfig, record_training
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Memory:
     states: MemoryUse
     published_dtype: str = "bfloat16"
     model_config: Mapping[str, Any] | Checkpoint | None = None
-    cuda_runtime: CudaRuntime = HOPPER
+    cuda_runtime: CudaRuntime = HOPPER_RUNTIME
     bytes_of_other_models: Sequence[UnreplayedBytes] = ()
     is_library_tag: bool = False
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
@@ -300,7 +300,9 @@ class Memory:
             return record_inference(self.spec, inference_config, repeats_by_stack, workspace_bytes)
         run_key = rank_recording_key(self.spec, repeats_by_stack), inference_config
         if run_key not in self._recordings:
-            self._recordings[run_key] = record_inference(self.spec, inference_config, repeats_by_stack, LARGE_WORKSPACE)
+            self._recordings[run_key] = record_inference(
+                self.spec, inference_config, repeats_by_stack, LARGE_GPU_WORKSPACE_BYTES
+            )
         return self._recordings[run_key].with_workspace(workspace_bytes)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
@@ -354,7 +356,7 @@ class Memory:
 
     def tensors(self, attention: AttentionImplementation) -> MemoryTerm:
         """The memory term of the run's tensors, with the weakest status of the tensors' evidence."""
-        return with_evidence(TENSORS, self.evidence(attention))
+        return with_evidence(TENSORS_TERM, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:
         """Returns the evidence for the parts, kernels, optimizer and settings of the run.
@@ -373,7 +375,7 @@ class Memory:
             (bool(run_settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (memory_use.quantized_size is not None, "the scheme's storage; products in the activations' format"),
             (bool(cache_block_tokens(run_settings, memory_use)), "a paged cache, written in place"),
-            (is_recurrent(self.spec), PUBLISHED.name),
+            (is_recurrent(self.spec), PUBLISHED_KERNELS_WITNESS.name),
         ]
         estimated_parts = [
             (
@@ -437,11 +439,11 @@ def has_modified_scores(spec: ModelSpec) -> bool:
 
 def memory(
     spec: ModelSpec,
-    run_settings: Settings = USUAL,
+    run_settings: Settings = DEFAULT_SETTINGS,
     published_dtype: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
-    cuda_runtime: CudaRuntime = HOPPER,
+    cuda_runtime: CudaRuntime = HOPPER_RUNTIME,
     other_models: Sequence[UnreplayedBytes] = (),
     quantized_sizes: QuantizedSizes | None = None,
 ) -> Memory:

@@ -10,7 +10,7 @@ from ..simulator.evidence import evidence_of_kernels
 from ..simulator.profiles.eager import EagerKernels
 from .optimizers.registry import optimizer as optimizer_named
 
-ROUNDED_OPERANDS = Evidence(
+FAKE_QUANTIZATION_EVIDENCE = Evidence(
     "setting",
     "fake quantization",
     Witness("source", "torchao/quantization/quant_primitives.py, _fake_quantize_affine", ""),
@@ -39,5 +39,5 @@ def evidence_of_run(
         *evidence_of_kernels(EagerKernels, spec.shared_program, kernel_choices),
     ]
     if kernel_choices.fake_quantization is not None:
-        evidence.append(ROUNDED_OPERANDS)
+        evidence.append(FAKE_QUANTIZATION_EVIDENCE)
     return evidence if optimizer is None else [*evidence, evidence_of_optimizer(optimizer)]

@@ -14,7 +14,7 @@ from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
 from ..parallel.rank_program import RankFlow
 from ..simulator.autograd import AutogradGraph
-from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.choices import EAGER_CHOICES, KernelChoices
 from ..simulator.event_log import EventRecorder, RecordedEvents
 from ..simulator.layer_pattern import shortened_layers
 from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
@@ -24,7 +24,7 @@ from ..simulator.profiles.eager import EagerKernels
 from ..simulator.replay_result import ReplayResult
 from ..simulator.tensor import DTYPES, INT64, Storage, Tensor, count_storages_as, empty
 from ..workload.execution import Execution, LatentForm
-from ..workload.rows import SOURCE, TOKENS
+from ..workload.rows import SOURCE_TOKENS, TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 
@@ -59,7 +59,7 @@ class InferenceConfig:
     source_tokens: int | None = None
     chunk_tokens: int | None = None
     dtype: str = "bfloat16"
-    kernel_choices: KernelChoices = EAGER
+    kernel_choices: KernelChoices = EAGER_CHOICES
     latent_form: LatentForm = "auto"
     include: frozenset[str] = frozenset()
     has_paged_cache: bool = False
@@ -242,12 +242,12 @@ class InferenceRun:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the passes over the prompt: the first and last chunks alone if there are more than `MOST_CHUNKS`.
+        """Runs the passes over the prompt: only the first and last chunks of more than `MOST_REPLAYED_CHUNKS`.
 
         A chunk needs more memory than the one before it.
         """
         chunk_count = self.chunk_count
-        last_chunks_start = max(1, chunk_count - MOST_CHUNKS + 1)
+        last_chunks_start = max(1, chunk_count - MOST_REPLAYED_CHUNKS + 1)
         for chunk_index in (0, *range(last_chunks_start, chunk_count)):
             if chunk_index == last_chunks_start > 1:
                 self.lowering.cached_tensors_by_path = {}
@@ -282,11 +282,11 @@ class InferenceRun:
         lowering.run_config = self._run_config(phase, inference_pass)
         inputs[TOKENS] = token_ids = empty(memory_meter, (inference_config.batch, inference_pass.new_tokens), INT64)
         if self.spec.kind == "encoder":
-            inputs[SOURCE] = token_ids
+            inputs[SOURCE_TOKENS] = token_ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.cached_tokens:
             lowering.create_input_frames(self.program)
             if self.program.audio_frames is None:
-                inputs[SOURCE] = empty(
+                inputs[SOURCE_TOKENS] = empty(
                     memory_meter, (inference_config.batch, lowering.run_config.workload.source), INT64
                 )
         received_input = lowering.create_stage_input(self.program)
@@ -299,7 +299,7 @@ class InferenceRun:
 _known_parameters: WeakKeyDictionary[Flow, dict[Hashable, ParameterSet]] = WeakKeyDictionary()
 """Program → the parameters that its passes read, by what they depend on."""
 
-MOST_CHUNKS = 4
+MOST_REPLAYED_CHUNKS = 4
 """The largest number of chunks of a prompt that all run."""
 
 

@@ -14,7 +14,7 @@ from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack
 from ..simulator.meter import AllocationPlace, MemoryPeak
 from ..simulator.replay_result import ReplayResult
 
-LISTED = 1000
+MOST_LISTED_REPEATS = 1000
 """About the largest number of repeats in a timeline; of more repeats it lists some at equal distances, and the last."""
 
 
@@ -179,7 +179,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
         ]
         last_repeat = collected_stack.repeat_count - SHORT_RUN_REPEATS
         listed_repeats = sorted(
-            {*range(0, last_repeat, last_repeat // LISTED + 1), last_repeat}, reverse=phase == "backward"
+            {*range(0, last_repeat, last_repeat // MOST_LISTED_REPEATS + 1), last_repeat}, reverse=phase == "backward"
         )
         for repeat_index in listed_repeats:
             added_layers = repeat_index * collected_stack.layer_period

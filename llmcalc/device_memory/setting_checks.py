@@ -7,7 +7,7 @@ import re
 from ..errors import InputError
 from ..units import dtype
 from ..workload.recompute import recompute_of
-from .optimizers.registry import NAMES, optimizer
+from .optimizers.registry import OPTIMIZER_NAMES, optimizer
 
 
 def check_number_format(option_name: str, format_name: str) -> str:
@@ -31,7 +31,7 @@ def check_cache_format(option_name: str, format_name: str) -> str:
 
 def check_optimizer(option_name: str, optimizer_name: str) -> str:
     """Returns an optimizer's usual name. Raises `InputError` for a name that is neither a name nor an alias."""
-    return optimizer_name if optimizer_name in NAMES else optimizer(optimizer_name, option_name).name
+    return optimizer_name if optimizer_name in OPTIMIZER_NAMES else optimizer(optimizer_name, option_name).name
 
 
 def check_recompute(option_name: str, recompute_value: str) -> str:

@@ -23,14 +23,14 @@ from ..workload.execution import (
     NormKernels,
     OptimizerImplementation,
 )
-from ..workload.inference import CACHE_FORMATS, USERS, batch_from_options
-from ..workload.inputs import AUDIO, IMAGE, IMAGES, Inputs
-from ..workload.lengths import MOST_CONTEXT, USUAL
-from ..workload.lora import ALL_LINEAR, Base, Library
-from ..workload.recompute import MODES, Recompute, recompute_of
+from ..workload.inference import CACHE_FORMAT_EXAMPLES, USERS_SETTING, batch_from_options
+from ..workload.inputs import AUDIO_SETTING, IMAGE_SETTING, IMAGES_SETTING, Inputs
+from ..workload.lengths import DEFAULT_TOKENS, LARGEST_DEFAULT_CONTEXT
+from ..workload.lora import ALL_LINEAR, FrozenWeightFormat, Library
+from ..workload.recompute import RECOMPUTE_MODES, Recompute, recompute_of
 from ..workload.setting import (
-    TRAINING,
-    WITHOUT_GRADIENTS,
+    INFERENCE_PHASES,
+    TRAINING_PHASES,
     DeclaredSetting,
     Setting,
     check_phase,
@@ -39,7 +39,7 @@ from ..workload.setting import (
     option,
     training_option,
 )
-from .optimizers.registry import DEFAULT, NAMES
+from .optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZER_NAMES
 from .setting_checks import (
     check_cache_format,
     check_capacity,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ..model import ModelSpec
 
 MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
-SERVED_PHASES = "inference", "decode"
+SERVING_PHASES = "inference", "decode"
 """The phases that a serving engine runs."""
 
 MasterWeights: TypeAlias = Literal["fp32", "none"]
@@ -81,19 +81,19 @@ PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
 bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16).
 fp16 and fp16-master have fp16 in place of bf16.
 autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
-fp8, mxfp8 and nvfp4 are bf16-master whose matrix products run in 8 or 4 bits (`NARROW_PRODUCTS`).
+fp8, mxfp8 and nvfp4 are bf16-master whose matrix products run in 8 or 4 bits (`PRODUCT_FORMAT_BY_PRECISION`).
 """
 
-NARROW_PRODUCTS: Mapping[str, str] = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+PRODUCT_FORMAT_BY_PRECISION: Mapping[str, str] = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 """Training precision → number format of its matrix products, where that is narrower than the weights'.
 
 fp8 has a scale per tensor, mxfp8 one per 32 elements, nvfp4 one per 16 (Transformer Engine's recipes).
 """
 
-KV_BLOCK = 16
+DEFAULT_KV_BLOCK_TOKENS = 16
 """Default tokens of a block of a paged cache: that of vLLM (vllm/config/cache.py, `block_size`)."""
 
-SERVED_TOKENS = 8192
+DEFAULT_PROMPT_PASS_TOKENS = 8192
 """Default tokens of a pass over prompts in inference: what vLLM takes on GPUs of 70 GiB and more
 (vllm/engine/arg_utils.py, `default_max_num_batched_tokens`).
 """
@@ -103,9 +103,9 @@ MOST_MICROBATCHES = 2**20
 
 
 def _scheme_names() -> Iterable[str]:
-    from ..costs.quantization import COMMON
+    from ..costs.quantization import COMMON_SCHEMES
 
-    return (*COMMON, "none")
+    return (*COMMON_SCHEMES, "none")
 
 
 @frozen
@@ -140,7 +140,7 @@ class Settings:
         Setting(
             "Tokens of each sequence, such as 32k. In decode those in the cache before the step.",
             "What runs",
-            f"{USUAL:,} in training, else the context up to {MOST_CONTEXT:,}",
+            f"{DEFAULT_TOKENS:,} in training, else the context up to {LARGEST_DEFAULT_CONTEXT:,}",
             spellings=("-s", "--ctx", "--max-model-len"),
             is_common=True,
             every_framework=True,
@@ -149,9 +149,9 @@ class Settings:
     source: Annotated[
         int | None, Setting("Tokens that the encoder of an encoder-decoder reads.", "What runs", "as many as --seq")
     ] = None
-    image: Annotated[str | None, replace(IMAGE, is_common=False)] = None
-    images: Annotated[int | None, replace(IMAGES, is_common=False)] = None
-    audio: Annotated[float | None, replace(AUDIO, is_common=False)] = None
+    image: Annotated[str | None, replace(IMAGE_SETTING, is_common=False)] = None
+    images: Annotated[int | None, replace(IMAGES_SETTING, is_common=False)] = None
+    audio: Annotated[float | None, replace(AUDIO_SETTING, is_common=False)] = None
     dtype: Annotated[
         str | None,
         Setting(
@@ -172,7 +172,7 @@ class Settings:
             "4 bits.",
             "Precision and kernels",
             "bf16-master",
-            TRAINING,
+            TRAINING_PHASES,
             metavar="WORD",
             is_common=True,
             replacements=dict.fromkeys(
@@ -187,7 +187,7 @@ class Settings:
             "How weights are stored: q4_k_m, awq-int4-g128, … By default as the config says.",
             "Precision and kernels",
             "",
-            WITHOUT_GRADIENTS,
+            INFERENCE_PHASES,
             example="nf4",
             metavar="SCHEME",
             is_common=True,
@@ -197,11 +197,11 @@ class Settings:
     kv_dtype: Annotated[
         str | None,
         Setting(
-            f"Format of the KV cache: bf16, fp8, q8_0, … All: {CACHE_FORMATS} By default that of the "
+            f"Format of the KV cache: bf16, fp8, q8_0, … All: {CACHE_FORMAT_EXAMPLES} By default that of the "
             "activations, in inference without --dtype bf16.",
             "Precision and kernels",
             "",
-            WITHOUT_GRADIENTS,
+            INFERENCE_PHASES,
             check=check_cache_format,
             metavar="FORMAT",
             is_common=True,
@@ -213,7 +213,7 @@ class Settings:
             "Number format of gradients.",
             "Precision and kernels",
             "that of the weights",
-            TRAINING,
+            TRAINING_PHASES,
             check=check_number_format,
             metavar="DTYPE",
             every_framework=True,
@@ -225,7 +225,7 @@ class Settings:
             "Format of a second copy of the weights, which is updated.",
             "Precision and kernels",
             "as --precision",
-            TRAINING,
+            TRAINING_PHASES,
         ),
     ] = None
     optimizer_dtype: Annotated[
@@ -234,7 +234,7 @@ class Settings:
             "Number format of optimizer states.",
             "Precision and kernels",
             "that of the tensors being updated",
-            TRAINING,
+            TRAINING_PHASES,
             check=check_number_format,
             metavar="DTYPE",
             every_framework=True,
@@ -246,7 +246,7 @@ class Settings:
             "Number format in which the loss reads the logits.",
             "Precision and kernels",
             "fp32 for an eager cross-entropy, else their own",
-            TRAINING,
+            TRAINING_PHASES,
             check=check_number_format,
             metavar="DTYPE",
         ),
@@ -254,30 +254,30 @@ class Settings:
     optimizer: Annotated[
         str | None,
         Setting(
-            f"adamw, adafactor, muon, adamw-8bit, … Any of {', '.join(NAMES)}.",
+            f"adamw, adafactor, muon, adamw-8bit, … Any of {', '.join(OPTIMIZER_NAMES)}.",
             "Training",
-            DEFAULT,
-            TRAINING,
+            DEFAULT_OPTIMIZER,
+            TRAINING_PHASES,
             check=check_optimizer,
             example="adamw",
             metavar="NAME",
             is_common=True,
-            completions=lambda: NAMES,
+            completions=lambda: OPTIMIZER_NAMES,
         ),
     ] = None
     recompute: Annotated[
         str | None,
         Setting(
-            f"What is recomputed. One of {', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B "
+            f"What is recomputed. One of {', '.join(RECOMPUTE_MODES)}, every:N (every N-th layer) or nodes:A,B "
             "(modules of a layer). selective is what the --framework calls so, else attention.",
             "Training",
             "none; full with --base",
-            TRAINING,
+            TRAINING_PHASES,
             check=check_recompute,
             example="full",
             metavar="MODE",
             is_common=True,
-            completions=lambda: MODES,
+            completions=lambda: RECOMPUTE_MODES,
             every_framework=True,
         ),
     ] = None
@@ -287,7 +287,7 @@ class Settings:
             "Probability of dropout, wherever the model's class has it; 0 turns it off.",
             "Training",
             "the config's",
-            TRAINING,
+            TRAINING_PHASES,
             check=check_probability,
             example="0.1",
         ),
@@ -298,25 +298,31 @@ class Settings:
             "Micro-batches per step. Their gradients are accumulated.",
             "Training",
             "1",
-            TRAINING,
+            TRAINING_PHASES,
             maximum=MOST_MICROBATCHES,
             is_common=True,
             every_framework=True,
         ),
     ] = None
-    momentum: Annotated[bool | None, Setting("Keep the momentum buffer of SGD.", "Training", phases=TRAINING)] = None
+    momentum: Annotated[
+        bool | None, Setting("Keep the momentum buffer of SGD.", "Training", phases=TRAINING_PHASES)
+    ] = None
     optimizer_impl: Annotated[
         OptimizerImplementation | None,
         Setting(
-            "How the optimizer's step runs.", "Training", "fused of adamw, else the library's own on a GPU", TRAINING
+            "How the optimizer's step runs.",
+            "Training",
+            "fused of adamw, else the library's own on a GPU",
+            TRAINING_PHASES,
         ),
     ] = None
     zero_grad: Annotated[
         ZeroGrad | None,
-        Setting("Free gradients after a step (none), or keep them as zeros.", "Training", "none", TRAINING),
+        Setting("Free gradients after a step (none), or keep them as zeros.", "Training", "none", TRAINING_PHASES),
     ] = None
     optimizer_in_backward: Annotated[
-        bool | None, Setting("Each tensor is updated as soon as its gradient is complete.", "Training", phases=TRAINING)
+        bool | None,
+        Setting("Each tensor is updated as soon as its gradient is complete.", "Training", phases=TRAINING_PHASES),
     ] = None
     precision_aware_optimizer: Annotated[
         bool | None,
@@ -324,7 +330,7 @@ class Settings:
             "The optimizer keeps main weights and states in formats of its own, --grad-dtype and --optimizer-dtype. "
             "Of a --framework whose optimizer does.",
             "Training",
-            phases=TRAINING,
+            phases=TRAINING_PHASES,
             every_framework=True,
         ),
     ] = None
@@ -334,12 +340,12 @@ class Settings:
             "Main weights and states of the optimizer are on the host, where its step runs. "
             "Of a --framework whose optimizer does.",
             "Training",
-            phases=TRAINING,
+            phases=TRAINING_PHASES,
             every_framework=True,
         ),
     ] = None
     offload_activations: Annotated[
-        bool | None, Setting("What layers save waits on the host.", "Training", phases=TRAINING)
+        bool | None, Setting("What layers save waits on the host.", "Training", phases=TRAINING_PHASES)
     ] = None
     trainable_layers: Annotated[
         int | None,
@@ -347,7 +353,7 @@ class Settings:
             "Train the last N layers alone; embeddings, output head and the other layers are frozen.",
             "Training",
             "all weights",
-            TRAINING,
+            TRAINING_PHASES,
             example="2",
             metavar="N",
         ),
@@ -360,7 +366,7 @@ class Settings:
             "does not.",
             "Training",
             "none",
-            TRAINING,
+            TRAINING_PHASES,
             check=check_fake_quantization,
             example="int8-int4:32",
             metavar="int8-int4:GROUP[:untied]",
@@ -372,7 +378,7 @@ class Settings:
             "Experts take all rows that choose them (dropless), or F times an even share of the rows (capacity:F).",
             "Training",
             "dropless",
-            TRAINING,
+            TRAINING_PHASES,
             check=check_capacity,
             example="capacity:1.5",
             metavar="dropless|capacity:F",
@@ -385,17 +391,17 @@ class Settings:
             "Train low-rank adapters of this rank (LoRA). The weights beside them are frozen.",
             "Training",
             "",
-            TRAINING,
+            TRAINING_PHASES,
             is_common=True,
         ),
     ] = None
     base: Annotated[
-        Base | None,
+        FrozenWeightFormat | None,
         Setting(
             "With --lora-rank: nf4, nf4-dq or int8. How frozen matrices of the layers are stored.",
             "Training",
             "none",
-            TRAINING,
+            TRAINING_PHASES,
             "lora_rank",
             metavar="WORD",
             is_common=True,
@@ -407,7 +413,7 @@ class Settings:
             f"Linear layers with an adapter: names, or {ALL_LINEAR}.",
             "Training",
             "q_proj,v_proj",
-            TRAINING,
+            TRAINING_PHASES,
             "lora_rank",
             metavar="NAMES",
         ),
@@ -418,7 +424,7 @@ class Settings:
             "Number format of adapters.",
             "Training",
             "fp32, as in PEFT",
-            TRAINING,
+            TRAINING_PHASES,
             "lora_rank",
             check_number_format,
             metavar="DTYPE",
@@ -426,11 +432,19 @@ class Settings:
     ] = None
     lora_dropout: Annotated[
         bool | None,
-        Setting("The input of an adapter passes dropout.", "Training", phases=TRAINING, required_setting="lora_rank"),
+        Setting(
+            "The input of an adapter passes dropout.", "Training", phases=TRAINING_PHASES, required_setting="lora_rank"
+        ),
     ] = None
     lora_library: Annotated[
         Library | None,
-        Setting("Whose adapters run; libraries differ in casts and copies.", "Training", "peft", TRAINING, "lora_rank"),
+        Setting(
+            "Whose adapters run; libraries differ in casts and copies.",
+            "Training",
+            "peft",
+            TRAINING_PHASES,
+            "lora_rank",
+        ),
     ] = None
     modules_to_save: Annotated[
         tuple[str, ...] | None,
@@ -438,7 +452,7 @@ class Settings:
             "Modules of which a copy is trained in full beside the frozen one: embed_tokens,lm_head.",
             "Training",
             "none",
-            TRAINING,
+            TRAINING_PHASES,
             "lora_rank",
             metavar="NAMES",
         ),
@@ -448,7 +462,7 @@ class Settings:
         Setting(
             "--base includes the output head, as in Lightning Fabric.",
             "Training",
-            phases=TRAINING,
+            phases=TRAINING_PHASES,
             required_setting="lora_rank",
         ),
     ] = None
@@ -457,7 +471,7 @@ class Settings:
         Setting(
             "--base includes routed experts, as in axolotl's quantize_moe_experts; in 4 bits.",
             "Training",
-            phases=TRAINING,
+            phases=TRAINING_PHASES,
             required_setting="lora_rank",
         ),
     ] = None
@@ -466,7 +480,7 @@ class Settings:
         Setting(
             "Fused routed experts have adapters, too, as with PEFT's all-linear for classes like Qwen3-MoE.",
             "Training",
-            phases=TRAINING,
+            phases=TRAINING_PHASES,
             required_setting="lora_rank",
         ),
     ] = None
@@ -475,7 +489,7 @@ class Settings:
         Setting(
             "Adapters train the magnitude of each output, too (DoRA), with --lora-library peft or torchtune.",
             "Training",
-            phases=TRAINING,
+            phases=TRAINING_PHASES,
             required_setting="lora_rank",
         ),
     ] = None
@@ -485,7 +499,7 @@ class Settings:
             "Version of bitsandbytes; before 0.43.2 products with 4-bit weights keep their inputs.",
             "Training",
             "the newest",
-            TRAINING,
+            TRAINING_PHASES,
             "lora_rank",
             check_version,
             "0.45.0",
@@ -520,7 +534,7 @@ class Settings:
             "flash-in-place as flash-attn, selective as TRL's GRPO, selective-chunked as Liger-Kernel's.",
             "Precision and kernels",
             "eager",
-            TRAINING,
+            TRAINING_PHASES,
             every_framework=True,
         ),
     ] = None
@@ -530,7 +544,7 @@ class Settings:
             "Tokens of a chunk of a split, recomputed or chunked cross-entropy.",
             "Precision and kernels",
             "an eighth of them, 256, or Liger-Kernel's",
-            TRAINING,
+            TRAINING_PHASES,
         ),
     ] = None
     logits_to_keep: Annotated[
@@ -539,7 +553,7 @@ class Settings:
             "Tokens at the end of a sequence whose loss is computed: the completion. For selective and split losses.",
             "Precision and kernels",
             "all",
-            TRAINING,
+            TRAINING_PHASES,
         ),
     ] = None
     divide_logits: Annotated[
@@ -547,7 +561,7 @@ class Settings:
         Setting(
             "The logits are divided in place by a temperature before the loss, as in reinforcement learning.",
             "Precision and kernels",
-            phases=TRAINING,
+            phases=TRAINING_PHASES,
         ),
     ] = None
     keep_logits: Annotated[
@@ -555,7 +569,7 @@ class Settings:
         Setting(
             "The training loop names the logits until the backward pass has run.",
             "Precision and kernels",
-            phases=TRAINING,
+            phases=TRAINING_PHASES,
         ),
     ] = None
     fused_qkv: Annotated[
@@ -572,7 +586,7 @@ class Settings:
             "An estimate of torch.compile: products and attention keep their results, norms are fused, and everything "
             "else is computed again in the backward pass.",
             "Precision and kernels",
-            phases=TRAINING,
+            phases=TRAINING_PHASES,
         ),
     ] = None
     torch: Annotated[
@@ -582,7 +596,7 @@ class Settings:
             "AdamW's step makes two temporaries.",
             "Precision and kernels",
             "the newest",
-            TRAINING,
+            TRAINING_PHASES,
             check=check_version,
             example="2.6",
             metavar="VERSION",
@@ -593,8 +607,8 @@ class Settings:
         Setting(
             "Tokens of each sequence in a pass over the prompts.",
             "Inference",
-            f"as many as make {SERVED_TOKENS:,} of all sequences in inference, else whole prompts",
-            WITHOUT_GRADIENTS,
+            f"as many as make {DEFAULT_PROMPT_PASS_TOKENS:,} of all sequences in inference, else whole prompts",
+            INFERENCE_PHASES,
         ),
     ] = None
     kv_block: Annotated[
@@ -602,14 +616,14 @@ class Settings:
         Setting(
             "Tokens of a block of a paged cache; 0 for a cache that grows by concatenation.",
             "Inference",
-            f"{KV_BLOCK} in inference and where the cache has a format of its own, else 0",
-            WITHOUT_GRADIENTS,
+            f"{DEFAULT_KV_BLOCK_TOKENS} in inference and where the cache has a format of its own, else 0",
+            INFERENCE_PHASES,
             minimum=0,
         ),
     ] = None
     mla: Annotated[
         LatentForm | None,
-        Setting("Form of latent attention.", "Inference", "absorbed in decode, expanded elsewhere", WITHOUT_GRADIENTS),
+        Setting("Form of latent attention.", "Inference", "absorbed in decode, expanded elsewhere", INFERENCE_PHASES),
     ] = None
     allocator: Annotated[
         Allocator | None,
@@ -708,9 +722,13 @@ def _check_model(run_settings: Settings, spec: ModelSpec) -> None:
         raise InputError("--moe: the model has no experts; expected no --moe")
 
 
-CHECKPOINTING = DeclaredSetting("gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training"))
+CHECKPOINTING_SETTING = DeclaredSetting(
+    "gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training")
+)
 
-SHORTHANDS: Mapping[str, DeclaredSetting] = {declaration.name: declaration for declaration in (USERS, CHECKPOINTING)}
+SETTINGS_BY_SHORTHAND: Mapping[str, DeclaredSetting] = {
+    declaration.name: declaration for declaration in (USERS_SETTING, CHECKPOINTING_SETTING)
+}
 """Names that stand for a setting, beside its own."""
 
 
@@ -722,7 +740,7 @@ def users_in_training_error(conflicting_option: str) -> InputError:
 
 
 def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
-    """Returns the settings with these values, whose names may be the short names in `SHORTHANDS`.
+    """Returns the settings with these values, whose names may be the short names in `SETTINGS_BY_SHORTHAND`.
 
     Without a phase it is training if a value is of an option that only training has, else inference.
     Raises `InputError` where two of them say one setting.
@@ -731,20 +749,20 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
         **{
             setting_name: setting_value
             for setting_name, setting_value in setting_values.items()
-            if setting_name not in SHORTHANDS and setting_value is not None
+            if setting_name not in SETTINGS_BY_SHORTHAND and setting_value is not None
         }
     )
     if setting_values.get("phase") is None and (
-        training_option(run_settings) or setting_values.get(CHECKPOINTING.name)
+        training_option(run_settings) or setting_values.get(CHECKPOINTING_SETTING.name)
     ):
         run_settings = run_settings.with_changes(phase="training")
     conflicting_option = training_option(run_settings)
-    if setting_values.get(USERS.name) is not None and conflicting_option:
+    if setting_values.get(USERS_SETTING.name) is not None and conflicting_option:
         raise users_in_training_error(conflicting_option)
     run_settings = run_settings.with_changes(
-        batch=batch_from_options(run_settings.batch, setting_values.get(USERS.name), run_settings.phase)
+        batch=batch_from_options(run_settings.batch, setting_values.get(USERS_SETTING.name), run_settings.phase)
     )
-    if not setting_values.get(CHECKPOINTING.name):
+    if not setting_values.get(CHECKPOINTING_SETTING.name):
         return run_settings
     if run_settings.recompute not in (None, "full"):
         raise InputError(
@@ -759,4 +777,6 @@ def settings_of(**setting_values: Any) -> Settings:
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    return settings_with_shorthands(checked_values({**declarations_of(Settings), **SHORTHANDS}, setting_values))
+    return settings_with_shorthands(
+        checked_values({**declarations_of(Settings), **SETTINGS_BY_SHORTHAND}, setting_values)
+    )

@@ -18,11 +18,11 @@ from ..workload.fake_quantization import fake_quantization_of
 from .cuda_runtime import CudaRuntime
 from .inference import InferenceConfig
 from .optimizers.registry import optimizer
-from .settings import KV_BLOCK, SERVED_TOKENS, Settings
+from .settings import DEFAULT_KV_BLOCK_TOKENS, DEFAULT_PROMPT_PASS_TOKENS, Settings
 from .static import MemoryUse
 from .training import TrainingConfig
 
-COMPUTED = ("bfloat16", "float16", "float32", "float64")
+ACTIVATION_FORMATS = ("bfloat16", "float16", "float32", "float64")
 """Number formats of activations."""
 
 
@@ -207,13 +207,17 @@ def cache_block_tokens(run_settings: Settings, memory_use: MemoryUse) -> int:
         return 0
     if run_settings.kv_block is not None:
         return run_settings.kv_block
-    return KV_BLOCK if run_settings.is_serving or memory_use.kv_dtype != activation_format(memory_use) else 0
+    return (
+        DEFAULT_KV_BLOCK_TOKENS
+        if run_settings.is_serving or memory_use.kv_dtype != activation_format(memory_use)
+        else 0
+    )
 
 
 def prompt_chunk(run_settings: Settings, memory_use: MemoryUse) -> int | None:
     """Returns the tokens per sequence in a prompt pass; None if one pass reads the whole prompt."""
     if run_settings.chunk is None and run_settings.is_serving and memory_use.kv_dtype:
-        return int(max(1, SERVED_TOKENS // memory_use.workload.batch))
+        return int(max(1, DEFAULT_PROMPT_PASS_TOKENS // memory_use.workload.batch))
     return run_settings.chunk
 
 
@@ -227,7 +231,7 @@ def inference_passes(
     if memory_use.kv_dtype and not block_tokens and memory_use.kv_dtype != compute_format:
         raise InputError(
             f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
-            f"activations, {short_dtype(compute_format)}; expected --kv-block {KV_BLOCK}"
+            f"activations, {short_dtype(compute_format)}; expected --kv-block {DEFAULT_KV_BLOCK_TOKENS}"
         )
     prefill_config = InferenceConfig(
         phase="prefill",
@@ -254,18 +258,18 @@ def inference_passes(
 
 def has_storage_format(memory_use: MemoryUse) -> bool:
     """Whether the weights' storage format differs from the format of matrix products."""
-    return memory_use.quantized_size is not None or memory_use.dtype not in COMPUTED
+    return memory_use.quantized_size is not None or memory_use.dtype not in ACTIVATION_FORMATS
 
 
 def activation_format(memory_use: MemoryUse) -> str:
     """Returns the number format of inference activations: the weights' format, or bf16 for narrow weights."""
-    return memory_use.dtype if memory_use.dtype in COMPUTED else "bfloat16"
+    return memory_use.dtype if memory_use.dtype in ACTIVATION_FORMATS else "bfloat16"
 
 
 def computing_format(format_name: str, option_name: str) -> str:
     """Returns the number format of matrix products. Raises `InputError` for an unsupported format of the option."""
-    if format_name not in COMPUTED:
-        formats_text = ", ".join(map(short_dtype, COMPUTED))
+    if format_name not in ACTIVATION_FORMATS:
+        formats_text = ", ".join(map(short_dtype, ACTIVATION_FORMATS))
         raise InputError(
             f"{option_name} {short_dtype(format_name)}: no pass computes in it; expected one of {formats_text}"
         )

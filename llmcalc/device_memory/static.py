@@ -14,7 +14,7 @@ from ..algebra import Number, add, ceil_div, is_zero
 from ..costs.adapters import LowRankAdapters, adapters_of_targets
 from ..costs.cache import cache_bits_of
 from ..costs.cache_formats import cache_format
-from ..costs.context_length import longest_sequence, usual_context, usual_sequence
+from ..costs.context_length import default_context_tokens, default_sequence_tokens, longest_sequence
 from ..costs.encoders import EncodedInputs, encoded_inputs
 from ..costs.params import ParameterCount
 from ..costs.quantization import (
@@ -38,8 +38,8 @@ from ..workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .optimizers.record import Optimizer, OptimizerState
-from .optimizers.registry import DEFAULT, optimizer, optimizers
-from .settings import NARROW_PRODUCTS, PRECISIONS, MemoryPhase, Settings
+from .optimizers.registry import DEFAULT_OPTIMIZER, optimizer, optimizers
+from .settings import PRECISIONS, PRODUCT_FORMAT_BY_PRECISION, MemoryPhase, Settings
 
 
 @frozen
@@ -217,13 +217,13 @@ class MemoryUse:
 QuantizedSizes: TypeAlias = dict[tuple[str | None, str, frozenset[str]], QuantizedSize]
 """(`--quantize`, format of unconverted tensors, optional parts) → the size of the weights of one model and config."""
 
-USUAL = Settings()
+DEFAULT_SETTINGS = Settings()
 """Inference with all defaults."""
 
 
 def memory(
     spec: ModelSpec,
-    run_settings: Settings = USUAL,
+    run_settings: Settings = DEFAULT_SETTINGS,
     published_dtype: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
@@ -284,7 +284,7 @@ def _inference_memory(
     model_inputs = encoded_inputs(spec, run_settings.inputs, batch) if run_settings.inputs.is_given else None
     added_tokens = 0 if model_inputs is None else model_inputs.added_tokens
     is_decoding = run_settings.phase == "decode"
-    seq = usual_context(spec, is_decoding, added_tokens) if run_settings.seq is None else run_settings.seq
+    seq = default_context_tokens(spec, is_decoding, added_tokens) if run_settings.seq is None else run_settings.seq
     seq += added_tokens
     workload = Workload(batch, seq, source=run_settings.source, phase="prefill")
     if spec.one_pass_model_name:
@@ -343,7 +343,7 @@ def _training_memory(
 ) -> MemoryUse:
     """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if run_settings.batch is None else run_settings.batch
-    seq = usual_sequence(spec) if run_settings.seq is None else run_settings.seq
+    seq = default_sequence_tokens(spec) if run_settings.seq is None else run_settings.seq
     weight_format, has_master_weights = _training_formats(run_settings)
     optimizer_record = _checked_optimizer(run_settings)
     adapters, adapter_dtype = _adapters_and_format(spec, run_settings, parameter_count, weight_format, model_config)
@@ -412,7 +412,7 @@ def _training_formats(run_settings: Settings) -> tuple[str, bool]:
 
 def _checked_optimizer(run_settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
-    optimizer_record, has_momentum = optimizer(run_settings.optimizer or DEFAULT), bool(run_settings.momentum)
+    optimizer_record, has_momentum = optimizer(run_settings.optimizer or DEFAULT_OPTIMIZER), bool(run_settings.momentum)
     if run_settings.momentum is not None and not optimizer_record.has_momentum:
         optimizers_text = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
@@ -510,7 +510,7 @@ def _adapters_and_format(
 
 def _precision_name(run_settings: Settings, weight_format: str, has_master_weights: bool) -> str:
     """Returns the name of the settings' training precision, such as mixed or pure bf16."""
-    if run_settings.precision in NARROW_PRODUCTS and has_master_weights and weight_format == "bfloat16":
+    if run_settings.precision in PRODUCT_FORMAT_BY_PRECISION and has_master_weights and weight_format == "bfloat16":
         return str(run_settings.precision)
     if DTYPE_BITS[weight_format] >= 32:
         return "autocast" if run_settings.precision == "autocast" else short_dtype(weight_format)

@@ -18,21 +18,21 @@ from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import AutogradGraph, backward
 from ..simulator.caching_allocator import StepList, play_step_lists
-from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.choices import EAGER_CHOICES, KernelChoices
 from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repeatable, is_self_contained, rename_events
-from ..simulator.lowering import Path
+from ..simulator.lowering import ModulePath
 from ..simulator.meter import AllocationPlace, Device, Meter
 from ..simulator.offload import Offload
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.repeat_microbatches import EventMeter
-from ..simulator.replay_result import PHASES, ReplayResult
+from ..simulator.replay_result import STEP_PHASES, ReplayResult
 from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, count_storages_as, empty
 from ..workload.execution import OptimizerImplementation
-from ..workload.recompute import NONE, Recompute
-from ..workload.rows import SOURCE, TOKENS
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
+from ..workload.rows import SOURCE_TOKENS, TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .optimizers.registry import DEFAULT
+from .optimizers.registry import DEFAULT_OPTIMIZER
 from .optimizers.run_step import run_step
 from .optimizers.step import OptimizedParameter
 
@@ -77,11 +77,11 @@ class TrainingConfig:
     microbatches: int = 1
     dtype: str = "bfloat16"
     has_master_weights: bool = False
-    optimizer: str = DEFAULT
+    optimizer: str = DEFAULT_OPTIMIZER
     implementation: OptimizerImplementation | None = None
     has_momentum: bool = False
-    recompute: Recompute = NONE
-    kernel_choices: KernelChoices = EAGER
+    recompute: Recompute = NO_RECOMPUTATION
+    kernel_choices: KernelChoices = EAGER_CHOICES
     autocast: bool = False
     adapters: Adapters | None = None
     include: frozenset[str] = frozenset()
@@ -118,7 +118,7 @@ MOST_LAYERS = 10**6
 """A number of layers above that of all models."""
 
 
-def _path_without_indices(parameter_key: Path) -> str:
+def _path_without_indices(parameter_key: ModulePath) -> str:
     """Returns the path of a parameter as text, without the indices of layers."""
     return ".".join(key_part.strip(".") for key_part in parameter_key if type(key_part) is str and key_part)
 
@@ -251,7 +251,7 @@ class TrainingRun:
         tensors = trained_tensors(self.program.node(), self.training_config.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.tensor.role == "table")
 
-    def _is_matrix(self, parameter_key: Path) -> bool:
+    def _is_matrix(self, parameter_key: ModulePath) -> bool:
         """Whether a parameter is a linear layer's weight matrix inside the layers, or an adapter's."""
         parameter_path = _path_without_indices(parameter_key)
         if self.training_config.adapters is None:
@@ -336,9 +336,9 @@ class TrainingRun:
             source_tokens = (
                 training_config.seq if training_config.source_tokens is None else training_config.source_tokens
             )
-            inputs[SOURCE] = empty(self.meter, (training_config.batch, source_tokens), INT64)
+            inputs[SOURCE_TOKENS] = empty(self.meter, (training_config.batch, source_tokens), INT64)
         if self.spec.kind == "encoder":
-            inputs[SOURCE] = token_ids
+            inputs[SOURCE_TOKENS] = token_ids
         self.labels = None if self.spec.head.type != "lm" else self.lowering.aten.flatten(token_ids)
 
     def _update_parameter(self, weight: Tensor) -> None:
@@ -553,7 +553,7 @@ def repeat_steps(
         set_up_events,
         [batch, pass_events, first_events, zero_grad_events],
         [next_batch_events, pass_events, update_events, zero_grad_events],
-        PHASES,
+        STEP_PHASES,
     )
 
 
@@ -564,4 +564,4 @@ def record_two_steps(training_run: TrainingRun, memory_meter: EventRecorder) -> 
     training_run.step()
     first_events = memory_meter.take_events()
     training_run.step()
-    return RecordedEvents(set_up_events, [first_events], [memory_meter.take_events()], PHASES)
+    return RecordedEvents(set_up_events, [first_events], [memory_meter.take_events()], STEP_PHASES)

@@ -1,6 +1,6 @@
 """The names of a model's modules in its published checkpoint, by the path of the node in llmcalc's tree.
 
-`USUAL_NAMES` has the names of most classes of `transformers`; a family's record has those of its own classes.
+`MODULE_NAMES_BY_PATH` has the names of most classes of `transformers`; a family's record has those of its own classes.
 `EARLIER_NAMES` has names in checkpoints that an earlier version or another library wrote. Names are known without
 building a class; the tests compare them with every class (tests/sources/test_module_names.py).
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..frozen import frozen
 from .tree import Node
 
-USUAL_NAMES: Mapping[str, str] = {
+MODULE_NAMES_BY_PATH: Mapping[str, str] = {
     "": "language_model.model | language_model | text_model | model",
     "encoder": "encoder.text_model | encoder",
     "layers": "layers",
@@ -90,7 +90,7 @@ class ModuleNames:
         self._earlier_patterns = [
             _name_pattern(current_name, earlier_name) for current_name, earlier_name in (earlier_names or {}).items()
         ]
-        self._published_names_by_path, self._names = published_names, {**USUAL_NAMES, **published_names}
+        self._published_names_by_path, self._names = published_names, {**MODULE_NAMES_BY_PATH, **published_names}
         self._names_outside_layers: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_LayerNames]] = {}
         text_prefixes = [
@@ -361,8 +361,8 @@ class Checkpoint:
     """A published checkpoint: its config, and the names of the modules in its classes.
 
     config: its parsed `config.json`.
-    module_names: nodes of the tree whose modules have other names than `USUAL_NAMES` has, as a family's record has
-        them.
+    module_names: nodes of the tree whose modules have other names than those in `MODULE_NAMES_BY_PATH`, as a family's
+        record has them.
     earlier_names: components of those names → their names in earlier checkpoints.
     class_prefixes: prefixes of the modules of its classes, `` or ending with a dot.
     """

@@ -16,7 +16,7 @@ from .axis import Axis
 from .tree import Node
 from .value import Value, Weight
 
-NEVER_RUN = ("idle", "kept")
+UNEXECUTED_ROLES = ("idle", "kept")
 """The roles of parts that have parameters and never run."""
 
 
@@ -91,7 +91,7 @@ class ModuleScope:
     def __init__(self, scope_name: str, node_fields: dict[str, Any]) -> None:
         self.name: str = scope_name
         self.node_fields: dict[str, Any] = node_fields
-        self.items: list[Item] = []
+        self.items: list[ProgramItem] = []
         self.first_input: Value | None = None
         self.output: Value | None = None
         self.list_index: int | None = None
@@ -139,7 +139,7 @@ class ModuleScope:
         for program_item in self.items:
             if isinstance(program_item, AlternativeBranches):
                 yield from next(iter(program_item.branches.values())).steps(includes_idle)
-            elif not includes_idle and program_item.node_fields.get("role") in NEVER_RUN:
+            elif not includes_idle and program_item.node_fields.get("role") in UNEXECUTED_ROLES:
                 continue
             elif isinstance(program_item, Step):
                 yield program_item
@@ -159,10 +159,10 @@ class AlternativeBranches:
         self.branches: dict[str, ModuleScope] = branch_scopes
 
 
-Item: TypeAlias = Step | ModuleScope | AlternativeBranches
+ProgramItem: TypeAlias = Step | ModuleScope | AlternativeBranches
 
 
-def all_steps(program_items: Iterable[Item]) -> Iterator[Step]:
+def all_steps(program_items: Iterable[ProgramItem]) -> Iterator[Step]:
     """Yields all steps of a program's items and nested scopes, in every alternative branch."""
     for program_item in program_items:
         if isinstance(program_item, Step):
@@ -174,7 +174,7 @@ def all_steps(program_items: Iterable[Item]) -> Iterator[Step]:
             yield from all_steps(program_item.items)
 
 
-def _nodes_of_items(program_items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
+def _nodes_of_items(program_items: Sequence[ProgramItem]) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns the scope's operation, the operations of its other forms by form name, and the child nodes."""
     op: Op | None = None
     ops_by_form: dict[str, Op] = {}

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from ..algebra import Number, add, is_zero, times
 from ..characters import printable
 from ..frozen import frozen
-from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SKIPPED_PARAMS, Op
+from ..ops.base import BUFFER_EFFECTS, CACHE_EFFECTS, FLOP_EFFECTS, PARAM_EFFECTS, SKIPPED_PARAM_EFFECTS, Op
 from ..workload.run_config import RunConfig
 
 Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
@@ -31,11 +31,11 @@ idle: it has parameters that no text token uses.
 no_grad: it runs only forward: its output selects something, and no gradient passes through a selection.
 """
 
-ABSENT: Mapping[Role, frozenset[str]] = {
+EXCLUDED_EFFECTS_BY_ROLE: Mapping[Role, frozenset[str]] = {
     "own": frozenset(),
-    "shared": PARAMS | BUFFERS | SKIPPED_PARAMS,
-    "kept": FLOPS | CACHE,
-    "idle": FLOPS | CACHE | SKIPPED_PARAMS | {"active_params"},
+    "shared": PARAM_EFFECTS | BUFFER_EFFECTS | SKIPPED_PARAM_EFFECTS,
+    "kept": FLOP_EFFECTS | CACHE_EFFECTS,
+    "idle": FLOP_EFFECTS | CACHE_EFFECTS | SKIPPED_PARAM_EFFECTS | {"active_params"},
     "no_grad": frozenset({"backward_flops"}),
 }
 """The effects of an op that do not count at a node with that role."""
@@ -44,7 +44,7 @@ ABSENT: Mapping[Role, frozenset[str]] = {
 @cache
 def _excluded_effects(node_roles: frozenset[Role]) -> frozenset[str]:
     """Returns the effects (parameters, FLOPs, …) excluded from the counts of a node with these roles."""
-    return frozenset().union(*(ABSENT[role] for role in node_roles))
+    return frozenset().union(*(EXCLUDED_EFFECTS_BY_ROLE[role] for role in node_roles))
 
 
 @frozen(slots=True, repr=False)

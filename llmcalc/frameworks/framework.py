@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ..evidence import FrameworkEvidence
 from ..frozen import frozen
 from ..parallel.layout_rules import LayoutRules
-from .launch.record import Launch, LaunchFile, Plugin
+from .launch.launch_types import Launch, LaunchFile, Plugin
 
 if TYPE_CHECKING:
     from ..device_memory.cuda_runtime import CudaRuntime

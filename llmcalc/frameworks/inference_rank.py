@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from ..device_memory.cuda_runtime import CudaRuntime
-from ..device_memory.device_memory import TORCH, DeviceMemory, ModulePeak
+from ..device_memory.device_memory import TORCH_VERSION, DeviceMemory, ModulePeak
 from ..device_memory.estimate import Memory, memory
 from ..errors import InputError
 from ..parallel.layout import Layout
@@ -20,10 +20,10 @@ from ..parallel.rank_program import RankFlow
 from ..simulator.profiles.dtensor import check_equal_shards
 from .framework import Framework
 
-NOT_COMPARED = "torch/distributed/tensor/parallel/style.py; products that no rank divides were not run"
+SOURCE_WITHOUT_COMPARISON = "torch/distributed/tensor/parallel/style.py; products that no rank divides were not run"
 """Source of the memory of a rank that runs products on whole weights, as latent attention does."""
 
-WITHOUT_PLAN = (
+SOURCE_WITHOUT_PLAN = (
     "divided experts or copied key heads or groups, which torch has no plan for: without the buffers of an exchange"
 )
 """Source of the memory of a rank with parts that torch itself does not divide."""
@@ -68,11 +68,11 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     if tensors_term.status == "untested":
         pass
     elif not has_tensor_parallel_plan(model):
-        tensors_term = replace(tensors_term, status="estimate", witness=WITHOUT_PLAN)
+        tensors_term = replace(tensors_term, status="estimate", witness=SOURCE_WITHOUT_PLAN)
     elif model.layout.tp > 1 and tensors_term.status == "exact":
-        tensors_term = replace(tensors_term, witness="torch's DTensor on a fake process group", versions=TORCH)
+        tensors_term = replace(tensors_term, witness="torch's DTensor on a fake process group", versions=TORCH_VERSION)
         if model.has_undivided_products:
-            tensors_term = replace(tensors_term, status="source", witness=NOT_COMPARED)
+            tensors_term = replace(tensors_term, status="source", witness=SOURCE_WITHOUT_COMPARISON)
     return replace(
         device_memory,
         terms=(tensors_term, *other_terms),

@@ -18,29 +18,29 @@ from ..parallel.layout import Layout
 from ..simulator.versions import is_older_version
 from .framework import Framework
 
-STEPS = 8
+NCCL_STEPS = 8
 """`NCCL_STEPS`: slots of every buffer."""
 
-CONNECTION = 8 * 512 * STEPS * 16 + 120 * 640 * STEPS * 8 + (4 << 20)
+CONNECTION_BYTES = 8 * 512 * NCCL_STEPS * 16 + 120 * 640 * NCCL_STEPS * 8 + (4 << 20)
 """Bytes of the buffers of one connection: protocols LL and LL128, per thread, and Simple (NCCL_BUFFSIZE, 4 MiB).
 
 Some belong to the receiver, some to the sender; a rank has as many of each.
 """
 
-CHANNELS = 24
+CHANNEL_COUNT = 24
 """Channels of an A100 behind NVSwitch.
 
 Its 12 links carry 264 GB/s (240 from NCCL 2.18 on), which is 6 channels of 44 (40); `ncclTopoCompute` doubles them, as
 they have more than 25 GB/s, and so does `ncclTopoPostset`.
 """
 
-MACHINE = 8
+MOST_GPUS_PER_MACHINE = 8
 """Most GPUs of one machine."""
 
-LAZY = (2, 7)
+FIRST_LAZY_TORCH = (2, 7)
 """First version of torch whose NCCL (2.22) connects only rings, which are used; older ones connect trees too."""
 
-NAME = "NCCL buffers"
+BUFFERS_TERM = "NCCL buffers"
 
 
 def communicator_bytes(rank_count: int, torch_version: str = "") -> int:
@@ -51,8 +51,8 @@ def communicator_bytes(rank_count: int, torch_version: str = "") -> int:
     """
     if rank_count == 1:
         return 0
-    tree_edges = 2 * (rank_count - 1) if is_older_version(torch_version, LAZY) else 0
-    return CHANNELS * CONNECTION * (rank_count + tree_edges) // rank_count
+    tree_edges = 2 * (rank_count - 1) if is_older_version(torch_version, FIRST_LAZY_TORCH) else 0
+    return CHANNEL_COUNT * CONNECTION_BYTES * (rank_count + tree_edges) // rank_count
 
 
 def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
@@ -65,11 +65,11 @@ def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
     return [layout.tp, layout.cp, layout.dp // layout.hsdp_replicas, layout.hsdp_replicas]
 
 
-def is_counted(layout: Layout, framework: Framework, cuda_runtime: CudaRuntime) -> bool:
+def has_known_buffers(layout: Layout, framework: Framework, cuda_runtime: CudaRuntime) -> bool:
     """Whether the size of NCCL's buffers is known for the ranks of a layout; true without other ranks."""
     if layout.world_size == 1:
         return True
-    is_known_machine = layout.world_size <= MACHINE and cuda_runtime.gpu_name.startswith("A100")
+    is_known_machine = layout.world_size <= MOST_GPUS_PER_MACHINE and cuda_runtime.gpu_name.startswith("A100")
     return framework.nccl_is_known and layout.pp == 1 and is_known_machine
 
 
@@ -77,7 +77,7 @@ def with_nccl_buffers(
     rank_memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: CudaRuntime, torch_version: str = ""
 ) -> DeviceMemory:
     """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""
-    if not is_counted(layout, framework, cuda_runtime):
+    if not has_known_buffers(layout, framework, cuda_runtime):
         return rank_memory
     nccl_bytes = sum(
         communicator_bytes(rank_count, torch_version) for rank_count in communicator_sizes(layout, framework)
@@ -88,5 +88,8 @@ def with_nccl_buffers(
     return replace(
         rank_memory,
         device_bytes=rank_memory.device_bytes + nccl_bytes,
-        terms=(*rank_memory.terms, MemoryTerm(NAME, nccl_bytes, "estimate", citation, "NCCL 2.14 to 2.28", True)),
+        terms=(
+            *rank_memory.terms,
+            MemoryTerm(BUFFERS_TERM, nccl_bytes, "estimate", citation, "NCCL 2.14 to 2.28", True),
+        ),
     )

@@ -31,7 +31,7 @@ from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_layer_pattern, types_of_layers
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
-STACKS = "encoder", "decoder"
+STACK_NAMES = "encoder", "decoder"
 """The parts of an encoder-decoder that have layers."""
 
 
@@ -232,7 +232,7 @@ class PeakEstimate:
         root = self.spec.shared_program.root
         parent_scopes = [
             root,
-            *(layer for layer in root.items if isinstance(layer, ModuleScope) and layer.name in STACKS),
+            *(layer for layer in root.items if isinstance(layer, ModuleScope) and layer.name in STACK_NAMES),
         ]
         stack_layers = [
             [layer for layer in stack_scope.items if isinstance(layer, ModuleScope) and layer.name == "layers"]

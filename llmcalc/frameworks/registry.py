@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ..parallel.layout import Layout
     from ..parallel.layout_request import LayoutRequest
     from .framework import Framework
-    from .launch.record import Plugin
+    from .launch.launch_types import Plugin
 
-NAMES = (
+FRAMEWORK_NAMES = (
     "torch",
     "fsdp2",
     "megatron",
@@ -24,14 +24,14 @@ NAMES = (
 )
 """The words of `--framework`, each the name of a folder beside this file."""
 
-WITHOUT_A_NAME = "torch"
+DEFAULT_FRAMEWORK = "torch"
 """The framework of a layout that names none and whose options ask for none."""
 
-FOR_PLANS = "megatron", "fsdp2", "torch"
+PLAN_FRAMEWORKS = "megatron", "fsdp2", "torch"
 """The frameworks of a plan that names none: the first one that trains the model with its optimizer."""
 
 
-WHOLE_WEIGHTS = {WITHOUT_A_NAME: None, "deepspeed": 2}
+ADAPTER_PLAN_ZERO_STAGES = {DEFAULT_FRAMEWORK: None, "deepspeed": 2}
 """Framework whose replicas have whole weights in a plan of adapters → their ZeRO stage."""
 
 VENDORS_WITHOUT_COLLECTIVES = ("Apple",)
@@ -41,10 +41,10 @@ VENDORS_WITHOUT_COLLECTIVES = ("Apple",)
 @cache
 def framework(folder_name: str) -> Framework:
     """Returns the record of a framework. Raises `InputError` for an unknown name."""
-    if folder_name not in NAMES:
+    if folder_name not in FRAMEWORK_NAMES:
         raise InputError(
             f"--framework: '{folder_name}' is not known; expected one of "
-            f"{', '.join(NAMES)}.{suggest(folder_name, list(NAMES))}"
+            f"{', '.join(FRAMEWORK_NAMES)}.{suggest(folder_name, list(FRAMEWORK_NAMES))}"
         )
     framework_record: Framework = import_module(f".{folder_name}.record", __package__).FRAMEWORK
     return framework_record
@@ -55,24 +55,28 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
     if layout_request.framework is not None:
         return framework(layout_request.framework)
     implied_frameworks = (
-        framework_record for folder_name in NAMES if (framework_record := framework(folder_name)).implied_by is not None
+        framework_record
+        for folder_name in FRAMEWORK_NAMES
+        if (framework_record := framework(folder_name)).implied_by is not None
     )
     return next(
         (framework_record for framework_record in implied_frameworks if framework_record.is_implied(layout_request)),
-        framework(WITHOUT_A_NAME),
+        framework(DEFAULT_FRAMEWORK),
     )
 
 
 def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | None = None) -> tuple[Framework, ...]:
-    """Returns the frameworks for a plan's layouts: the named or implied framework, else `FOR_PLANS`.
+    """Returns the frameworks for a plan's layouts: the named or implied framework, else `PLAN_FRAMEWORKS`.
 
     Raises `InputError` for more than one accelerator without collectives, and for a framework that needs them.
     """
     implied_framework = framework_of(layout_request)
     if hardware is not None and hardware.vendor in VENDORS_WITHOUT_COLLECTIVES:
         problem = f"torch.distributed has no backend on {hardware.title}"
-        if implied_framework.name != WITHOUT_A_NAME:
-            raise InputError(f"--framework {implied_framework.name}: {problem}; expected --framework {WITHOUT_A_NAME}")
+        if implied_framework.name != DEFAULT_FRAMEWORK:
+            raise InputError(
+                f"--framework {implied_framework.name}: {problem}; expected --framework {DEFAULT_FRAMEWORK}"
+            )
         if layout_request.devices not in (None, 1):
             raise InputError(
                 f"--devices {layout_request.devices}: {problem}; expected --devices 1, or another --hardware"
@@ -80,7 +84,7 @@ def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | Non
         return (implied_framework,)
     if layout_request.framework is not None or implied_framework.is_implied(layout_request):
         return (implied_framework,)
-    return tuple(framework(framework_name) for framework_name in FOR_PLANS)
+    return tuple(framework(framework_name) for framework_name in PLAN_FRAMEWORKS)
 
 
 def layout_of(layout_request: LayoutRequest, trained_spec: ModelSpec | None = None) -> Layout:
@@ -99,5 +103,5 @@ def layout_of(layout_request: LayoutRequest, trained_spec: ModelSpec | None = No
 
 def plugins() -> dict[str, Plugin]:
     """Returns name → framework, for the frameworks that accelerate and the Trainer can select."""
-    plugins_by_name = ((framework_name, framework(framework_name).plugin) for framework_name in NAMES)
+    plugins_by_name = ((framework_name, framework(framework_name).plugin) for framework_name in FRAMEWORK_NAMES)
     return {framework_name: plugin for framework_name, plugin in plugins_by_name if plugin is not None}

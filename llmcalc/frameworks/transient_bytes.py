@@ -141,7 +141,7 @@ class OptimizerStepBytes(NamedTuple):
         return round(parameter_bytes + largest_tensor_bytes / shard_count + extra_bytes / shard_count)
 
 
-SIDE = 1024
+MATRIX_SIDE = 1024
 """Rows and columns of the matrices on which an optimizer's step is measured."""
 
 
@@ -154,7 +154,7 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     # little: one tensor, or adapters alone
     if training_config.optimizer_in_backward or training_config.adapters is not None:
         return OptimizerStepBytes()
-    dtype, matrix_elements = DTYPES[training_config.dtype], SIDE * SIDE
+    dtype, matrix_elements = DTYPES[training_config.dtype], MATRIX_SIDE * MATRIX_SIDE
     gradient_type = training_config.gradient_dtype or dtype
     has_gradient_copies = training_config.has_master_weights and FLOAT32 not in (dtype, gradient_type)
     copy_bytes, gradient_element_bytes = FLOAT32.bytes if has_gradient_copies else 0, gradient_type.bytes
@@ -202,7 +202,10 @@ def _step_peak(
         takes the tensors for matrices in a layer. has_flat_parameters: whether they are vectors.
     """
     memory_meter = Meter()
-    autograd_graph, tensor_shape = AutogradGraph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
+    autograd_graph, tensor_shape = (
+        AutogradGraph(memory_meter),
+        (MATRIX_SIDE * MATRIX_SIDE,) if has_flat_parameters else (MATRIX_SIDE, MATRIX_SIDE),
+    )
     weight_type = FLOAT32 if training_config.has_master_weights else DTYPES[training_config.dtype]
     parameters = [
         OptimizedParameter(empty(memory_meter, tensor_shape, weight_type), is_matrix and not has_flat_parameters)

@@ -8,7 +8,7 @@ from ..workload.derived_rows import PatchVectors, RowsInChunks
 from ..workload.inputs import EncoderPass
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
-from .base import CACHE, FLOPS, Op
+from .base import CACHE_EFFECTS, FLOP_EFFECTS, Op
 
 
 @frozen(slots=True)
@@ -26,7 +26,7 @@ class AttentionCore(Op):
     keys: the rows of the keys; None if they are those of the queries (otherwise cross-attention).
     """
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     qk_dim: Number
@@ -174,7 +174,7 @@ class KVCache(Op):
         `width`.
     """
 
-    effects = CACHE
+    effects = CACHE_EFFECTS
 
     width: Number
     cache_kind: str

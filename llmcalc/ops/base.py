@@ -8,12 +8,12 @@ from ..algebra import Number, exact_div, times
 from ..frozen import frozen
 from ..workload.run_config import RunConfig
 
-PARAMS = frozenset({"params", "active_params", "tensors"})
-BUFFERS = frozenset({"buffers"})
-FLOPS = frozenset({"forward_flops", "backward_flops"})
-CACHE = frozenset({"cache_bits"})
-SKIPPED_PARAMS = frozenset({"max_skipped_params", "mean_skipped_params"})
-EFFECTS = PARAMS | BUFFERS | FLOPS | CACHE | SKIPPED_PARAMS
+PARAM_EFFECTS = frozenset({"params", "active_params", "tensors"})
+BUFFER_EFFECTS = frozenset({"buffers"})
+FLOP_EFFECTS = frozenset({"forward_flops", "backward_flops"})
+CACHE_EFFECTS = frozenset({"cache_bits"})
+SKIPPED_PARAM_EFFECTS = frozenset({"max_skipped_params", "mean_skipped_params"})
+EFFECTS = PARAM_EFFECTS | BUFFER_EFFECTS | FLOP_EFFECTS | CACHE_EFFECTS | SKIPPED_PARAM_EFFECTS
 """All effects that a primitive can have. An effect that it does not declare is 0."""
 
 
@@ -95,7 +95,7 @@ class Weight(Op):
     is_frozen: whether training sets it by a rule of its own, without a gradient.
     """
 
-    effects = PARAMS
+    effects = PARAM_EFFECTS
 
     size: Number
     heads: Number = None
@@ -119,7 +119,7 @@ class Weight(Op):
 class Buffer(Op):
     """Values that are stored in the checkpoint and not trained (DeepSeek-V3's e_score_correction_bias)."""
 
-    effects = BUFFERS
+    effects = BUFFER_EFFECTS
 
     size: Number
 

@@ -8,7 +8,7 @@ from ..workload.derived_rows import is_above
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .attention import AttentionCore
-from .base import FLOPS, Op
+from .base import FLOP_EFFECTS, Op
 
 
 @frozen(slots=True)
@@ -67,7 +67,7 @@ class HashRotations(Op):
     direction_count: the number of directions of one hash.
     """
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     size: Number

@@ -8,7 +8,7 @@ from ..algebra import Number, add, minimum
 from ..frozen import frozen
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
-from .base import FLOPS, PARAMS, Op, ParamTensor, per_head_shape
+from .base import FLOP_EFFECTS, PARAM_EFFECTS, Op, ParamTensor, per_head_shape
 
 
 @frozen(slots=True)
@@ -18,7 +18,7 @@ class Embedding(Op):
     active_rows: the number of rows that are active for a token; all rows if None, as tables of tokens are counted.
     """
 
-    effects = PARAMS
+    effects = PARAM_EFFECTS
 
     num_embeddings: Number
     dim: Number
@@ -45,7 +45,7 @@ class Linear(Op):
         default.
     """
 
-    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAM_EFFECTS | FLOP_EFFECTS
 
     n_in: Number
     n_out: Number
@@ -76,7 +76,7 @@ class Linear(Op):
 class ExpertLinear(Op):
     """The linear layers of `num_experts` experts, of which each token uses `top_k`.  W: [num_experts, n_out, n_in]."""
 
-    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAM_EFFECTS | FLOP_EFFECTS
 
     num_experts: Number
     top_k: Number
@@ -111,7 +111,7 @@ class Norm(Op):
     heads: the number of heads with separate weights, shaped [heads, 1, width / heads]; None for none.
     """
 
-    effects = PARAMS
+    effects = PARAM_EFFECTS
 
     width: Number
     weight: bool = True

@@ -9,7 +9,7 @@ from ..frozen import frozen
 from ..workload.derived_rows import TableRows
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
-from .base import FLOPS, PARAMS, SKIPPED_PARAMS, Op, ParamTensor
+from .base import FLOP_EFFECTS, PARAM_EFFECTS, SKIPPED_PARAM_EFFECTS, Op, ParamTensor
 from .linear import ExpertLinear, Linear
 
 
@@ -38,7 +38,7 @@ class IdentityExperts(Op):
     expert_layers: the linear layers of the real experts.
     """
 
-    effects = SKIPPED_PARAMS
+    effects = SKIPPED_PARAM_EFFECTS
 
     identity_count: Number
     expert_layers: tuple[ExpertLinear, ...]
@@ -70,7 +70,7 @@ class BlockLinear(Op):
     W: [blocks, n_out / blocks, n_in / blocks].
     """
 
-    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAM_EFFECTS | FLOP_EFFECTS
 
     block_count: Number
     n_in: Number
@@ -95,7 +95,7 @@ class BlockLinear(Op):
 class Product(Op):
     """A product of two activations per row, [outer, inner] · [inner, columns], without parameters."""
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     row_count: Number
     inner_size: Number
@@ -110,7 +110,7 @@ class Product(Op):
 class ExpertRows(Op):
     """A table with one vector per expert; each token uses the vectors of `top_k` experts (Doge)."""
 
-    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAM_EFFECTS | FLOP_EFFECTS
 
     num_experts: Number
     top_k: Number
@@ -134,7 +134,7 @@ class ExpertRows(Op):
 class BlockSumMatmul(Op):
     """Sums over each block of `block_size` tokens, as a product with a 0/1 matrix without a gradient (LongT5)."""
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     width: Number
     block_size: Number
@@ -154,7 +154,7 @@ class ResidualStreamMix(Op):
     The streams are [streams, width]. Neither factor is a parameter.
     """
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     stream_count: Number
     width: Number
@@ -168,7 +168,7 @@ class ResidualStreamMix(Op):
 class ResidualStreamOffsets(Op):
     """The parameters of a hyper-connection: an offset per stream weight, and a scale per kind of weight."""
 
-    effects = PARAMS
+    effects = PARAM_EFFECTS
 
     weight_count: Number
     weight_kinds: Number
@@ -198,7 +198,7 @@ class Conv1d(Op):
     outputs_per_filter: the number of outputs that have one filter, 1 by default.
     """
 
-    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAM_EFFECTS | FLOP_EFFECTS
 
     n_in: Number
     n_out: Number
@@ -236,7 +236,7 @@ class DynamicConvolution(Op):
     Filters: [rows, heads, kernel].
     """
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     head_dim: Number
@@ -251,7 +251,7 @@ class DynamicConvolution(Op):
 class TableScores(Op):
     """The product, per head, of each token's vector with the projected rows of a table."""
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     head_dim: Number

@@ -8,7 +8,7 @@ from ..algebra import Number, add, ceil_div, floor_div, is_zero, minimum, times
 from ..frozen import frozen
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
-from .base import CACHE, FLOPS, PARAMS, Op, ParamTensor
+from .base import CACHE_EFFECTS, FLOP_EFFECTS, PARAM_EFFECTS, Op, ParamTensor
 
 
 @frozen(slots=True)
@@ -19,7 +19,7 @@ class State(Op):
     element_bits: bits per element if the state has its own dtype; None for the cache's.
     """
 
-    effects = CACHE
+    effects = CACHE_EFFECTS
 
     size: Number
     cache_kind: str = "recurrent_state"
@@ -36,7 +36,7 @@ class SelectiveScan(Op):
     Its parameters are A [inner, state] and D [inner]; its only matrix multiplication is h·C.
     """
 
-    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAM_EFFECTS | FLOP_EFFECTS
 
     inner: Number
     state: Number
@@ -59,7 +59,7 @@ class HeadScan(Op):
     Its parameters are A, D and the bias of Δ, one element of each per head; its only matrix multiplication is h·C.
     """
 
-    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAM_EFFECTS | FLOP_EFFECTS
 
     heads: Number
     head_dim: Number
@@ -118,7 +118,7 @@ class DeltaRule(Op):
     scores·V; K·Kᵀ and Q·Kᵀ are elementwise. The last chunk is padded. Decoding one token is elementwise: no FLOPs.
     """
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     key_dim: Number
@@ -155,7 +155,7 @@ class DecayScan(Op):
     State: [heads, key_dim, value_dim]. Each token has two products with the state.
     """
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     key_dim: Number
@@ -228,7 +228,7 @@ class MatrixMemory(Op):
     also has scores Q·Kᵀ and their product with V. Tokens after the last full chunk run one by one.
     """
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     key_dim: Number

@@ -10,7 +10,7 @@ from ..workload.derived_rows import ConcatenatedRows, PaddedRows
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .attention import AttentionCore
-from .base import CACHE, FLOPS, Op
+from .base import CACHE_EFFECTS, FLOP_EFFECTS, Op
 
 COMPRESSED = "compressed_attention"
 """The kind that `llmcalc kv` lists the caches of layers with compressed entries under."""
@@ -256,7 +256,7 @@ class DistanceScores(Op):
     distances: the distances, of one sequence.
     """
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     head_dim: Number
@@ -276,7 +276,7 @@ class SharedTableScores(DistanceScores):
 class PairScores(Op):
     """The product, per head, of each query with a key per token pair, shared by all heads."""
 
-    effects = FLOPS
+    effects = FLOP_EFFECTS
 
     heads: Number
     head_dim: Number
@@ -293,7 +293,7 @@ class EntryCache(Op):
     pending_width: elements cached for each token that is not compressed yet.
     """
 
-    effects = CACHE
+    effects = CACHE_EFFECTS
 
     width: Number
     tokens_per_entry: Number
@@ -318,7 +318,7 @@ class PendingEntryCache(Op):
     It is empty before the first full window (DeepSeek-V4).
     """
 
-    effects = CACHE
+    effects = CACHE_EFFECTS
 
     width: Number
     tokens_per_entry: Number

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ..model import ModelSpec
     from .rank_model import RankModel, SelectedRank
 
-SIZES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", "etp")
+LAYOUT_OPTION_NAMES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", "etp")
 """The settings of a layout by which counts of one rank differ."""
 
-RANK = DeclaredSetting(
+RANK_SETTING = DeclaredSetting(
     "rank", int, Setting("Count what this rank of the layout has.", "Layout", "the rank that has most", minimum=0)
 )
 
@@ -80,4 +80,7 @@ NO_RANK_OPTIONS = RankRequest()
 
 def rank_settings() -> dict[str, DeclaredSetting]:
     """Returns the settings that request one rank's counts, by name."""
-    return {**{option_name: declarations_of(LayoutRequest)[option_name] for option_name in SIZES}, RANK.name: RANK}
+    return {
+        **{option_name: declarations_of(LayoutRequest)[option_name] for option_name in LAYOUT_OPTION_NAMES},
+        RANK_SETTING.name: RANK_SETTING,
+    }

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from ..errors import InputError
 from ..frozen import frozen
-from ..workload.setting import TRAINING, Setting
+from ..workload.setting import TRAINING_PHASES, Setting
 from .layout import ContextExchange, ImpossibleLayout, Layout, Schedule
 
 MAX_DEVICES = 2**20
@@ -53,12 +53,12 @@ class LayoutRequest:
     ] = None
     sequence_parallel: Annotated[
         bool | None,
-        Setting("With --tp: what lies between the products is divided by tokens.", "Layout", phases=TRAINING),
+        Setting("With --tp: what lies between the products is divided by tokens.", "Layout", phases=TRAINING_PHASES),
     ] = None
     pp: Annotated[int | None, Setting("Stages of a pipeline.", "Layout", "1", is_common=True)] = None
-    vpp: Annotated[int | None, Setting("Chunks of layers of each rank of the pipeline.", "Layout", "1", TRAINING)] = (
-        None
-    )
+    vpp: Annotated[
+        int | None, Setting("Chunks of layers of each rank of the pipeline.", "Layout", "1", TRAINING_PHASES)
+    ] = None
     pp_layout: Annotated[
         tuple[int, ...] | None,
         Setting("Layers of each stage.", "Layout", "even", check=parse_stage_layers, metavar="12,10,…"),
@@ -69,17 +69,17 @@ class LayoutRequest:
             "Order of micro-batches in the pipeline; zb-h1 and dualpipe have times and no memory.",
             "Layout",
             "1f1b, or interleaved with --vpp",
-            TRAINING,
+            TRAINING_PHASES,
         ),
     ] = None
-    cp: Annotated[int | None, Setting("Ranks that divide each sequence.", "Layout", "1", TRAINING)] = None
+    cp: Annotated[int | None, Setting("Ranks that divide each sequence.", "Layout", "1", TRAINING_PHASES)] = None
     cp_comm: Annotated[
         ContextExchange | None,
         Setting(
             "How they exchange keys and values: in a ring (p2p), by heads (a2a), or all at once.",
             "Layout",
             "p2p",
-            TRAINING,
+            TRAINING_PHASES,
         ),
     ] = None
     dp: Annotated[
@@ -91,7 +91,7 @@ class LayoutRequest:
             "ZeRO stage. 1 shards optimizer states, 2 gradients too, 3 weights too.",
             "Layout",
             "none",
-            TRAINING,
+            TRAINING_PHASES,
             metavar="1|2|3",
             is_common=True,
         ),
@@ -102,12 +102,12 @@ class LayoutRequest:
             "Replicas that shard weights, gradients and states. The same as --zero 3.",
             "Layout",
             "",
-            TRAINING,
+            TRAINING_PHASES,
             is_common=True,
         ),
     ] = None
     hsdp_replicas: Annotated[
-        int | None, Setting("Groups of --fsdp ranks, each with all of the weights.", "Layout", "1", TRAINING)
+        int | None, Setting("Groups of --fsdp ranks, each with all of the weights.", "Layout", "1", TRAINING_PHASES)
     ] = None
     zero_group: Annotated[
         int | None,
@@ -115,7 +115,7 @@ class LayoutRequest:
             "Ranks that share what --zero shards, of those of --dp and --cp. Each group of them has all of it.",
             "Layout",
             "all",
-            TRAINING,
+            TRAINING_PHASES,
         ),
     ] = None
     reshard: Annotated[
@@ -124,13 +124,13 @@ class LayoutRequest:
             "With sharded weights: whether a layer's are freed after its forward pass.",
             "Layout",
             "as the framework does",
-            TRAINING,
+            TRAINING_PHASES,
             negative_option="--no-reshard",
         ),
     ] = None
     prefetch: Annotated[
         int | None,
-        Setting("Layers to all-gather ahead.", "Layout", "the framework's prefetch depth", TRAINING, minimum=0),
+        Setting("Layers to all-gather ahead.", "Layout", "the framework's prefetch depth", TRAINING_PHASES, minimum=0),
     ] = None
     ep: Annotated[
         int | None,

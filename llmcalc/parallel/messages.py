@@ -23,16 +23,16 @@ from ..flow.value import Value
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..optional import MTP
-from ..workload.recompute import NONE, Recompute
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
 from ..workload.rows import LOGITS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ONE_DEVICE, Layout, Stage, stages
-from .placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
+from .placements import FLOAT32_BYTES, Collective, CollectiveKind, PlacementTracker, ProcessGroup
 from .rank_program import RankFlow, cached_rank_program, is_divided, representative_stage
 from .weight_shards import WeightShard, weight_shards
 
-BFLOAT16 = 2
+BFLOAT16_BYTES = 2
 
 MAX_PROGRAMS = 512
 """Number of programs whose collectives are kept."""
@@ -48,7 +48,7 @@ class Message(NamedTuple):
     count: number of such messages in a step.
     """
 
-    process_group: Group
+    process_group: ProcessGroup
     ranks: int
     collective_kind: CollectiveKind
     bytes: Number
@@ -95,7 +95,7 @@ class GradientRules(NamedTuple):
 
     def gradient_element_bytes(self, element_bytes: int) -> int:
         """Returns the bytes per element of reduced gradients. element_bytes: bytes per element of the weights."""
-        return FLOAT32 if self.reduces_in_float32 else element_bytes
+        return FLOAT32_BYTES if self.reduces_in_float32 else element_bytes
 
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a ZeRO stage that the framework does not support."""
@@ -116,9 +116,9 @@ def rank_messages(
     micro_batches: int = 1,
     rank: int = 0,
     *,
-    element_bytes: int = BFLOAT16,
+    element_bytes: int = BFLOAT16_BYTES,
     extra_parts: frozenset[str] = frozenset(),
-    recompute: Recompute = NONE,
+    recompute: Recompute = NO_RECOMPUTATION,
 ) -> list[Message]:
     """Returns the messages of a rank in a training step.
 
@@ -212,7 +212,9 @@ def _loss_messages(layout: Layout, stage_chunk: StageChunk, run_config: RunConfi
     """Returns the all-reduces of the loss, which exist only if the vocabulary is divided over ranks."""
     logits = stage_chunk.program.result
     if logits is not None and (stage_chunk.stage is None or stage_chunk.stage.has_head) and is_divided(logits.axes):
-        yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * stage_chunk.micro_batches)
+        yield Message(
+            "tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32_BYTES, 3 * stage_chunk.micro_batches
+        )
 
 
 def _pipeline_messages(
@@ -261,7 +263,7 @@ def _tensor_group_messages(
             and (layout.sequence_parallel or weight_shard.has_partial_gradient)
         ]
         if gradients.reduces_one_buffer:
-            message_bytes = sum(weight_shard.elements for weight_shard in partial_sum_shards) * FLOAT32
+            message_bytes = sum(weight_shard.elements for weight_shard in partial_sum_shards) * FLOAT32_BYTES
             yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
         for weight_shard in partial_sum_shards:

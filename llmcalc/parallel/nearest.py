@@ -17,8 +17,8 @@ from .layout_request import LayoutRequest
 from .rank_model import rank_model
 from .rank_program import (
     COPIED_AXES,
-    NEAR_ROWS,
     TENSOR_PARALLEL_AXES,
+    UNEVEN_AXES,
     RankAxes,
     check_experts,
     check_stages,
@@ -27,16 +27,16 @@ from .rank_program import (
 )
 from .search import even_stage_sizes, tokens_multiple
 
-SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
+GROUP_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
 """Sizes of groups that a suggestion may change."""
 
 SIZES_TO_TRY = 4
 """Number of sizes of each group that are tried."""
 
-LARGEST_FACTOR = 4
+LARGEST_SIZE_FACTOR = 4
 """Largest factor by which a size may grow or shrink."""
 
-REQUESTED_WEIGHT, UNEVEN_DISTANCE = 2.0, 0.3
+REQUESTED_SIZE_WEIGHT, UNEVEN_STAGES_DISTANCE = 2.0, 0.3
 """Weight of a size that was given, against 1 of other sizes; and weight of stages with unequal numbers of layers."""
 
 
@@ -125,7 +125,7 @@ def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count:
     """Yields layouts with group sizes near the requested sizes, each with the distance."""
     expert_count = routed_experts(spec)
     axes = model_axes(spec)
-    requested_sizes = {option_name: getattr(layout_request, option_name) or 1 for option_name in SIZES}
+    requested_sizes = {option_name: getattr(layout_request, option_name) or 1 for option_name in GROUP_SIZES}
     if layout_request.fsdp is not None:
         requested_sizes["dp"] = layout_request.fsdp * (layout_request.hsdp_replicas or 1)
 
@@ -146,11 +146,11 @@ def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count:
     tp_sizes_for_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
     tensor_parallel_sizes = filter(can_divide_axes, _tensor_parallel_sizes(axes, requested_sizes["tp"]))
     tp_sizes = _nearest_sizes(requested_sizes["tp"], tensor_parallel_sizes, *filter(can_divide_axes, tp_sizes_for_ep))
-    stage_counts = range(1, min(layer_count, LARGEST_FACTOR * requested_sizes["pp"]) + 1)
+    stage_counts = range(1, min(layer_count, LARGEST_SIZE_FACTOR * requested_sizes["pp"]) + 1)
     pp_sizes = _nearest_sizes(
         requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layer_count))
     )
-    chunk_counts = range(1, min(layer_count, LARGEST_FACTOR * requested_sizes["vpp"]) + 1)
+    chunk_counts = range(1, min(layer_count, LARGEST_SIZE_FACTOR * requested_sizes["vpp"]) + 1)
     vpp_sizes = [1] if layout_request.vpp is None else _nearest_sizes(requested_sizes["vpp"], chunk_counts, 1)
     for size_choice in product(tp_sizes, pp_sizes, vpp_sizes, ep_sizes):
         group_sizes: dict[str, Any] = dict(
@@ -181,11 +181,11 @@ def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *added_si
 def _tensor_parallel_sizes(axes: Sequence[Axis], requested_size: int) -> Iterable[int]:
     """Returns tensor-parallel sizes near `requested_size` that may divide the axes."""
     axis_lengths = [
-        axis.size for axis in axes if axis.name in TENSOR_PARALLEL_AXES - NEAR_ROWS - COPIED_AXES and axis.size != 1
+        axis.size for axis in axes if axis.name in TENSOR_PARALLEL_AXES - UNEVEN_AXES - COPIED_AXES and axis.size != 1
     ]
     common_divisor = gcd(*(axis_length for axis_length in axis_lengths if isinstance(axis_length, int)))
     return (
-        divisors(common_divisor, LARGEST_FACTOR * requested_size)
+        divisors(common_divisor, LARGEST_SIZE_FACTOR * requested_size)
         if common_divisor
         else range(max(1, requested_size - SIZES_TO_TRY), requested_size + SIZES_TO_TRY + 1)
     )
@@ -248,22 +248,22 @@ def _layout_distance(
 ) -> float:
     """Returns a layout's distance from the requested layout: a weighted sum over the group sizes."""
     layout_distance = (
-        UNEVEN_DISTANCE if layout.pp_layout is not None and layout.pp_layout != layout_request.pp_layout else 0.0
+        UNEVEN_STAGES_DISTANCE if layout.pp_layout is not None and layout.pp_layout != layout_request.pp_layout else 0.0
     )
     for option_name in ("tp", "pp", "dp", "ep", "vpp"):
         is_requested = getattr(layout_request, option_name) is not None or (
             option_name == "dp" and layout_request.fsdp is not None
         )
         if option_name != "dp" or layout_request.devices is None:
-            layout_distance += (REQUESTED_WEIGHT if is_requested else 1.0) * abs(
+            layout_distance += (REQUESTED_SIZE_WEIGHT if is_requested else 1.0) * abs(
                 log2(group_sizes[option_name] / requested_sizes[option_name])
             )
     if layout_request.etp is not None:
-        layout_distance += REQUESTED_WEIGHT * abs(log2(layout.expert_tp / layout_request.etp))
+        layout_distance += REQUESTED_SIZE_WEIGHT * abs(log2(layout.expert_tp / layout_request.etp))
     elif layout.expert_tp != layout.tp:
-        layout_distance += UNEVEN_DISTANCE
+        layout_distance += UNEVEN_STAGES_DISTANCE
     if layout_request.devices is not None:
-        layout_distance += REQUESTED_WEIGHT * abs(log2(layout.world_size / layout_request.devices))
+        layout_distance += REQUESTED_SIZE_WEIGHT * abs(log2(layout.world_size / layout_request.devices))
     return layout_distance
 
 

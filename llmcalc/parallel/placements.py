@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ..algebra import Number, exact_div, times
 from ..errors import InputError
-from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from ..flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from ..flow.value import Value
-from ..workload.recompute import NONE, Recompute
-from ..workload.rows import ONCE, SEQUENCES, RoutedRows, Rows, SourceTokenRows, TokenRows
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
+from ..workload.rows import NO_ROWS, SEQUENCES, RoutedRows, Rows, SourceTokenRows, TokenRows
 from ..workload.run_config import RunConfig
 from .layout import Layout
 from .rank_program import RankFlow, has_equal_shards, is_divided
@@ -30,11 +30,13 @@ Placement: TypeAlias = Literal["whole", "rows", "divided", "partial"]
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 
-Group: TypeAlias = Literal["tp", "cp", "ep", "etp", "dp", "replicas", "expert dp", "expert replicas", "pp", "embedding"]
+ProcessGroup: TypeAlias = Literal[
+    "tp", "cp", "ep", "etp", "dp", "replicas", "expert dp", "expert replicas", "pp", "embedding"
+]
 
-FLOAT32 = 4
+FLOAT32_BYTES = 4
 
-MIXES_ROWS = frozenset(
+VERBS_THAT_MIX_ROWS = frozenset(
     {
         "attention",
         "scores",
@@ -52,12 +54,12 @@ MIXES_ROWS = frozenset(
         "state",
     }
 )
-"""Verbs of the recorder whose result for a token depends on other tokens, as does that of the ops in `SCANS`."""
+"""Verbs of the recorder whose result for a token depends on other tokens, as that of the ops in `SCAN_OP_NAMES`."""
 
-KEEPS_NOTHING = frozenset({"add", "sub", "dropout", "hold", "keep", "enter", "leave", "split", "take"})
+VERBS_THAT_SAVE_NOTHING = frozenset({"add", "sub", "dropout", "hold", "keep", "enter", "leave", "split", "take"})
 """Verbs of the recorder that save nothing for the backward pass."""
 
-SCANS = (
+SCAN_OP_NAMES = (
     "SelectiveScan", "HeadScan", "ChunkedScan", "DeltaRule", "DecayScan", "LightningAttentionCore", "MatrixMemory",
     "BlockSumMatmul", "TransitionScan", "ProjectedHeadScan", "ProjectedChunkedScan", "LinearAttentionCore",
 )  # fmt: skip
@@ -78,7 +80,7 @@ class Collective(NamedTuple):
 
     node_path: str
     collective_kind: CollectiveKind
-    process_group: Group
+    process_group: ProcessGroup
     ranks: int
     is_backward: bool
     bytes: Number
@@ -115,7 +117,7 @@ class PlacementTracker:
     element_bytes: int = 2
     included_parts: frozenset[str] = frozenset()
     regathers: bool = False
-    recompute: Recompute = NONE
+    recompute: Recompute = NO_RECOMPUTATION
     placements: dict[int, Placement] = field(default_factory=dict)
     gathered_values: set[tuple[int, bool, bool]] = field(default_factory=set)
     messages: list[Collective] = field(default_factory=list)
@@ -145,14 +147,14 @@ class PlacementTracker:
             id(recorded_value.storage), self.default_placement if has_tokens(recorded_value.rows) else "whole"
         )
 
-    def _run_items(self, program_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _run_items(self, program_items: Iterable[ProgramItem], module_path: str, repeat_count: Number) -> None:
         """Runs through a module's operations. repeat_count: how often the module runs."""
         for program_item in program_items:
             if isinstance(program_item, AlternativeBranches):
                 self._run_items(next(iter(program_item.branches.values())).items, module_path, repeat_count)
                 continue
             item_attributes = program_item.node_fields
-            if item_attributes.get("role") in NEVER_RUN or (
+            if item_attributes.get("role") in UNEXECUTED_ROLES or (
                 item_attributes.get("optional") and item_attributes["optional"] not in self.included_parts
             ):
                 continue
@@ -164,7 +166,7 @@ class PlacementTracker:
             self.node_path, self.repeat_count = item_path or getattr(program_item, "verb", ""), repeat_count
             if isinstance(program_item, Step):
                 self._run_step(program_item)
-                if program_item.verb not in KEEPS_NOTHING:
+                if program_item.verb not in VERBS_THAT_SAVE_NOTHING:
                     self.messages_before_last_saved = len(self.messages)
                 continue
             scope_repeats, has_gradient = times(repeat_count, item_attributes.get("repeat", 1)), self.has_gradient
@@ -190,7 +192,7 @@ class PlacementTracker:
         """
         recompute = self.recompute
         forward_messages = [message for message in self.messages[first_message_index:] if not message.is_backward]
-        if not forward_messages or recompute == NONE or recompute.core:
+        if not forward_messages or recompute == NO_RECOMPUTATION or recompute.core:
             return
         if recompute.saved_operations or recompute.nodes:
             raise InputError(
@@ -209,7 +211,7 @@ class PlacementTracker:
         self,
         collective_kind: CollectiveKind,
         recorded_value: Value,
-        process_group: Group = "tp",
+        process_group: ProcessGroup = "tp",
         is_backward: bool = False,
         element_count: Number = None,
         message_count: int = 1,
@@ -233,7 +235,7 @@ class PlacementTracker:
             Collective(self.node_path, collective_kind, process_group, ranks, is_backward, message_bytes, repetitions)
         )
 
-    def _gather_whole_value(self, recorded_value: Value, process_group: Group = "tp") -> None:
+    def _gather_whole_value(self, recorded_value: Value, process_group: ProcessGroup = "tp") -> None:
         """All-gathers a sharded tensor, once for all operations that read it."""
         if self.placement(recorded_value) == "partial":
             self._reduce_partial_sum(recorded_value)
@@ -242,7 +244,7 @@ class PlacementTracker:
             self.placement(recorded_value) == "divided"
             or gather_key in self.gathered_values
             or recorded_value.is_constant
-            or recorded_value.rows is ONCE
+            or recorded_value.rows is NO_ROWS
         ):
             return
         self.gathered_values.add(gather_key)
@@ -258,7 +260,7 @@ class PlacementTracker:
         """Reduces a partial sum over the group, to the placement between tensor-parallel linear layers."""
         if self.placement(recorded_value) != "partial":
             return
-        process_group: Group = "etp" if isinstance(recorded_value.rows, RoutedRows) else "tp"
+        process_group: ProcessGroup = "etp" if isinstance(recorded_value.rows, RoutedRows) else "tp"
         self.placements[id(recorded_value.storage)] = (
             self.default_placement if has_tokens(recorded_value.rows) else "whole"
         )
@@ -294,7 +296,9 @@ class PlacementTracker:
             and is_divided(operation.options["over"])
             and not _has_undivided_norm_groups(operation)
         ):
-            elements_per_mean = exact_div(FLOAT32, self.element_bytes) if self.element_bytes < FLOAT32 else 1
+            elements_per_mean = (
+                exact_div(FLOAT32_BYTES, self.element_bytes) if self.element_bytes < FLOAT32_BYTES else 1
+            )
             for is_backward in (False, True):  # all-reduces of the mean squares, and of the means
                 elements_per_row = (
                     elements_per_mean if operation.options["spec"].type == "rmsnorm" else 2 * elements_per_mean
@@ -314,7 +318,7 @@ class PlacementTracker:
         An attention core that runs again in the backward pass sends again what its forward pass sends.
         Raises `InputError` for a step other than attention.
         """
-        if operation.verb not in MIXES_ROWS and type(operation.op).__name__ not in SCANS:
+        if operation.verb not in VERBS_THAT_MIX_ROWS and type(operation.op).__name__ not in SCAN_OP_NAMES:
             return
         vector_widths = self._mamba_exchange_widths(operation) if self.regathers else None
         if vector_widths is not None:
@@ -395,7 +399,7 @@ class PlacementTracker:
             ) in row_values:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
                 self._add_message("all_gather", recorded_value.storage)
             row_values = []
-        if row_values and (operation.verb in MIXES_ROWS or type(operation.op).__name__ in SCANS):
+        if row_values and (operation.verb in VERBS_THAT_MIX_ROWS or type(operation.op).__name__ in SCAN_OP_NAMES):
             raise InputError(
                 f"--sequence-parallel: {self.node_path} reads the tokens of several ranks and is not divided by --tp, "
                 "which is not modelled; expected no --sequence-parallel"

@@ -17,10 +17,10 @@ from ..algebra import Number
 from ..components.towers import record_towers
 from ..errors import InputError
 from ..flow.axis import Axis, JoinedShapes, Shape
-from ..flow.program import AlternativeBranches, Item, ModuleScope, Step
+from ..flow.program import AlternativeBranches, ModuleScope, ProgramItem, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..flow.verbs.weights import Index
+from ..flow.verbs.weights import IndexSource
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..optional import TOWERS
@@ -51,13 +51,13 @@ FIELD_OF_AXIS = {
 }
 """Axis → its field in a configuration."""
 
-NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "add_output"})
+VERBS_WITHOUT_OPERATION = frozenset({"hold", "keep", "enter", "leave", "add_output"})
 """Verbs of the recorder that compute nothing."""
 
 SUMMING_VERBS = frozenset({"linear", "experts", "again"})
 """Verbs whose output is a sum over the axes of the input."""
 
-NEAR_ROWS = frozenset({"vocab"})
+UNEVEN_AXES = frozenset({"vocab"})
 """Axes whose last shard may be shorter than the others."""
 
 
@@ -84,7 +84,7 @@ def has_equal_shards(shape: Shape) -> bool:
     return any(
         isinstance(axis, AxisShard) and isinstance(axis.size, int) and axis.size * axis.rank_count > axis.full_size
         for axis in axes_with_concatenated_parts(shape)
-        if axis.name not in NEAR_ROWS
+        if axis.name not in UNEVEN_AXES
     )
 
 
@@ -135,7 +135,7 @@ class RankAxes:
         axis_size = axis.size
         if degree == 1 or not isinstance(axis_size, int):
             return axis if degree == 1 else AxisShard(axis.name, axis_size / degree, axis_size, degree)
-        if axis.name in NEAR_ROWS:
+        if axis.name in UNEVEN_AXES:
             part_length = -(-axis_size // degree)
             return AxisShard(
                 axis.name, max(0, min(part_length, axis_size - part_length * part_index)), axis_size, degree
@@ -219,7 +219,7 @@ class RankFlow(Flow):
                 *(recorded_value.axes for recorded_value in (*operation.input_values, *operation.output_values)),
             ):
                 divided_axes.update(axes_with_concatenated_parts(shape))
-        row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
+        row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in UNEVEN_AXES]
         return all(axis.size * axis.rank_count == axis.full_size for axis in row_axes)
 
     def part_on_rank(self, argument: Any) -> Any:
@@ -258,7 +258,7 @@ class RankFlow(Flow):
         about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        if self.rank_axes.has_shards and verb not in NO_OPERATIONS:
+        if self.rank_axes.has_shards and verb not in VERBS_WITHOUT_OPERATION:
             self._check_step(verb, name, ins, outs)
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
@@ -302,7 +302,7 @@ class RankFlow(Flow):
                 weight.output_axes, weight.input_axes = undivided_weight.input_axes, undivided_weight.output_axes
         return super().linear(node_name, x, *map(self.part_on_rank, output), **options)
 
-    def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
+    def look_up(self, weight: Weight, of: Rows = TOKENS, by: IndexSource = "ids") -> Value:
         table_weight = self._stage_copy(weight)
         if not table_weight.is_counted:
             self._record_copy(table_weight)
@@ -419,7 +419,7 @@ class RankFlow(Flow):
                 if (
                     id(recorded_value.storage) not in computed_storage_ids
                     and not recorded_value.storage.is_constant
-                    and operation.verb not in NO_OPERATIONS
+                    and operation.verb not in VERBS_WITHOUT_OPERATION
                 ):
                     pp, step_name = self.rank_axes.layout.pp, operation.name or operation.verb
                     raise InputError(
@@ -429,7 +429,7 @@ class RankFlow(Flow):
             computed_storage_ids |= {id(recorded_value.storage) for recorded_value in operation.output_values}
 
 
-WITH_AXES = (
+VERBS_WITH_AXES = (
     "unread_table",
     "norm",
     "normalized",
@@ -453,11 +453,11 @@ WITH_AXES = (
 )
 """Further verbs of the recorder with axes among their arguments."""
 
-for _name in WITH_AXES:
+for _name in VERBS_WITH_AXES:
     setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
-def _is_function_boundary(scope_item: Item) -> bool:
+def _is_function_boundary(scope_item: ProgramItem) -> bool:
     """Whether a program item only marks the start or end of a function in the forward pass."""
     return isinstance(scope_item, Step) and scope_item.verb in ("enter", "leave")
 
@@ -577,7 +577,7 @@ def cached_rank_program(
     return _shared_programs[program_key][1]
 
 
-_stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
+_representative_stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
 """Stages of models, the first of each kind; the model is kept so that no other one gets its id."""
 
 
@@ -587,9 +587,9 @@ def representative_stage(spec: ModelSpec, stage: Stage) -> Stage:
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """
     stage_key = id(spec), *stage_program_key(spec, stage)
-    if len(_stages) >= MAX_STAGES:
-        _stages.clear()
-    return _stages.setdefault(stage_key, (spec, stage))[1]
+    if len(_representative_stages) >= MAX_STAGES:
+        _representative_stages.clear()
+    return _representative_stages.setdefault(stage_key, (spec, stage))[1]
 
 
 def stage_program_key(spec: ModelSpec, stage: Stage) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ from ..errors import InputError
 from ..frozen import frozen
 from .layout import Layout, Schedule
 
-Kind: TypeAlias = Literal["F", "B", "I", "W"]
+PassKind: TypeAlias = Literal["F", "B", "I", "W"]
 """torch's letters (torch.distributed.pipelining): forward, whole backward, backward of inputs, backward of weights."""
 
 
@@ -39,7 +39,7 @@ class PassAction(NamedTuple):
     is_overlapped: whether it runs at the same time as the next action (DualPipe's pairs).
     """
 
-    pass_kind: Kind
+    pass_kind: PassKind
     chunk_index: int
     micro_batch: int
     is_overlapped: bool = False
@@ -48,7 +48,7 @@ class PassAction(NamedTuple):
         return f"{self.pass_kind} of micro-batch {self.micro_batch} in chunk {self.chunk_index}"
 
 
-Order: TypeAlias = tuple[PassAction, ...]
+ActionOrder: TypeAlias = tuple[PassAction, ...]
 
 
 class InFlightCounts(NamedTuple):
@@ -82,7 +82,7 @@ class Pipeline:
     ranks: int
     chunk_count: int
     micro_batches: int
-    actions_by_rank: tuple[Order, ...]
+    actions_by_rank: tuple[ActionOrder, ...]
     is_bidirectional: bool = False
 
     @property
@@ -114,7 +114,9 @@ class Pipeline:
 
     def most_in_flight(self, rank: int) -> int:
         """Returns the largest number of micro-batches in flight on a rank, over all chunks."""
-        return max(accumulate(map(_STEPS.__getitem__, [action[0] for action in self.actions_by_rank[rank]])))
+        return max(
+            accumulate(map(_IN_FLIGHT_CHANGES.__getitem__, [action[0] for action in self.actions_by_rank[rank]]))
+        )
 
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
@@ -148,7 +150,7 @@ class Pipeline:
         )
 
 
-_STEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
+_IN_FLIGHT_CHANGES = {"F": 1, "B": -1, "I": 0, "W": -1}
 """Kind of action → the change of the number of micro-batches in flight."""
 
 
@@ -207,7 +209,7 @@ def torch_group_size(ranks: int, micro_batches: int) -> int:
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[PassAction]:
+def _passes_in_order(pass_kind: PassKind, micro_batches: int) -> list[PassAction]:
     """Returns the passes of every micro-batch through one chunk."""
     return [PassAction(pass_kind, 0, micro_batch) for micro_batch in range(micro_batches)]
 
@@ -224,7 +226,7 @@ def _alternating_passes(
     )
 
 
-def interleaved_order(ranks: int, chunk_count: int, micro_batches: int, group_size: int, rank: int) -> Order:
+def interleaved_order(ranks: int, chunk_count: int, micro_batches: int, group_size: int, rank: int) -> ActionOrder:
     """Returns the order of a rank of an interleaved schedule."""
     forward_passes = _interleaved_passes("F", chunk_count, micro_batches, group_size)
     backward_passes = _interleaved_passes("B", chunk_count, micro_batches, group_size)
@@ -233,7 +235,7 @@ def interleaved_order(ranks: int, chunk_count: int, micro_batches: int, group_si
 
 
 @lru_cache(maxsize=4)
-def _interleaved_passes(pass_kind: Kind, chunk_count: int, micro_batches: int, group_size: int) -> list[PassAction]:
+def _interleaved_passes(pass_kind: PassKind, chunk_count: int, micro_batches: int, group_size: int) -> list[PassAction]:
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
     chunk_order = range(chunk_count) if pass_kind == "F" else range(chunk_count - 1, -1, -1)
     return [
@@ -264,7 +266,7 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
         )
 
 
-def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> Order:
+def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> ActionOrder:
     """Returns a rank's passes in the ZB-H1 schedule: 1F1B with weight-gradient passes delayed by `rank` passes."""
     rank_count, m = ranks, micro_batches
     warmup_count = min(rank_count - 1 - rank, m)
@@ -287,17 +289,17 @@ def _check_dualpipe(ranks: int, micro_batches: int) -> None:
         )
 
 
-def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
+def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> ActionOrder:
     """Returns the actions of `DualPipe.step`'s eight phases. In direction 0 the rank is nearer to the entrance."""
     half_ranks, distance_to_end, half_microbatches = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
     distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1
     rank_actions: list[PassAction] = []
-    counts_by_pass: Counter[tuple[Kind, int]] = Counter()
+    counts_by_pass: Counter[tuple[PassKind, int]] = Counter()
     delayed_actions: list[PassAction] = []  # backward passes of weights, first in first out
 
-    def add_action(action_kind: Kind, direction: int, is_overlapped: bool = False) -> None:
+    def add_action(action_kind: PassKind, direction: int, is_overlapped: bool = False) -> None:
         chunk_index = direction ^ (rank >= half_ranks)
-        pass_kind: Kind = "F" if action_kind == "F" else "B"
+        pass_kind: PassKind = "F" if action_kind == "F" else "B"
         pass_index = counts_by_pass[pass_kind, chunk_index]
         counts_by_pass[pass_kind, chunk_index] += 1
         rank_actions.append(
@@ -355,7 +357,7 @@ class PassDurations(NamedTuple):
     send_time: float = 0
     overlapped_time: float | None = None
 
-    def duration(self, pass_kind: Kind) -> float:
+    def duration(self, pass_kind: PassKind) -> float:
         """Returns the duration of a single action."""
         input_duration, weight_duration = self.backward_inputs, self.backward_weights
         return {"F": self.forward, "B": input_duration + weight_duration, "I": input_duration, "W": weight_duration}[
@@ -437,7 +439,7 @@ def timetable(pipeline: Pipeline, pass_durations: PassDurations | None = None) -
     )
 
 
-StagePass: TypeAlias = tuple[Kind, int]
+StagePass: TypeAlias = tuple[PassKind, int]
 """A pass of a micro-batch through a stage: its kind, and stage · micro-batches + micro-batch."""
 
 
@@ -465,9 +467,9 @@ class _StepSimulation:
             [pipeline.stage(rank, chunk_index) * self.micro_batches for chunk_index in range(pipeline.chunk_count)]
             for rank in range(ranks)
         ]
-        self.durations = {pass_kind: pass_durations.duration(pass_kind) for pass_kind in get_args(Kind)}
+        self.durations = {pass_kind: pass_durations.duration(pass_kind) for pass_kind in get_args(PassKind)}
         self.spans_by_rank: list[list[ActionSpan]] = [[] for _ in range(ranks)]
-        self.sent_counts: dict[Kind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
+        self.sent_counts: dict[PassKind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
         self.ready_ranks, self.free_times = list(range(ranks)), [0.0] * ranks
         self.end_times: dict[StagePass, float] = {}
         self.arrival_times: dict[StagePass, float] = {}
@@ -522,7 +524,7 @@ class _StepSimulation:
         self.spans_by_rank[rank].append(ActionSpan(action, start_time, end_time))
         if action.pass_kind == "W":
             return
-        direction: Kind = "F" if action.pass_kind == "F" else "B"
+        direction: PassKind = "F" if action.pass_kind == "F" else "B"
         receiving_pass = first_pass + self.micro_batches if direction == "F" else first_pass - self.micro_batches
         sends_result = False
         if 0 <= receiving_pass <= self.last_stage:

@@ -26,16 +26,25 @@ from .rank_program import (
 )
 from .schedules import check_micro_batches
 
-CHUNKS = (1, 2, 4)
+CHUNK_COUNTS = (1, 2, 4)
 """Chunks per rank that are tried."""
 
-LONG = 8192
+LONG_SEQUENCE_TOKENS = 8192
 """Length of a sequence in tokens from which context parallelism is tried."""
 
-SHORT = 1024
+SHORTEST_SEQUENCE_PART = 1024
 """Smallest part of a sequence per rank, in tokens, unless --cp is given."""
 
-HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE, NO_REPLICAS = (
+(
+    UNDIVIDED_HEADS,
+    UNDIVIDED_WIDTHS,
+    TOO_MANY_STAGES,
+    UNDIVIDED_BATCH,
+    UNDIVIDED_EXPERTS,
+    UNEVEN_ROUNDS,
+    UNDIVIDED_SEQUENCE,
+    NO_REPLICAS,
+) = (
     "--tp does not divide the heads",
     "--tp does not divide a width",
     "more stages than layers",
@@ -110,7 +119,9 @@ def search_layouts(
     check_experts(spec, layout_request.ep or 1)
     tp_sizes = _sizes_to_try(layout_request.tp, devices, devices_per_node)
     cp_sizes = _sizes_to_try(
-        layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
+        layout_request.cp,
+        math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG_SEQUENCE_TOKENS else 1,
+        seq // SHORTEST_SEQUENCE_PART,
     )
 
     def search_stages(stage_counts: Iterable[int]) -> LayoutSearch:
@@ -119,10 +130,10 @@ def search_layouts(
             if devices % (tp * cp * pp):
                 continue
             if seq % tokens_multiple(cp):
-                layout_search.refusal_counts[SEQUENCE] += 1
+                layout_search.refusal_counts[UNDIVIDED_SEQUENCE] += 1
                 continue
             dp = devices // (tp * cp * pp)
-            for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(expert_count, tp * cp * dp)):
+            for vpp, ep in product(CHUNK_COUNTS if pp > 1 else (1,), _expert_groups(expert_count, tp * cp * dp)):
                 group_sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
                 if not _matches_request(layout_request, group_sizes) or not _follows_layout_rules(
                     layout_rules, group_sizes
@@ -245,9 +256,9 @@ def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, 
         raise ImpossibleLayout(f"--framework {layout_rules.name}: {layout.options()} is not tried")
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
     if remainder:
-        raise ImpossibleLayout(BATCH)
+        raise ImpossibleLayout(UNDIVIDED_BATCH)
     if not _has_enough_micro_batches(layout, layout_rules, micro_batches):
-        raise ImpossibleLayout(ROUNDS)
+        raise ImpossibleLayout(UNEVEN_ROUNDS)
 
 
 def _has_enough_micro_batches(layout: Layout, layout_rules: LayoutRules, micro_batches: int) -> bool:
@@ -348,17 +359,17 @@ def _try_layout(
 ) -> None:
     """Adds a layout to the possible or to the refused layouts of the search."""
     if layout is None:
-        layout_search.refusal_counts[LAYERS] += 1
+        layout_search.refusal_counts[TOO_MANY_STAGES] += 1
         return
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
     if remainder or not micro_batches:
-        refusal_reason = BATCH
+        refusal_reason = UNDIVIDED_BATCH
     elif not divides_state_space_groups(axes, layout):
-        refusal_reason = WIDTHS
+        refusal_reason = UNDIVIDED_WIDTHS
     else:
         refusal_reason = layout_refusal(axes, layout, layer_count, micro_batches)
     if not refusal_reason and not _has_enough_micro_batches(layout, layout_rules, micro_batches):
-        refusal_reason = ROUNDS
+        refusal_reason = UNEVEN_ROUNDS
     if refusal_reason:
         layout_search.refusal_counts[refusal_reason] += 1
     else:
@@ -380,17 +391,17 @@ def layout_refusal(axes: Iterable[Axis], layout: Layout, layer_count: int, micro
     try:
         layers_of_stages(layout, layer_count)
     except InputError:
-        return LAYERS
+        return TOO_MANY_STAGES
     rank_axes = RankAxes(layout, layout.coordinates(0))
     for axis in axes:
         try:
             rank_axes.axis_on_rank(axis)
         except InputError:
-            return HEADS if "heads" in axis.name else WIDTHS
+            return UNDIVIDED_HEADS if "heads" in axis.name else UNDIVIDED_WIDTHS
     try:
         check_micro_batches(layout, micro_batches)
     except InputError:
-        return ROUNDS
+        return UNEVEN_ROUNDS
     return ""
 
 

@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, times
-from ..flow.program import AlternativeBranches, Item, Step
+from ..flow.program import AlternativeBranches, ProgramItem, Step
 from ..ops.base import ParamTensor
 from .rank_program import RankFlow, is_divided
 
-Path: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
+ParameterPath: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
 """The names of the modules around a parameter, each with the indices that it stands for in a module list."""
 
 
@@ -30,7 +30,7 @@ class WeightShard(NamedTuple):
         partial sum.
     """
 
-    path: Path
+    path: ParameterPath
     tensor: ParamTensor
     module_count: Number
     is_expert: bool
@@ -54,8 +54,8 @@ def weight_shards(program: RankFlow, extra_part_names: frozenset[str] = frozense
 
 
 def _weight_shards(
-    program_items: Iterable[Item],
-    module_path: Path,
+    program_items: Iterable[ProgramItem],
+    module_path: ParameterPath,
     module_count: Number,
     extra_part_names: frozenset[str],
     has_expert_groups: bool,

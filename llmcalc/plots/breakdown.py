@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..reports.palette import BOUNDS, FAINT, INK
-from ..reports.time_estimate import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, duration_unit, range_ends_text
+from ..reports.palette import BOUND_COLOURS, LINE_COLOUR, TEXT_COLOUR
+from ..reports.time_estimate import (
+    BOUND_NAMES,
+    PART_NAMES,
+    SECONDS_BY_UNIT,
+    duration_text,
+    duration_unit,
+    range_ends_text,
+)
 from ..studies.timed_run import TimedNode, TimedRun
 from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
@@ -18,13 +25,13 @@ if TYPE_CHECKING:
 MOST_NODES = 14
 """Largest number of bars of nodes; the others are one bar."""
 
-HEIGHT = 0.62
+BAR_HEIGHT = 0.62
 """Height of a bar, in rows."""
 
-ROOM = 1.28
+AXIS_LENGTH_FACTOR = 1.28
 """Length of an axis over its longest bar, with room for the bar's text."""
 
-NARROW_ROOM = 2
+NARROW_AXIS_LENGTH_FACTOR = 2
 """The same in a picture for one column of a paper, whose text is as large and whose bars are shorter."""
 
 
@@ -86,35 +93,49 @@ def _format_time_axis(ax: Axes, bar_names: list[str], time_unit: str) -> None:
 def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]]) -> None:
     """Draws a bar of the estimated seconds by bound, with a whisker for the range, and the parts of the time."""
     time_unit = duration_unit(timed_run.seconds)
-    seconds_per_unit, bar_start = FACTORS[time_unit], 0.0
+    seconds_per_unit, bar_start = SECONDS_BY_UNIT[time_unit], 0.0
     for bound, seconds in timed_run.bounds.items():
-        ax.barh(0, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=BOUNDS[bound], height=HEIGHT)
+        ax.barh(
+            0,
+            seconds / seconds_per_unit,
+            left=bar_start / seconds_per_unit,
+            color=BOUND_COLOURS[bound],
+            height=BAR_HEIGHT,
+        )
         bar_start += seconds
     low_end, high_end = (
         float(timed_run.time_range.low) / seconds_per_unit,
         float(timed_run.time_range.high) / seconds_per_unit,
     )
-    ax.plot([low_end, high_end], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
-    ax.text(high_end, 0, f"  {range_ends_text(timed_run.time_range, ' to ')} {time_unit}", va="center", color=INK)
+    ax.plot([low_end, high_end], [0, 0], color=TEXT_COLOUR, linewidth=1.4, marker="|", markersize=9)
+    ax.text(
+        high_end, 0, f"  {range_ends_text(timed_run.time_range, ' to ')} {time_unit}", va="center", color=TEXT_COLOUR
+    )
     bar_start = 0.0
     for row_index, (_, seconds) in enumerate(time_parts, 1):
-        ax.barh(row_index, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=FAINT, height=HEIGHT)
+        ax.barh(
+            row_index,
+            seconds / seconds_per_unit,
+            left=bar_start / seconds_per_unit,
+            color=LINE_COLOUR,
+            height=BAR_HEIGHT,
+        )
         bar_start += seconds
         ax.text(
             bar_start / seconds_per_unit,
             row_index,
             f"  {_time_and_percentage_text(seconds, timed_run)}",
             va="center",
-            color=INK,
+            color=TEXT_COLOUR,
         )
     _format_time_axis(ax, ["estimate, with its range", *(bar_name for bar_name, _ in time_parts)], time_unit)
-    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * high_end)
+    ax.set_xlim(0, (NARROW_AXIS_LENGTH_FACTOR if is_narrow() else AXIS_LENGTH_FACTOR) * high_end)
 
 
 def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNode]]) -> None:
     """Draws a bar for each node of the model and each part of the run, in the colours of the bounds."""
     time_unit = duration_unit(node_bars[0][1].seconds)
-    seconds_per_unit = FACTORS[time_unit]
+    seconds_per_unit = SECONDS_BY_UNIT[time_unit]
     for row_index, (_, node) in enumerate(node_bars):
         bar_start = 0.0
         for bound, seconds in node.seconds_by_bound.items():
@@ -122,8 +143,8 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNo
                 row_index,
                 seconds / seconds_per_unit,
                 left=bar_start / seconds_per_unit,
-                color=BOUNDS[bound],
-                height=HEIGHT,
+                color=BOUND_COLOURS[bound],
+                height=BAR_HEIGHT,
             )
             bar_start += seconds
         ax.text(
@@ -131,10 +152,13 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNo
             row_index,
             f"  {_time_and_percentage_text(node.seconds, timed_run)}",
             va="center",
-            color=INK,
+            color=TEXT_COLOUR,
         )
     _format_time_axis(ax, [bar_name for bar_name, _ in node_bars], time_unit)
-    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * node_bars[0][1].seconds / seconds_per_unit)
+    ax.set_xlim(
+        0,
+        (NARROW_AXIS_LENGTH_FACTOR if is_narrow() else AXIS_LENGTH_FACTOR) * node_bars[0][1].seconds / seconds_per_unit,
+    )
     _draw_legend(ax, timed_run)
 
 
@@ -147,7 +171,7 @@ def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:
     from matplotlib.patches import Patch
 
     bounds = [bound for bound, seconds in timed_run.bounds.items() if seconds]
-    legend_patches = [Patch(color=BOUNDS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
+    legend_patches = [Patch(color=BOUND_COLOURS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
     patch_style: dict[str, Any] = {"frameon": False, "fontsize": 9, "title": "bound by", "alignment": "left"}
     if is_narrow():
         ax.figure.legend(handles=legend_patches, loc="outside lower center", ncols=len(legend_patches), **patch_style)

@@ -9,7 +9,7 @@ from .. import units
 from ..costs.cache import kv
 from ..costs.context_length import longest_sequence
 from ..costs.flops import flops, run_config_of
-from ..reports.palette import FAINT, INK
+from ..reports.palette import LINE_COLOUR, TEXT_COLOUR
 from ..sources.preset import Preset
 from .figure import in_llmcalc_style, is_narrow, new_figure, text_for_one_column
 from .labels import axis_tick_text, escape_label, spread_labels
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CONTEXTS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 + i // 2)) for i in range(21))
+CONTEXT_LENGTHS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 + i // 2)) for i in range(21))
 """Context lengths in tokens: from 1,024 to 1,048,576, two per doubling."""
 
 
@@ -31,8 +31,8 @@ def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = N
     """
 
     def cache_bytes_of(preset: Preset) -> list[float]:
-        shortest_cache = kv(preset.model, seq=CONTEXTS[0], format_name=dtype)
-        return [float(shortest_cache.size_after(tokens).bytes) for tokens in CONTEXTS]
+        shortest_cache = kv(preset.model, seq=CONTEXT_LENGTHS[0], format_name=dtype)
+        return [float(shortest_cache.size_after(tokens).bytes) for tokens in CONTEXT_LENGTHS]
 
     title = f"KV cache of one sequence, {units.short_dtype(dtype)}"
     return _plot_curves(models, cache_bytes_of, title, lambda value: units.memory(round(value)), 2, ax)
@@ -44,7 +44,7 @@ def plot_flops(models: Sequence[Preset]) -> Figure:
     def token_flops_of(preset: Preset) -> list[float]:
         phase = "forward" if preset.model.one_pass_model_name else "decode"
         token_flops: list[float] = []
-        for tokens in CONTEXTS:
+        for tokens in CONTEXT_LENGTHS:
             run_config = (
                 run_config_of(preset.model, seq=tokens)
                 if phase == "forward"
@@ -66,7 +66,7 @@ def _plot_curves(
     ax: Axes | None = None,
 ) -> Figure:
     """Draws one curve per model. write_value: formats a value. log_base: base of the vertical axis."""
-    figure_height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
+    figure_height = max(4.6, LABEL_INCHES * len(models) / AXES_HEIGHT_SHARE + 0.4)
     figure = new_figure(8, figure_height) if ax is None else ax.figure
     model_curves = [(preset, curve_function(preset)) for preset in models]
     _draw_curves(figure.subplots() if ax is None else ax, model_curves, title, write_value, log_base)
@@ -87,23 +87,23 @@ def _draw_curves(
     ax.margins(x=0)
     for curve_index, (preset, curve_values) in enumerate(model_curves):
         line_style = curve_style(curve_index)
-        longest_context = longest_sequence(preset.model) or CONTEXTS[-1]
+        longest_context = longest_sequence(preset.model) or CONTEXT_LENGTHS[-1]
         plotted_values = [
             curve_value if tokens <= longest_context else float("nan")
-            for tokens, curve_value in zip(CONTEXTS, curve_values, strict=True)
+            for tokens, curve_value in zip(CONTEXT_LENGTHS, curve_values, strict=True)
         ]
         # Past the context that the model was made for:
-        ax.plot(CONTEXTS, curve_values, color=line_style.colour, linewidth=1.2, linestyle=":")
-        ax.plot(CONTEXTS, plotted_values, color=line_style.colour, linewidth=2, linestyle=line_style.line_style)
-    ax.set_xticks([tokens for tokens in CONTEXTS if tokens & (tokens - 1) == 0][::2])
+        ax.plot(CONTEXT_LENGTHS, curve_values, color=line_style.colour, linewidth=1.2, linestyle=":")
+        ax.plot(CONTEXT_LENGTHS, plotted_values, color=line_style.colour, linewidth=2, linestyle=line_style.line_style)
+    ax.set_xticks([tokens for tokens in CONTEXT_LENGTHS if tokens & (tokens - 1) == 0][::2])
     ax.xaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: _tokens_text(curve_value)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(log_base, numticks=9))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: axis_tick_text(curve_value, write_value)))
-    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+    ax.grid(color=LINE_COLOUR, linewidth=0.4, alpha=0.6)
     ax.set_xlabel(text_for_one_column("tokens of the context; dotted past what the model was made for", 2.4))
-    ax.set_title(title, color=INK, fontweight="bold", pad=14 if is_narrow() else None)
+    ax.set_title(title, color=TEXT_COLOUR, fontweight="bold", pad=14 if is_narrow() else None)
     if is_narrow():
         ax.tick_params(axis="x", labelsize=8)
     _label_ends(ax, model_curves)
@@ -111,11 +111,12 @@ def _draw_curves(
 
 def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) -> None:
     """Labels each curve at its right end, with a connecting line if the label had to move."""
-    curve_ends = [(CONTEXTS[-1], curve_values[-1]) for _, curve_values in model_curves]
+    curve_ends = [(CONTEXT_LENGTHS[-1], curve_values[-1]) for _, curve_values in model_curves]
     data_to_axes_transform = ax.transData + ax.transAxes.inverted()
     end_points = [tuple(data_to_axes_transform.transform(curve_end)) for curve_end in curve_ends]
     label_heights = spread_labels(
-        [label_height for _, label_height in end_points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
+        [label_height for _, label_height in end_points],
+        LABEL_INCHES * ax.figure.dpi / (ax.figure.bbox.height * AXES_HEIGHT_SHARE),
     )
     for curve_index, ((preset, _), curve_end, label_height) in enumerate(
         zip(model_curves, curve_ends, label_heights, strict=True)
@@ -142,10 +143,10 @@ def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) ->
         )
 
 
-ROW = 0.17
+LABEL_INCHES = 0.17
 """Inches from a label to the next one."""
 
-PART_OF_HEIGHT = 0.78
+AXES_HEIGHT_SHARE = 0.78
 """Height of the axes as a part of the figure's."""
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..errors import InputError, MissingExtra
-from ..reports.palette import INK
+from ..reports.palette import TEXT_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.textpath import TextPath
 
-FORMATS = ("svg", "png", "pdf")
+PICTURE_FORMATS = ("svg", "png", "pdf")
 """Suffixes of the files that a picture can be written to."""
 
-STYLE = {
+MATPLOTLIB_STYLE = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.spines.top": False,
@@ -107,25 +107,25 @@ def new_figure(width_inches: float, height_inches: float, **figure_options: Any)
     require_matplotlib()
     from matplotlib import rc_context
 
-    with rc_context(STYLE):
+    with rc_context(MATPLOTLIB_STYLE):
         return _notebook_figure()(
             figsize=(figure_width(width_inches), height_inches), layout="constrained", **figure_options
         )
 
 
-P = ParamSpec("P")
-Drawn = TypeVar("Drawn")
+DrawParameters = ParamSpec("DrawParameters")
+DrawnType = TypeVar("DrawnType")
 
 
-def in_llmcalc_style(draw_picture: Callable[P, Drawn]) -> Callable[P, Drawn]:
+def in_llmcalc_style(draw_picture: Callable[DrawParameters, DrawnType]) -> Callable[DrawParameters, DrawnType]:
     """Wraps a drawing function to use llmcalc's style. Raises `MissingExtra` without matplotlib."""
 
     @wraps(draw_picture)
-    def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> Drawn:
+    def draw_in_style(*args: DrawParameters.args, **kwargs: DrawParameters.kwargs) -> DrawnType:
         require_matplotlib()
         from matplotlib import rc_context
 
-        with rc_context(STYLE):
+        with rc_context(MATPLOTLIB_STYLE):
             return draw_picture(*args, **kwargs)
 
     return draw_in_style
@@ -137,9 +137,9 @@ def draw_heading(figure: Figure, heading_text: str, subtitle: str = "") -> None:
     if subtitle:
         subtitle = text_for_one_column(subtitle, figure.get_figwidth() - 0.2, 9)
         subtitle_top = 1 - (0.06 + 0.2 * len(heading_text.splitlines())) / figure.get_figheight()
-        figure.text(0.01, subtitle_top, subtitle, ha="left", va="top", color=INK, fontsize=9)
+        figure.text(0.01, subtitle_top, subtitle, ha="left", va="top", color=TEXT_COLOUR, fontsize=9)
         heading_text += "\n" * len(subtitle.splitlines())
-    figure.suptitle(heading_text, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+    figure.suptitle(heading_text, x=0.01, ha="left", color=TEXT_COLOUR, fontsize=12, fontweight="bold")
 
 
 @cache
@@ -171,8 +171,8 @@ def axes_of_panels(axes: Any, panel_count: int) -> list[Axes]:
 def format_of(path: Path, option_name: str = "--output") -> str:
     """Returns the picture format of a file suffix. option_name: the option of `path`, for errors."""
     file_suffix = path.suffix.lower().removeprefix(".")
-    if file_suffix not in FORMATS:
-        suffixes_text = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
+    if file_suffix not in PICTURE_FORMATS:
+        suffixes_text = ", ".join(f".{suffix_name}" for suffix_name in PICTURE_FORMATS)
         raise InputError(f"{option_name} {path}: its suffix names no format of a picture; expected {suffixes_text}")
     return file_suffix
 
@@ -185,6 +185,6 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
 
     metadata_by_format = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     buffer = BytesIO()
-    with rc_context(STYLE):
+    with rc_context(MATPLOTLIB_STYLE):
         figure.savefig(buffer, format=file_format, metadata=metadata_by_format[file_format], dpi=160)
     return buffer.getvalue()

@@ -7,29 +7,34 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..characters import printable
-from ..reports.palette import INK
+from ..reports.palette import TEXT_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Annotation
 
-GAP = 6
+LABEL_GAP_POINTS = 6
 """Points (1/72 inch) between a point and its name."""
 
-EDGE = 3
+FRAME_GAP_PIXELS = 3
 """Pixels between a name and the frame."""
 
-WIDER = 0.03
+LABEL_MARGIN_SHARE = 0.03
 """Share of a name's width that is kept free on either side: another resolution writes names a little wider."""
 
-PLACES = ((GAP, 0, "left"), (-GAP, 0, "right"), (0, 2 * GAP, "center"), (0, -2 * GAP, "center"))
+LABEL_PLACES = (
+    (LABEL_GAP_POINTS, 0, "left"),
+    (-LABEL_GAP_POINTS, 0, "right"),
+    (0, 2 * LABEL_GAP_POINTS, "center"),
+    (0, -2 * LABEL_GAP_POINTS, "center"),
+)
 """Places of a name: offset from its point in points (1/72 inch), and the name's alignment."""
 
-FAR_PLACES: tuple[tuple[float, float, Any], ...] = (
-    (0, 4 * GAP, "center"),
-    (0, -4 * GAP, "center"),
-    (3 * GAP, -3 * GAP, "left"),
-    (3 * GAP, 3 * GAP, "left"),
+FAR_LABEL_PLACES: tuple[tuple[float, float, Any], ...] = (
+    (0, 4 * LABEL_GAP_POINTS, "center"),
+    (0, -4 * LABEL_GAP_POINTS, "center"),
+    (3 * LABEL_GAP_POINTS, -3 * LABEL_GAP_POINTS, "left"),
+    (3 * LABEL_GAP_POINTS, 3 * LABEL_GAP_POINTS, "left"),
 )
 """Places farther away, for pictures of few points."""
 
@@ -43,8 +48,8 @@ def escape_label(label_text: str) -> str:
     return f" {escaped_name}" if escaped_name.startswith("_") else escaped_name
 
 
-RINGS: tuple[tuple[float, float, Any], ...] = tuple(
-    (across * radius * GAP, up * radius * GAP, {1: "left", 0: "center", -1: "right"}[across])
+RING_LABEL_PLACES: tuple[tuple[float, float, Any], ...] = tuple(
+    (across * radius * LABEL_GAP_POINTS, up * radius * LABEL_GAP_POINTS, {1: "left", 0: "center", -1: "right"}[across])
     for radius in (3, 5, 8, 12)
     for across, up in ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))
 )
@@ -111,7 +116,7 @@ def label_points(
     data_points: Sequence[tuple[float, float]],
     point_names: Sequence[str],
     other_points: Sequence[tuple[float, float]] = (),
-    label_places: Sequence[tuple[float, float, Any]] = PLACES,
+    label_places: Sequence[tuple[float, float, Any]] = LABEL_PLACES,
     radius_or_radii: float | Sequence[float] = 0,
 ) -> list[Annotation]:
     """Writes labels beside points in order. A label without room is left out.
@@ -119,7 +124,7 @@ def label_points(
     data_points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.
     label_places: places of a name, the preferred one first. A line leads to the point from places that are not in
-        `PLACES`.
+        `LABEL_PLACES`.
     radius_or_radii: of the drawn points, which no name may touch, in points (1/72 inch); default 0. A list has the
         radius of each point, and names keep their distance from its edge.
     The figure's layout must not change afterwards.
@@ -141,12 +146,12 @@ def label_points(
         annotation = ax.annotate(
             escape_label(point_name),
             data_point,
-            xytext=(GAP, 0),
+            xytext=(LABEL_GAP_POINTS, 0),
             textcoords="offset points",
             va="center",
             ha="left",
             fontsize=7.5,
-            color=INK,
+            color=TEXT_COLOUR,
         )
         point_in_pixels = ax.transData.transform(data_point)
         for shift_right, shift_up, alignment in label_places:
@@ -154,15 +159,15 @@ def label_points(
             annotation.set_position(text_position)
             annotation.set_horizontalalignment(alignment)
             text_extent = annotation.get_window_extent()
-            side_margin = 1 + WIDER * text_extent.width
+            side_margin = 1 + LABEL_MARGIN_SHARE * text_extent.width
             name_box = LabelBox(
                 text_extent.x0 - side_margin, text_extent.y0 - 1, text_extent.x1 + side_margin, text_extent.y1 + 1
             )
             is_inside_axes = (
-                axes_box.x0 + EDGE <= name_box.left
-                and name_box.right <= axes_box.x1 - EDGE
-                and axes_box.y0 + EDGE <= name_box.bottom
-                and name_box.top <= axes_box.y1 - EDGE
+                axes_box.x0 + FRAME_GAP_PIXELS <= name_box.left
+                and name_box.right <= axes_box.x1 - FRAME_GAP_PIXELS
+                and axes_box.y0 + FRAME_GAP_PIXELS <= name_box.bottom
+                and name_box.top <= axes_box.y1 - FRAME_GAP_PIXELS
             )
             overlaps_point = any(
                 name_box.left - circle_radius < x < name_box.right + circle_radius
@@ -170,7 +175,7 @@ def label_points(
                 for x, y, circle_radius in point_circles
                 if (x, y) != tuple(point_in_pixels)
             )
-            has_connecting_line = (shift_right, shift_up, alignment) not in PLACES
+            has_connecting_line = (shift_right, shift_up, alignment) not in LABEL_PLACES
             half_height = text_extent.height / 2 / pixels_per_point if alignment == "center" else 0
             line_end = text_position[0], text_position[1] - math.copysign(half_height, text_position[1])
             line_points = [
@@ -190,7 +195,7 @@ def label_points(
                 if has_connecting_line:
                     connecting_line = {
                         "arrowstyle": "-",
-                        "color": INK,
+                        "color": TEXT_COLOUR,
                         "alpha": 0.45,
                         "linewidth": 0.6,
                         "shrinkA": 0,

@@ -11,7 +11,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..reports.memory import KIND_NAMES, PHASE_NAMES
 from ..reports.memory_notes import run_text
-from ..reports.palette import FAINT, INK, KINDS
+from ..reports.palette import LINE_COLOUR, MEMORY_KIND_COLOURS, TEXT_COLOUR
 from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure, text_for_one_column
 from .labels import escape_label
 
@@ -43,7 +43,7 @@ def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Memor
     return figure
 
 
-BESIDE = "free blocks, CUDA context"
+OVERHEAD_LABEL = "free blocks, CUDA context"
 """What the allocator and the runtime take beside tensors at the peak."""
 
 
@@ -54,18 +54,21 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[MemoryF
     """
     byte_scale = units.memory_scale(device.device_bytes)
     bar_rows: list[tuple[str, dict[str, int]]] = [
-        ("the device, at its peak", {**device.by_kind, BESIDE: device.device_bytes - device.peak_bytes}),
+        ("the device, at its peak", {**device.by_kind, OVERHEAD_LABEL: device.device_bytes - device.peak_bytes}),
         *((PHASE_NAMES[phase], dict(bytes_by_kind)) for phase, bytes_by_kind in device.moments.items()),
     ]
-    for memory_kind in (*KINDS, BESIDE):
+    for memory_kind in (*MEMORY_KIND_COLOURS, OVERHEAD_LABEL):
         bar_heights = [bar_parts.get(memory_kind, 0) / byte_scale.factor for _, bar_parts in bar_rows]
         bar_starts = [
-            sum(bar_parts.get(lower_kind, 0) for lower_kind in [*KINDS][: [*KINDS, BESIDE].index(memory_kind)])
+            sum(
+                bar_parts.get(lower_kind, 0)
+                for lower_kind in [*MEMORY_KIND_COLOURS][: [*MEMORY_KIND_COLOURS, OVERHEAD_LABEL].index(memory_kind)]
+            )
             / byte_scale.factor
             for _, bar_parts in bar_rows
         ]
         if any(bar_heights):
-            colour = KINDS.get(memory_kind, FAINT)
+            colour = MEMORY_KIND_COLOURS.get(memory_kind, LINE_COLOUR)
             ax.barh(
                 range(len(bar_rows)),
                 bar_heights,
@@ -77,7 +80,15 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[MemoryF
     for row_index, (_, bar_parts) in enumerate(bar_rows):
         bar_height = sum(bar_parts.values()) / byte_scale.factor
         font_weight = "bold" if row_index == 0 else "normal"
-        ax.text(bar_height, row_index, f" {bar_height:,.2f}", va="center", ha="left", color=INK, fontweight=font_weight)
+        ax.text(
+            bar_height,
+            row_index,
+            f" {bar_height:,.2f}",
+            va="center",
+            ha="left",
+            color=TEXT_COLOUR,
+            fontweight=font_weight,
+        )
     ax.set_yticks(range(len(bar_rows)), [bar_name for bar_name, _ in bar_rows])
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,g}")
@@ -96,8 +107,8 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Mem
         1, len(timeline_points) // 12
     )
     point_bytes = [timeline_point.bytes / byte_scale.factor for timeline_point in timeline_points]
-    ax.step(range(len(point_bytes)), point_bytes, where="mid", color=INK, linewidth=1)
-    ax.fill_between(range(len(point_bytes)), point_bytes, step="mid", color=FAINT, alpha=0.4)
+    ax.step(range(len(point_bytes)), point_bytes, where="mid", color=TEXT_COLOUR, linewidth=1)
+    ax.fill_between(range(len(point_bytes)), point_bytes, step="mid", color=LINE_COLOUR, alpha=0.4)
     phase_starts = [
         point_index
         for point_index, timeline_point in enumerate(timeline_points)
@@ -105,7 +116,7 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Mem
     ]
     for phase_start, phase_end in zip(phase_starts, [*phase_starts[1:], len(timeline_points)], strict=True):
         if phase_start:
-            ax.axvline(phase_start - 0.5, color=FAINT, linewidth=0.8)
+            ax.axvline(phase_start - 0.5, color=LINE_COLOUR, linewidth=0.8)
         phase = timeline_points[phase_start].phase
         phase_title = phase if is_narrow() else PHASE_NAMES[phase]
         ax.annotate(
@@ -120,7 +131,12 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Mem
     text_side: Any = "right" if peak_index > len(point_bytes) / 2 else "left"
     peak_text = f"{point_bytes[peak_index]:,.2f} {byte_scale.name}: {escape_label(peak_node)}  "
     ax.annotate(
-        peak_text, (peak_index, point_bytes[peak_index]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND
+        peak_text,
+        (peak_index, point_bytes[peak_index]),
+        ha=text_side,
+        va="bottom",
+        color=TEXT_COLOUR,
+        bbox=TEXT_BACKGROUND,
     )
     ax.set_xticks([])
     ax.set_ylabel(byte_scale.name)
@@ -142,7 +158,7 @@ def _draw_capacities(
         if accelerator_fit.capacity_bytes > 2.5 * device.peak_bytes:
             continue
         if is_vertical:
-            ax.axvline(capacity_in_unit, color=INK, linestyle="--", linewidth=1)
+            ax.axvline(capacity_in_unit, color=TEXT_COLOUR, linestyle="--", linewidth=1)
             ax.text(
                 capacity_in_unit,
                 -0.5,
@@ -150,8 +166,8 @@ def _draw_capacities(
                 ha="left",
                 va="bottom",
                 fontsize=9,
-                color=INK,
+                color=TEXT_COLOUR,
             )
         else:
-            ax.axhline(capacity_in_unit, color=INK, linestyle="--", linewidth=1)
+            ax.axhline(capacity_in_unit, color=TEXT_COLOUR, linestyle="--", linewidth=1)
             ax.set_ylim(0, max(ax.get_ylim()[1], capacity_in_unit * 1.08))

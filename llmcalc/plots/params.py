@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import units
 from ..costs.params import ParameterCount
-from ..reports.palette import COMPONENTS, INK, OTHER
+from ..reports.palette import COMPONENT_COLOURS, OTHER_COLOUR, TEXT_COLOUR
 from .figure import in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEGIBLE = 0.06
+SMALLEST_LABELLED_SHARE = 0.06
 """Smallest share of a bar that is labelled with its number."""
 
-NAMES = {
+COMPONENT_LABELS = {
     "lm_head": "output head",
     "feed_forward": "feed-forward",
     "state_space": "state space",
@@ -47,7 +47,7 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
         count_by_component = {
             component: int(parameter_count) for component, parameter_count in parameter_counts.by_component.items()
         }
-        component_counts = [(component, count_by_component.get(component, 0)) for component in COMPONENTS]
+        component_counts = [(component, count_by_component.get(component, 0)) for component in COMPONENT_COLOURS]
         bar_start = 0.0
         for component, parameter_count in (
             *component_counts,
@@ -56,9 +56,9 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
             total_fraction = parameter_count / int(parameter_counts.total)
             if not total_fraction:
                 continue
-            legend_label = None if component in labelled_kinds else NAMES.get(component, component)
+            legend_label = None if component in labelled_kinds else COMPONENT_LABELS.get(component, component)
             labelled_kinds.add(component)
-            colour = COMPONENTS.get(component, OTHER)
+            colour = COMPONENT_COLOURS.get(component, OTHER_COLOUR)
             ax.barh(
                 row_index,
                 total_fraction,
@@ -69,7 +69,7 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
                 linewidth=0.8,
                 label=legend_label,
             )
-            if total_fraction >= (2.5 if is_narrow() else 1) * LEGIBLE:
+            if total_fraction >= (2.5 if is_narrow() else 1) * SMALLEST_LABELLED_SHARE:
                 percentage_text = f"{100 * total_fraction:.0f} %"
                 ax.text(
                     bar_start + total_fraction / 2,
@@ -81,7 +81,7 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
                     color=_text_colour(colour),
                 )
             bar_start += total_fraction
-        ax.text(1.01, row_index, units.count(int(parameter_counts.total)), va="center", fontsize=9, color=INK)
+        ax.text(1.01, row_index, units.count(int(parameter_counts.total)), va="center", fontsize=9, color=TEXT_COLOUR)
     ax.set_yticks(range(len(counts_by_model)), [escape_label(model_name) for model_name, _ in counts_by_model])
     ax.invert_yaxis()
     ax.tick_params(length=0)
@@ -89,7 +89,7 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
     for axis_spine in ax.spines.values():
         axis_spine.set_visible(False)
     ax.set_xlim(0, 1.1)
-    ax.set_title("Where the parameters are", color=INK, fontweight="bold")
+    ax.set_title("Where the parameters are", color=TEXT_COLOUR, fontweight="bold")
     ax.legend(
         loc="upper left",
         bbox_to_anchor=(-0.01, 0.0),
@@ -107,4 +107,4 @@ def _text_colour(colour: str) -> str:
     red, green, blue = (
         channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in rgb_fractions
     )
-    return INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 else "white"
+    return TEXT_COLOUR if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 else "white"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ..costs.context_length import usual_sequence
+from ..costs.context_length import default_sequence_tokens
 from ..errors import InputError, suggest
-from ..sources.preset import Preset, name_in_errors
+from ..sources.preset import Preset, target_in_errors
 from ..sources.presets import find_preset, model_names
 from ..studies.model_selection import EVERY_MODEL, ModelFilter
 from .figure import require_matplotlib
@@ -48,7 +48,7 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
     from .context import cache as plot_cache
 
     for model_preset in models:
-        with name_in_errors(model_preset):
+        with target_in_errors(model_preset):
             kv(model_preset.model, format_name=kv_dtype)
     return plot_cache(models, kv_dtype)
 
@@ -71,8 +71,8 @@ def shape_picture(
 
     named_studies = []
     for preset in models:
-        with name_in_errors(preset):
-            tokens = usual_sequence(preset.model) if seq is None else seq
+        with target_in_errors(preset):
+            tokens = default_sequence_tokens(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
             shape_family = build_family(preset.model)
             model_shapes = find_shapes(shape_family, budget, preset.model, shape_count, seq=tokens, dtype=kv_dtype)
@@ -98,7 +98,7 @@ def aspect_ratio_picture(model_filter: ModelFilter = EVERY_MODEL, labelled_names
                 f"--label {preset_name}: is not among the models drawn; expected one that the filters take"
             )
     models = [
-        (preset, quantities_of_model(preset.model, usual_sequence(preset.model), "bfloat16", parameter_count))
+        (preset, quantities_of_model(preset.model, default_sequence_tokens(preset.model), "bfloat16", parameter_count))
         for preset, parameter_count in selected_presets
     ]
     return plot_aspect(models, labelled_names=preset_names)
@@ -120,7 +120,7 @@ def memory_picture(run_question: RunQuestion) -> Figure:
     require_matplotlib()
     from .memory import memory as plot_memory
 
-    with name_in_errors(run_question.preset):
+    with target_in_errors(run_question.preset):
         run_memory = run_question.with_defaults_of_tag().memory_on_one_device()
         accelerator_fits = [run_memory.device.fit_on(hardware) for hardware in run_question.accelerators]
         return plot_memory(run_question.preset.display, run_memory, accelerator_fits)

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .. import units
-from ..reports.palette import FAINT, INK, SERIES
+from ..reports.palette import CURVE_COLOURS, LINE_COLOUR, TEXT_COLOUR
 from ..studies.timed_run import TimedRun
 from ..timing.time_estimator import TimeEstimator
 from ..timing.traffic import MemoryTraffic
 from .figure import draw_heading, in_llmcalc_style, new_figure, text_for_one_column
-from .labels import FAR_PLACES, PLACES, escape_label, label_points
+from .labels import FAR_LABEL_PLACES, LABEL_PLACES, escape_label, label_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LARGEST, SMALLEST = 900.0, 14.0
+LARGEST_POINT_AREA, SMALLEST_POINT_AREA = 900.0, 14.0
 """Area of a point that is all of a pass's time, and the least area of a point, in square points (1/72 inch)."""
 
 
-NEAR = 0.06
+SHARED_LABEL_DISTANCE = 0.06
 """Distance of two points below which they have one name, in decades of either axis."""
 
 
@@ -39,7 +39,7 @@ def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Fi
     kernels_by_run = [timed_run.traffic() for timed_run, _ in titled_runs]
     figure = new_figure(9, 5.6)
     ax = figure.subplots()
-    for (timed_run, pass_name), kernels, colour in zip(titled_runs, kernels_by_run, SERIES, strict=False):
+    for (timed_run, pass_name), kernels, colour in zip(titled_runs, kernels_by_run, CURVE_COLOURS, strict=False):
         ax.scatter(
             [kernel.intensity for kernel in kernels.values()],
             [kernel.flops_per_second / 1e12 for kernel in kernels.values()],
@@ -56,7 +56,7 @@ def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Fi
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter("{x:,g}")
     ax.yaxis.set_major_formatter("{x:,g}")
-    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+    ax.grid(color=LINE_COLOUR, linewidth=0.4, alpha=0.6)
     ax.set_xlabel(text_for_one_column("FLOPs per byte of memory; a point's area is its share of the pass's time"))
     ax.set_ylabel("TFLOP/s")
     draw_heading(figure, f"{escape_label(title)} under the roof of {escape_label(first_run.hardware.title)}")
@@ -93,8 +93,8 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     ridge_intensity = timed_run.peak / device.memory_bandwidth
     intensity_range = (min(0.5 * min(intensities), ridge_intensity / 4), max(4 * max(intensities), 4 * ridge_intensity))
     sampled_intensities = [
-        intensity_range[0] * (intensity_range[1] / intensity_range[0]) ** (sample_index / SAMPLES)
-        for sample_index in range(SAMPLES + 1)
+        intensity_range[0] * (intensity_range[1] / intensity_range[0]) ** (sample_index / ROOF_SAMPLES)
+        for sample_index in range(ROOF_SAMPLES + 1)
     ]
     roof_points = []
     datasheet_text = text_for_one_column(f"roof of the datasheet: {_roof_text(timed_run, ridge_intensity)}", 3.8, 9)
@@ -109,15 +109,15 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     ):
         x = [intensity_range[0], peak_rate / bandwidth, intensity_range[1]]
         y = [min(peak_rate, intensity * bandwidth) / 1e12 for intensity in x]
-        ax.plot(x, y, color=INK, linewidth=1.1, linestyle=roof_line, label=roof_name, zorder=0)
+        ax.plot(x, y, color=TEXT_COLOUR, linewidth=1.1, linestyle=roof_line, label=roof_name, zorder=0)
         roof_points += [(intensity, min(peak_rate, intensity * bandwidth) / 1e12) for intensity in sampled_intensities]
-    ax.axvline(ridge_intensity, color=FAINT, linewidth=0.8, zorder=0)
+    ax.axvline(ridge_intensity, color=LINE_COLOUR, linewidth=0.8, zorder=0)
     ax.set_xlim(*intensity_range)
     ax.margins(y=0.12)
     return roof_points
 
 
-SAMPLES = 200
+ROOF_SAMPLES = 200
 """Steps along a roof at which no name may lie."""
 
 
@@ -145,7 +145,11 @@ def _label_node_points(
     point_radii: dict[tuple[float, float], float] = {}
     for time_share, kernel_point, path in weighted_points:
         nearest_point = next(
-            (other_point for other_point in names_by_point if _log_distance(kernel_point, other_point) < NEAR),
+            (
+                other_point
+                for other_point in names_by_point
+                if _log_distance(kernel_point, other_point) < SHARED_LABEL_DISTANCE
+            ),
             kernel_point,
         )
         marker_radius = math.sqrt(_marker_area(time_share) / math.pi)
@@ -156,13 +160,18 @@ def _label_node_points(
         for first_name, *other_names in names_by_point.values()
     ]
     label_points(
-        ax, list(names_by_point), point_labels, roof_points, (*PLACES, *FAR_PLACES), list(point_radii.values())
+        ax,
+        list(names_by_point),
+        point_labels,
+        roof_points,
+        (*LABEL_PLACES, *FAR_LABEL_PLACES),
+        list(point_radii.values()),
     )
 
 
 def _marker_area(time_share: float) -> float:
     """Returns the area of a point whose kernel takes this share of the pass's time."""
-    return max(SMALLEST, LARGEST * time_share)
+    return max(SMALLEST_POINT_AREA, LARGEST_POINT_AREA * time_share)
 
 
 def _log_distance(point: tuple[float, float], other_point: tuple[float, float]) -> float:

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING
 
 from .. import units
 from ..parallel.layout import Layout
-from ..parallel.schedules import Kind, Timetable
+from ..parallel.schedules import PassKind, Timetable
 from ..reports import palette
-from ..reports.schedule import PASSES, costs_text, pass_kinds_of, schedule_title
+from ..reports.schedule import PASS_NAMES, costs_text, pass_kinds_of, schedule_title
 from .figure import draw_heading, figure_width, in_llmcalc_style, new_figure, text_for_one_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NARROWEST, WIDEST = 9.0, 16.0
+NARROWEST_INCHES, WIDEST_INCHES = 9.0, 16.0
 """Smallest and largest width of a picture, in inches."""
 
 SIDE_INCHES = 2.6
 """Width of the ranks' names and of micro-batches in flight, in inches."""
 
-CELL, DIGIT, LINE = 0.2, 0.085, 0.03
+PASS_INCHES, DIGIT_INCHES, OUTLINED_PASS_INCHES = 0.2, 0.085, 0.03
 """Inches: of the shortest pass where the width allows them; of a digit, and of a pass that has an outline and hatching.
 What has less room is drawn without.
 """
@@ -29,7 +29,7 @@ What has less room is drawn without.
 TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
 """Background of a number on hatching."""
 
-HEIGHT = 0.8
+BAR_HEIGHT = 0.8
 """Height of a bar, in rows."""
 
 
@@ -38,7 +38,7 @@ def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
     shortest_duration = min(timetable.pass_durations.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
     figure_width_inches = figure_width(
-        min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_duration))
+        min(WIDEST_INCHES, max(NARROWEST_INCHES, SIDE_INCHES + PASS_INCHES * timetable.time / shortest_duration))
     )
     figure = new_figure(figure_width_inches, 1.6 + 0.36 * timetable.pipeline.ranks)
     timetable_axes, in_flight_axes = figure.subplots(
@@ -58,21 +58,21 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     """
     from matplotlib.colors import to_rgb
 
-    bars_by_style: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
+    bars_by_style: dict[tuple[PassKind, int, float, float], list[tuple[float, float]]] = {}
     for rank, rank_spans in enumerate(timetable.spans_by_rank):
         is_lower_half = False
         for (pass_kind, chunk_index, micro_batch, is_overlapped), pass_start, pass_end in rank_spans:
-            bar_height = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
-            lower_edge = float(rank) if is_lower_half else rank - HEIGHT / 2
+            bar_height = BAR_HEIGHT / 2 if is_overlapped or is_lower_half else BAR_HEIGHT
+            lower_edge = float(rank) if is_lower_half else rank - BAR_HEIGHT / 2
             bars_by_style.setdefault((pass_kind, chunk_index, lower_edge, bar_height), []).append(
                 (pass_start, pass_end - pass_start)
             )
             label_text = str(micro_batch)
-            if (pass_end - pass_start) * axes_inches > DIGIT * len(label_text):
+            if (pass_end - pass_start) * axes_inches > DIGIT_INCHES * len(label_text):
                 x = (pass_start + pass_end) / 2
                 y = lower_edge + bar_height / 2
-                font_size = 8 if bar_height == HEIGHT else 7
-                text_background = TEXT_BACKGROUND if palette.HATCHES[pass_kind] else None
+                font_size = 8 if bar_height == BAR_HEIGHT else 7
+                text_background = TEXT_BACKGROUND if palette.PASS_HATCHES[pass_kind] else None
                 ax.text(
                     x,
                     y,
@@ -80,7 +80,7 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
                     ha="center",
                     va="center",
                     size=font_size,
-                    color=palette.INK,
+                    color=palette.TEXT_COLOUR,
                     bbox=text_background,
                 )
             is_lower_half = is_overlapped
@@ -88,10 +88,12 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     for (pass_kind, chunk_index, lower_edge, bar_height), time_ranges in bars_by_style.items():
         colour = tuple(
             channel + (1 - channel) * lightening_per_chunk * chunk_index
-            for channel in to_rgb(palette.PASSES[pass_kind])
+            for channel in to_rgb(palette.PASS_COLOURS[pass_kind])
         )
-        fits_letter = time_ranges[0][1] * axes_inches > LINE
-        hatch, edge_colour, edge_width = (palette.HATCHES[pass_kind], "white", 0.6) if fits_letter else (None, None, 0)
+        fits_letter = time_ranges[0][1] * axes_inches > OUTLINED_PASS_INCHES
+        hatch, edge_colour, edge_width = (
+            (palette.PASS_HATCHES[pass_kind], "white", 0.6) if fits_letter else (None, None, 0)
+        )
         ax.broken_barh(
             time_ranges,
             (lower_edge, bar_height),
@@ -120,10 +122,10 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
 
     legend_patches = [
         Patch(
-            facecolor=palette.PASSES[pass_kind],
+            facecolor=palette.PASS_COLOURS[pass_kind],
             edgecolor="white",
-            hatch=palette.HATCHES[pass_kind],
-            label=f"{pass_kind} {PASSES[pass_kind]}",
+            hatch=palette.PASS_HATCHES[pass_kind],
+            label=f"{pass_kind} {PASS_NAMES[pass_kind]}",
         )
         for pass_kind in pass_kinds_of(timetable)
     ]
@@ -136,21 +138,28 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     backward_counts = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
     weight_gradient_counts = [sum(micro_batch_count.awaiting_weights) for micro_batch_count in in_flight_counts]
     ranks = range(len(in_flight_counts))
-    ax.barh(ranks, backward_counts, height=HEIGHT, color=palette.FAINT)
+    ax.barh(ranks, backward_counts, height=BAR_HEIGHT, color=palette.LINE_COLOUR)
     if any(weight_gradient_counts):
-        colour, hatch = palette.PASSES["W"], palette.HATCHES["W"]
+        colour, hatch = palette.PASS_COLOURS["W"], palette.PASS_HATCHES["W"]
         ax.barh(
             ranks,
             weight_gradient_counts,
             left=backward_counts,
-            height=HEIGHT,
+            height=BAR_HEIGHT,
             color=colour,
             edgecolor="white",
             hatch=hatch,
             linewidth=0,
         )
     for rank, micro_batch_count in zip(ranks, in_flight_counts, strict=True):
-        ax.text(micro_batch_count.total, rank, f" {micro_batch_count.total}", va="center", ha="left", color=palette.INK)
+        ax.text(
+            micro_batch_count.total,
+            rank,
+            f" {micro_batch_count.total}",
+            va="center",
+            ha="left",
+            color=palette.TEXT_COLOUR,
+        )
     ax.set_xlim(0, 1.3 * max(micro_batch_count.total for micro_batch_count in in_flight_counts))
     ax.set_xticks([])
     ax.tick_params(left=False, labelleft=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..reports.palette import SERIES
+from ..reports.palette import CURVE_COLOURS
 
-LINES: tuple[Any, ...] = ("-", (0, (7, 2)), (0, (7, 2, 1.5, 2)))
+LINE_STYLES: tuple[Any, ...] = ("-", (0, (7, 2)), (0, (7, 2, 1.5, 2)))
 """Lines of the first eight curves, of the next eight, and of eight more; dots say something else."""
 
-SHADES = (1.0, 0.62, 0.35)
+COLOUR_SHADES = (1.0, 0.62, 0.35)
 """How much of a colour each of those has; the rest is black."""
 
 
@@ -22,7 +22,9 @@ class CurveStyle(NamedTuple):
 
 def curve_style(curve_index: int) -> CurveStyle:
     """Returns the style of curve number `curve_index`, counted from 0. The styles repeat after 24 curves."""
-    line_index = curve_index // len(SERIES) % len(LINES)
-    colour = SERIES[curve_index % len(SERIES)]
-    channels = [round(int(colour[digit_start : digit_start + 2], 16) * SHADES[line_index]) for digit_start in (1, 3, 5)]
-    return CurveStyle("#" + "".join(f"{colour_channel:02x}" for colour_channel in channels), LINES[line_index])
+    line_index = curve_index // len(CURVE_COLOURS) % len(LINE_STYLES)
+    colour = CURVE_COLOURS[curve_index % len(CURVE_COLOURS)]
+    channels = [
+        round(int(colour[digit_start : digit_start + 2], 16) * COLOUR_SHADES[line_index]) for digit_start in (1, 3, 5)
+    ]
+    return CurveStyle("#" + "".join(f"{colour_channel:02x}" for colour_channel in channels), LINE_STYLES[line_index])

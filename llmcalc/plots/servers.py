@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..reports.notes import plural
-from ..reports.palette import FAINT, INK, SERIES
+from ..reports.palette import CURVE_COLOURS, LINE_COLOUR, TEXT_COLOUR
 from ..reports.serve import layout_text, users_text
 from ..studies.server import LatencyLimits, LoadPoint
 from ..studies.serving import StudiedServers
@@ -55,7 +55,7 @@ def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits:
     """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen load."""
     pareto_servers = front_points(studied_servers)
     pareto_indices = list(dict.fromkeys(server_index for server_index, _ in pareto_servers))
-    colours = dict(zip(pareto_indices, SERIES, strict=False))
+    colours = dict(zip(pareto_indices, CURVE_COLOURS, strict=False))
     for server_index, server_curve in enumerate(studied_servers.load_curves):
         x, y = (
             _tpot_milliseconds(server_curve),
@@ -67,12 +67,12 @@ def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits:
                 x, y, color=colours[server_index], linewidth=1.4, marker="o", markersize=3, label=server_label, zorder=3
             )
         else:
-            ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
+            ax.plot(x, y, color=LINE_COLOUR, linewidth=0.8, zorder=1)
     pareto_points = [load_point for _, load_point in pareto_servers]
     ax.plot(
         _tpot_milliseconds(pareto_points),
         [load_point.tokens_per_second_per_device for load_point in pareto_points],
-        color=INK,
+        color=TEXT_COLOUR,
         linewidth=5,
         alpha=0.18,
         solid_capstyle="round",
@@ -82,13 +82,13 @@ def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits:
     if studied_servers.chosen_server is not None:
         _mark_chosen_server(ax, studied_servers.chosen_server.load_point)
     if latency_limits.tpot is not None:
-        ax.axvline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1)
+        ax.axvline(1e3 * latency_limits.tpot, color=TEXT_COLOUR, linestyle="--", linewidth=1)
     ax.set_xscale("log")
     ax.set_yscale("log")
     _use_plain_tick_numbers(ax)
     ax.set_xlabel("TPOT, ms" + ("; dashed: the limit" if latency_limits.tpot is not None else ""))
     ax.set_ylabel("output tokens/s of a device")
-    ax.set_title("Which layout", color=INK)
+    ax.set_title("Which layout", color=TEXT_COLOUR)
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")
 
 
@@ -105,7 +105,7 @@ def _mark_chosen_server(ax: Axes, chosen_point: LoadPoint) -> None:
     ax.plot(
         [low_ms, high_ms],
         [chosen_point.tokens_per_second_per_device] * 2,
-        color=INK,
+        color=TEXT_COLOUR,
         linewidth=1,
         marker="|",
         markersize=8,
@@ -115,7 +115,7 @@ def _mark_chosen_server(ax: Axes, chosen_point: LoadPoint) -> None:
     ax.plot(
         [estimate_ms],
         [chosen_point.tokens_per_second_per_device],
-        color=INK,
+        color=TEXT_COLOUR,
         marker="*",
         markersize=12,
         linestyle="",
@@ -132,29 +132,35 @@ def draw_load_curve(ax: Axes, studied_servers: StudiedServers, latency_limits: L
     low_curve, high_curve = (
         [1e3 * float(getattr(curve_point.tpot, range_end)) for curve_point in curve] for range_end in ("low", "high")
     )
-    ax.fill_between(users, low_curve, high_curve, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
+    ax.fill_between(users, low_curve, high_curve, color=CURVE_COLOURS[0], alpha=0.18, linewidth=0, label="range")
     ax.plot(
-        users, _tpot_milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate"
+        users,
+        _tpot_milliseconds(curve),
+        color=CURVE_COLOURS[0],
+        linewidth=2,
+        marker="o",
+        markersize=3.5,
+        label="estimate",
     )
     if studied_servers.chosen_server is not None:
         curve_point = studied_servers.chosen_server.load_point
         ax.plot(
             [curve_point.concurrency],
             _tpot_milliseconds([curve_point]),
-            color=INK,
+            color=TEXT_COLOUR,
             marker="*",
             markersize=12,
             linestyle="",
         )
     if latency_limits.tpot is not None:
-        ax.axhline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
+        ax.axhline(1e3 * latency_limits.tpot, color=TEXT_COLOUR, linestyle="--", linewidth=1, label="limit of TPOT")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     _use_plain_tick_numbers(ax)
     ax.set_xlabel(f"users at once; the cache holds {curve[-1].concurrency:,}")
     ax.set_ylabel("TPOT, ms")
     server = studied_servers.servers[server_index]
-    ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)
+    ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=TEXT_COLOUR)
     ax.legend(frameon=False, fontsize=8.5, loc="upper left")
 
 
@@ -170,4 +176,4 @@ def _use_plain_tick_numbers(ax: Axes) -> None:
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+    ax.grid(color=LINE_COLOUR, linewidth=0.4, alpha=0.6)

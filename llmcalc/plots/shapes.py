@@ -7,12 +7,12 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import units
-from ..reports.palette import COMPONENTS, FAINT, INK
+from ..reports.palette import COMPONENT_COLOURS, LINE_COLOUR, TEXT_COLOUR
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, ModelQuantities
 from ..studies.shape import ShapeStudy
 from .figure import axes_of_panels, draw_heading, in_llmcalc_style, is_narrow, new_figure
-from .labels import PLACES, RINGS, axis_tick_text, escape_label, label_points
+from .labels import LABEL_PLACES, RING_LABEL_PLACES, axis_tick_text, escape_label, label_points
 from .series import CurveStyle, curve_style
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plot_shapes(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Ax
     cache_axes.set_yscale("log", base=2)
     for panel_axes, title in ((cache_axes, "KV cache per token"), (flops_axes, "forward FLOPs per token / parameters")):
         _format_ratio_axis(panel_axes, is_vertical=True)
-        panel_axes.set_title(title, color=INK)
+        panel_axes.set_title(title, color=TEXT_COLOUR)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
     kinds_text = " and ".join(sorted({shape_study.budget.kind for _, shape_study in named_studies}))
@@ -85,20 +85,20 @@ def _format_ratio_axis(ax: Axes, is_vertical: bool) -> None:
 
     band_style = DENSE_BAND
     if is_vertical:
-        ax.axvspan(*band_style, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
+        ax.axvspan(*band_style, color=COMPONENT_COLOURS["embedding"], alpha=0.13, linewidth=0)
         ax.set_xscale("log", base=2)
         ax.set_xlabel(f"h / L; the band, {band_style[0]} to {band_style[1]}: most large dense decoders")
         axis: Axis = ax.xaxis
     else:
-        ax.axhspan(*band_style, color=COMPONENTS["embedding"], alpha=0.13, linewidth=0)
+        ax.axhspan(*band_style, color=COMPONENT_COLOURS["embedding"], alpha=0.13, linewidth=0)
         ax.set_yscale("log", base=2)
         axis = ax.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_locator(NullLocator())
-    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+    ax.grid(color=LINE_COLOUR, linewidth=0.4, alpha=0.6)
 
 
-ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
+ASPECT_TITLE, WIDTH_TITLE = "h / L", "d_ff / h (active width)"
 """Titles of the vertical axes."""
 
 
@@ -120,7 +120,9 @@ def plot_aspect_ratios(
     axes = axes_of_panels(figure.subplots(panel_rows, 4 // panel_rows) if figure is not None else ax, 4)
     plotted_models = [
         (panel_axes, _draw_scatter(panel_axes, models, title, quantity))
-        for panel_axes, (title, quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
+        for panel_axes, (title, quantity) in zip(
+            axes, product((ASPECT_TITLE, WIDTH_TITLE), ("parameters", "year")), strict=True
+        )
     ]
     if figure is not None:
         _add_title(figure, f"Proportions of {len(models):,} models", axes[0])
@@ -134,15 +136,15 @@ def plot_aspect_ratios(
         labelled_points = (
             [model_point for model_point in model_points if model_point.preset in labelled_names]
             if labelled_names
-            else distinct_points[:MOST_NAMES]
+            else distinct_points[:MOST_LABELS]
         )
         label_points(
             panel_axes,
             [(model_point.x, model_point.y) for model_point in labelled_points],
             [model_point.name for model_point in labelled_points],
             [(model_point.x, model_point.y) for model_point in model_points],
-            (*PLACES, *RINGS) if labelled_names else PLACES,
-            DOT**0.5 / 2,
+            (*LABEL_PLACES, *RING_LABEL_PLACES) if labelled_names else LABEL_PLACES,
+            POINT_AREA**0.5 / 2,
         )
     return axes[0].figure  # type: ignore[return-value]
 
@@ -157,10 +159,10 @@ def _add_title(figure: Figure, title: str, ax: Axes) -> None:
     figure.set_layout_engine("none")
 
 
-MOST_NAMES = 14
+MOST_LABELS = 14
 """Models per panel that are named by default."""
 
-DOT = 16
+POINT_AREA = 16
 """Area of a point, in square points (1/72 inch)."""
 
 
@@ -181,26 +183,26 @@ def _draw_scatter(
 
     points_by_kind: dict[bool, list[ModelPoint]] = {False: [], True: []}
     for preset, quantities in models:
-        quantity_value = quantities.shape.aspect_ratio if title == ASPECT else quantities.shape.feed_forward_ratio
+        quantity_value = quantities.shape.aspect_ratio if title == ASPECT_TITLE else quantities.shape.feed_forward_ratio
         x_value = float(quantities.parameters) if x_axis_quantity == "parameters" else _year_as_number(preset.released)
         if quantity_value and x_value:
             points_by_kind[quantities.shape.mixture_of_experts].append(
                 ModelPoint(x_value, quantity_value, preset.display, preset.name)
             )
     for is_mixture, colour, label in (
-        (False, COMPONENTS["attention"], "dense"),
-        (True, COMPONENTS["experts"], "mixture of experts"),
+        (False, COMPONENT_COLOURS["attention"], "dense"),
+        (True, COMPONENT_COLOURS["experts"], "mixture of experts"),
     ):
         points_of_kind = points_by_kind[is_mixture]
         x, y = [model_point.x for model_point in points_of_kind], [model_point.y for model_point in points_of_kind]
         if points_of_kind:
-            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=label)
-    if title == ASPECT:
+            ax.scatter(x, y, s=POINT_AREA, color=colour, alpha=0.75, linewidths=0, label=label)
+    if title == ASPECT_TITLE:
         _format_ratio_axis(ax, is_vertical=False)
     else:
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter("{x:g}")
-        ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+        ax.grid(color=LINE_COLOUR, linewidth=0.4, alpha=0.6)
     if x_axis_quantity == "parameters":
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(int(value)).replace(".00", "")))

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..costs.context_length import usual_sequence
+from ..costs.context_length import default_sequence_tokens
 from ..costs.params import ParameterCount
 from ..errors import InputError
 from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
-from ..sources.preset import Preset, name_in_errors
+from ..sources.preset import Preset, target_in_errors
 from ..studies.model_selection import EVERY_MODEL, ModelFilter
 from ..units import parse_count
 from ..workload.validation import number_text
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
-    from ..reports.compare import Layout
+    from ..reports.compare import TableLayout
     from ..studies.timed_run import TimedRun
 
 
@@ -43,7 +43,7 @@ def ask_compare(
     seq: int | None = None,
     kv_dtype: str = "bfloat16",
     sort_key: str | None = None,
-    layout: Layout = "terminal",
+    layout: TableLayout = "terminal",
     hardware: Hardware | None = None,
     users: int | None = None,
 ) -> ReportedAnswer:
@@ -61,13 +61,13 @@ def ask_compare(
     from ..studies.compare import quantities_of_model, sort_order
 
     # the same for all
-    tokens = min(usual_sequence(preset.model) for preset, _ in compared_models) if seq is None else seq
+    tokens = min(default_sequence_tokens(preset.model) for preset, _ in compared_models) if seq is None else seq
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
     decoding_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
     compared_quantities = []
     for preset, parameter_count in compared_models:
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             model_quantities = quantities_of_model(preset.model, tokens, kv_dtype, parameter_count)
             if hardware is not None:
                 model_quantities = replace(
@@ -143,8 +143,8 @@ class ShapeQuestion:
         )
         preset = read_model(standard_preset(*budget_options) if target is None else target)
         target_model = None if target is None else preset.model
-        seq = usual_sequence(preset.model) if self.seq is None else self.seq
-        with name_in_errors(None if target is None else preset):
+        seq = default_sequence_tokens(preset.model) if self.seq is None else self.seq
+        with target_in_errors(None if target is None else preset):
             model_family = build_family(
                 preset.model,
                 self.head_dim,

@@ -12,7 +12,7 @@ from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost, add_lost_time
 from ..studies.step_size import default_batch, is_pretraining, usual_batch
 from ..timing.time_ranges import RangedAmount
-from ..workload.lengths import USUAL_TRAINING
+from ..workload.lengths import DEFAULT_TRAINING_TOKENS
 from ..workload.setting import declarations_of, option
 from .options import CostOptions, ServeOptions, TimeOptions
 from .runs import RunQuestion
@@ -124,8 +124,8 @@ def _with_usual_step(run_question: RunQuestion) -> tuple[RunQuestion, list[str]]
     assumed_options: list[str] = []
     if settings.seq is None:
         spec = run_question.preset.model
-        longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING
-        settings = settings.with_changes(seq=min(USUAL_TRAINING, longest_sequence_length))
+        longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or DEFAULT_TRAINING_TOKENS
+        settings = settings.with_changes(seq=min(DEFAULT_TRAINING_TOKENS, longest_sequence_length))
         assumed_options.append(f"--seq {settings.seq}")
     return replace(run_question, settings=settings), assumed_options
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
-from ..sources.names import is_checkpoint, is_hub_id
 from ..sources.preset import Preset
+from ..sources.target_names import is_checkpoint, is_hub_id
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inputs import NO_INPUTS, Inputs
@@ -38,7 +38,7 @@ Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "time", "a
 PassPhase: TypeAlias = Literal["training", "prefill", "decode"]
 """Phases whose kernels' time can be explained."""
 
-SCHEME_WITHOUT_ENGINE = (
+SCHEME_WITHOUT_ENGINE_ERROR = (
     "--quantize: the cache has its own format, --kv-dtype; for the tokens beside weights add --engine"
 )
 """The error of a scheme of weights where no engine has them beside the cache."""
@@ -284,12 +284,12 @@ class CacheQuestion:
     def answer(self, preset: Preset) -> Cache:
         """Computes the bytes of a model's cache."""
         from ..costs.cache import CacheSize, kv
-        from ..costs.context_length import usual_context
+        from ..costs.context_length import default_context_tokens
         from ..reports.kv import Cache
 
         inputs, seq = _encoded_inputs(preset, self.inputs, self.batch), self.seq
         if inputs is not None:
-            text_tokens = usual_context(preset.model, added_tokens=inputs.added_tokens) if seq is None else seq
+            text_tokens = default_context_tokens(preset.model, added_tokens=inputs.added_tokens) if seq is None else seq
             seq = text_tokens + inputs.added_tokens
 
         def cache(model: ModelSpec | RankModel) -> CacheSize:
@@ -310,7 +310,7 @@ class CacheQuestion:
         )
 
 
-APPLIES_TO = {
+QUANTITIES_BY_SETTING = {
     "batch": ("activations", "time"),
     "attn_implementation": ("activations",),
     "recompute": ("activations",),
@@ -356,7 +356,7 @@ class ExplainQuestion:
         """Raises `InputError` for settings that do not apply to the quantity."""
         if self.bibtex and not self.latex:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
-        for setting_name, explained_quantities in APPLIES_TO.items():
+        for setting_name, explained_quantities in QUANTITIES_BY_SETTING.items():
             if getattr(self, setting_name) is not None and self.quantity not in explained_quantities:
                 option, quantities_text = f"--{setting_name.replace('_', '-')}", " and ".join(explained_quantities)
                 raise InputError(
@@ -376,7 +376,7 @@ class ExplainQuestion:
     def answer(self, preset: Preset, has_raw_values: bool = False) -> ReportedAnswer:
         """Explains the formulas of a model. has_raw_values: whether cells are raw values instead of text."""
         from ..costs.cache_formats import cache_format
-        from ..costs.context_length import usual_sequence
+        from ..costs.context_length import default_sequence_tokens
         from ..costs.params import params
         from ..reports.answer import ReportedAnswer
         from ..reports.explain import report
@@ -387,7 +387,7 @@ class ExplainQuestion:
         if self.latex and not has_sympy():
             raise missing_sympy_error("--latex")
         spec, quantity = preset.model, self.quantity
-        seq = usual_sequence(spec) if self.seq is None else self.seq
+        seq = default_sequence_tokens(spec) if self.seq is None else self.seq
         if quantity == "time":
             return self._time_answer(preset, seq)
         formula_setting = FormulaSetting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..costs.context_length import usual_context
+from ..costs.context_length import default_context_tokens
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
 from ..reports.diff import report, skipped_files_report
@@ -17,12 +17,12 @@ from ..reports.notes import plural
 from ..sources.files import read_text
 from ..sources.git import NotAModelText, text_at_commit
 from ..sources.huggingface.config_file import require_counted_type
-from ..sources.preset import Preset, name_in_errors
+from ..sources.preset import Preset, target_in_errors
 from ..sources.target import load_text
 from ..studies.diff import diff
 
-COMMIT = re.compile("[0-9a-f]{40}")
-SHORT = 10
+COMMIT_HASH = re.compile("[0-9a-f]{40}")
+SHORT_COMMIT_DIGITS = 10
 """Number of digits of a commit in a title."""
 
 
@@ -94,9 +94,9 @@ def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str
     """
     differences, reports = [], []
     for earlier_preset, later_preset, pair_title, unread_reason in compared_changes.pairs:
-        with name_in_errors(later_preset or earlier_preset):
+        with target_in_errors(later_preset or earlier_preset):
             compared_presets = [preset for preset in (earlier_preset, later_preset) if preset is not None]
-            tokens = min(usual_context(preset.model) for preset in compared_presets) if seq is None else seq
+            tokens = min(default_context_tokens(preset.model) for preset in compared_presets) if seq is None else seq
             differences.append(diff(earlier_preset, later_preset, tokens, kv_dtype))
             reports.append(report(differences[-1], pair_title, unread_reason))
     if compared_changes.skip_reasons:
@@ -161,6 +161,6 @@ def _versions_of_file(
     return ModelPair(
         earlier_model,
         current_model,
-        f"{path} since {commit[:SHORT] if COMMIT.fullmatch(commit) else commit}",
+        f"{path} since {commit[:SHORT_COMMIT_DIGITS] if COMMIT_HASH.fullmatch(commit) else commit}",
         unread_reason,
     )

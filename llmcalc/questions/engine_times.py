@@ -14,7 +14,7 @@ from .runs import RunQuestion
 if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun
 
-TIMED_CACHES = {
+CACHE_FORMAT_BY_ENGINE_WORD = {
     "auto": None,
     "f16": None,
     "bf16": None,
@@ -26,7 +26,7 @@ TIMED_CACHES = {
 }
 """Word of an engine for the format of the cache → that of llmcalc; None for the published one."""
 
-FIELDS_OF_CACHE = ("cache_type_k", "cache_type_v")
+CACHE_FORMAT_SETTINGS = ("cache_type_k", "cache_type_v")
 """Settings with the formats of keys and of values, of engines that have one for each."""
 
 
@@ -43,19 +43,22 @@ def decoded_token_time(
 
     engine_memory = engine_option.memory
     layout, settings = engine_memory.layout, engine_memory.settings
-    cache_fields = (engine.field_of_option("--kv-dtype"), *FIELDS_OF_CACHE)
+    cache_fields = (engine.field_of_option("--kv-dtype"), *CACHE_FORMAT_SETTINGS)
     cache_formats = {str(settings[field_name]) for field_name in cache_fields if field_name in settings} or {"auto"}
     is_untimed = settings.get("quantization", "none") != "none" or any(
         word in field_name for field_name in settings for word in ("speculative", "draft")
     )
-    has_timed_cache = len(cache_formats) == 1 and cache_formats <= TIMED_CACHES.keys()
+    has_timed_cache = len(cache_formats) == 1 and cache_formats <= CACHE_FORMAT_BY_ENGINE_WORD.keys()
     if not engine_option.serves_all_users or not has_timed_cache or is_untimed:
         return None
     if layout is None and not engine_memory.has_all_layers_on_devices:
         return None
     if layout is not None and layout.ep * layout.expert_tp > layout.tp:
         return None
-    settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_formats.pop()]}
+    settings_formats = {
+        "quantize": settings.get("quantize"),
+        "kv_dtype": CACHE_FORMAT_BY_ENGINE_WORD[cache_formats.pop()],
+    }
     chosen_formats = {
         field_name: format_name for field_name, format_name in settings_formats.items() if format_name is not None
     }

@@ -27,7 +27,7 @@ from ..sources.presets import checkpoint_of_tag, known_checkpoint, scheme_in_nam
 from .engine_times import decoded_token_time
 from .receipts import ReceiptFile
 
-ONE_ACCELERATOR = (
+ONE_ACCELERATOR_ERROR = (
     "--hardware: with --engine the answer is for one accelerator; expected it once. Cards of two sizes under "
     "llama.cpp: the larger one with --devices 2 -ts 24,12, whose line 'all, CUDA1' is what the smaller one needs"
 )
@@ -169,7 +169,7 @@ def engine_questions(
     """
     if launch_file is None:
         return [EngineQuestion(read_model(target), tuple(engine_names), flag_values, hardware, quantize, receipt)]
-    from ..frameworks.launch.record import OptionOverride
+    from ..frameworks.launch.launch_types import OptionOverride
     from ..frameworks.server_files.read import servers_of_file
 
     engine_name = engine_names[0].partition("==")[0].strip().lower() if engine_names else ""

@@ -112,7 +112,7 @@ def _runs_by_devices(
 def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: Hardware) -> ReportedAnswer:
     """Computes whether a run fits on one accelerator, the largest runs that fit, and changes that make it fit."""
     from ..reports.fit import report
-    from ..studies.fit import changes_with_more_devices, fit, shorter_narrow_runs, with_decoding_seconds
+    from ..studies.fit import change_to_narrow_weights, changes_with_more_devices, fit, with_decoding_seconds
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options, is_whole_computer
     from .usual_engines import ServedUsers, UsualEngine, fit_under_usual_engine, option_under_usual_engine
 
@@ -146,7 +146,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
             [] if engine_title else changes_with_more_devices(run_memory, hardware, sufficient_changes),
         )
         insufficient_changes = answer_on_device.changes[len(sufficient_changes) :]
-        shorter_runs = [] if sufficient_changes else shorter_narrow_runs(run_memory, memory_fit, engine_fit)
+        shorter_runs = [] if sufficient_changes else change_to_narrow_weights(run_memory, memory_fit, engine_fit)
         return (
             *served_users.changes, *sufficient_changes, *device_changes, *shorter_runs, *insufficient_changes
         )  # fmt: skip

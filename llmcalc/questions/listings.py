@@ -11,7 +11,7 @@ from ..costs.params import params
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
-from ..reports.presets import Counted
+from ..reports.presets import CountedPreset
 from ..sources.preset import Preset
 from ..sources.presets import load_preset, model_names
 from ..studies.model_selection import EVERY_MODEL, ModelFilter, require_attention
@@ -19,7 +19,7 @@ from ..studies.model_selection import EVERY_MODEL, ModelFilter, require_attentio
 ModelFileFormat: TypeAlias = Literal["toml", "hf"]
 """Forms of a model: a native description, or the config.json of a transformers class."""
 
-SORTS: dict[str, Callable[[Counted], Any]] = {
+SORT_KEYS: dict[str, Callable[[CountedPreset], Any]] = {
     "name": lambda counted: counted[0].name,
     "released": lambda counted: counted[0].released,
     "params": lambda counted: counted[1].total,
@@ -28,13 +28,13 @@ SORTS: dict[str, Callable[[Counted], Any]] = {
 """Value of `--sort` → the quantity to sort by."""
 
 
-FRESH = timedelta(days=180)
+FRESH_PERIOD = timedelta(days=180)
 """How long the facts of a preset count as fresh after the day on which a source was read."""
 
 
 def is_stale(preset: Preset, today: date) -> bool:
-    """Whether a preset's sources were all read more than `FRESH` before the given day."""
-    return preset.checked_date is None or today - preset.checked_date > FRESH
+    """Whether a preset's sources were all read more than `FRESH_PERIOD` before the given day."""
+    return preset.checked_date is None or today - preset.checked_date > FRESH_PERIOD
 
 
 @frozen(repr=False)
@@ -47,7 +47,7 @@ class ListAnswer(ReportedAnswer):
     prints_all_fields: bool = False
 
 
-def select_presets(model_filter: ModelFilter, preset_names: Sequence[str] | None = None) -> list[Counted]:
+def select_presets(model_filter: ModelFilter, preset_names: Sequence[str] | None = None) -> list[CountedPreset]:
     """Returns the presets that pass the filters, with their parameters. preset_names: presets to filter; default all.
 
     Raises `InputError` if none passes.
@@ -81,14 +81,16 @@ def ask_presets(
     """Lists the presets whose name equals or contains a given name.
 
     shows_details: whether each is described in full.
-    only_stale: whether only presets are listed whose sources were not read within `FRESH` before `today`.
+    only_stale: whether only presets are listed whose sources were not read within `FRESH_PERIOD` before `today`.
     """
     from ..reports.presets import report
     from ..sources.search import search_presets
 
-    if sort not in SORTS:
-        suggestion = suggest(sort, list(SORTS))
-        raise InputError(f"--sort: '{sort}' is not known; expected one of {', '.join(SORTS)}.{suggestion}".rstrip("."))
+    if sort not in SORT_KEYS:
+        suggestion = suggest(sort, list(SORT_KEYS))
+        raise InputError(
+            f"--sort: '{sort}' is not known; expected one of {', '.join(SORT_KEYS)}.{suggestion}".rstrip(".")
+        )
     matching_presets, is_exact = search_presets(list(requested_names))
     if only_stale:
         current_date = date.today() if today is None else today
@@ -96,8 +98,8 @@ def ask_presets(
             preset_name for preset_name in matching_presets if is_stale(load_preset(preset_name), current_date)
         ]
         if not matching_presets:
-            raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
-    listed_presets = sorted(select_presets(model_filter, matching_presets), key=SORTS[sort])
+            raise InputError(f"--stale: every preset was checked within {FRESH_PERIOD.days} days; expected no --stale")
+    listed_presets = sorted(select_presets(model_filter, matching_presets), key=SORT_KEYS[sort])
     lists_in_full = shows_details or is_exact
     return ListAnswer(
         tuple(listed_presets), lambda: report(listed_presets, lists_in_full), prints_all_fields=lists_in_full

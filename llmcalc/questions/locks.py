@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import InputError, short_repr
 from ..reports.answer import ReportedAnswer
-from ..sources.names import STDIN
-from ..sources.preset import Preset, name_in_errors
+from ..sources.preset import Preset, target_in_errors
+from ..sources.target_names import STDIN
 
 LOCK_FILE = "llmcalc.lock.json"
 """The lock file that is checked where no other is named."""
@@ -43,7 +43,7 @@ def ask_lock(model_targets: Sequence[str], read_model: Callable[[str], Preset]) 
         if model_targets.count(model_target) > 1:
             raise InputError(f"TARGET: {model_target} is given more than once; expected it once")
         preset = read_model(model_target)
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             lock_entries.append(locked_model(preset))
     return ReportedAnswer(tuple(lock_entries), lambda: report(lock_entries))
 

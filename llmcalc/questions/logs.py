@@ -15,7 +15,7 @@ from ..costs.params import params
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
 from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
-from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+from ..frameworks.engines.registry import ENGINE_FOLDERS, engine, engine_and_version
 from ..frameworks.logs.explained_log import ComparedTerm, ExplainedLog
 from ..frameworks.logs.log_contents import LogTerm, ParsedLog
 from ..frameworks.logs.log_text import is_pasted_message, read_log_text
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
 """A device for what is the same on each: weights, tokens of a cache of known size, and layers of known places."""
 
-NO_MEMORY = "the device's memory: the log does not state it; expected --hardware NAME too"
-"""What is missing where no accelerator is known."""
+MISSING_MEMORY_TEXT = "the device's memory: the log does not state it; expected --hardware NAME too"
+"""The missing value in a message about a log that states no memory of the device."""
 
-CONSEQUENCES = ("budget", "kv_cache")
+DERIVED_TERMS = ("budget", "kv_cache")
 """Terms that follow from others: they are named as off only where no other term is."""
 
 
@@ -87,7 +87,7 @@ class _LoggedRun:
                 f"the log names {one_line(self.parsed_log.model)}: taken as {preset.name} in {format_text}, which a "
                 "TARGET or --quantize replaces"
             )
-        needs_model = self.parsed_log.program in FOLDERS or any(
+        needs_model = self.parsed_log.program in ENGINE_FOLDERS or any(
             log_term.per_parameter or log_term.name == "kv_buffer" for log_term in self.parsed_log.terms
         )
         if preset is None and needs_model:
@@ -115,7 +115,7 @@ class _LoggedRun:
         if hardware is not None and total_bytes:
             return hardware.model_copy(update={"driver_total": total_bytes, "usable_memory_bytes": None})
         if hardware is None:
-            self.missing_inputs.append(NO_MEMORY)
+            self.missing_inputs.append(MISSING_MEMORY_TEXT)
         return hardware
 
 
@@ -161,7 +161,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     log_name = "the message" if is_pasted_message(log_question.log_file) else log_question.log_file
     log_question = replace(log_question, log_file=log_name)
     parsed_log = read_log(log_name, log_text)
-    is_engine_log, logged_run = parsed_log.program in FOLDERS, _LoggedRun(parsed_log, log_question)
+    is_engine_log, logged_run = parsed_log.program in ENGINE_FOLDERS, _LoggedRun(parsed_log, log_question)
     preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}
     engine_memory: EngineMemory | None = None
@@ -219,20 +219,22 @@ def _computed_bytes_of_engine(
     computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.block_count}
     if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
         computed_bytes[("kv_cache", "")] = 0
-        logged_run.notes.insert(0, NO_ROOM)
+        logged_run.notes.insert(0, NO_CACHE_ROOM_REMARK)
     cache_bytes = sum(term.bytes for term in engine_memory.terms if term.name == "kv_buffer" and term.bytes)
     if cache_bytes:  # an excerpt prints the cache of all devices
         computed_bytes["kv_buffer", ""] = cache_bytes
     if engine_memory.layout is None and "n_gpu_layers" in parsed_log.flags:
-        if NO_MEMORY in logged_run.missing_inputs:  # layers lie where the log says, whatever memory the devices have
-            logged_run.missing_inputs.remove(NO_MEMORY)
+        if (
+            MISSING_MEMORY_TEXT in logged_run.missing_inputs
+        ):  # layers lie where the log says, whatever memory the devices have
+            logged_run.missing_inputs.remove(MISSING_MEMORY_TEXT)
     elif hardware is None:
-        known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in engine_memory.settings else [])}
+        known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_BYTES_FLAG in engine_memory.settings else [])}
         computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known_terms}
     return computed_bytes
 
 
-CACHE_SIZE = "kv_cache_memory_bytes"
+CACHE_BYTES_FLAG = "kv_cache_memory_bytes"
 """The name of the flag for the bytes of the cache, of engines that have one."""
 
 
@@ -258,8 +260,12 @@ def _engine_memory_of_log(
     logged_cache_bytes = next(
         (term.value for term in parsed_log.terms if term.name == "kv_cache" and term.value > 0), 0
     )
-    if uses_logged_cache and logged_cache_bytes and any(flag.field_name == CACHE_SIZE for flag in engine.known_flags()):
-        engine_flags[CACHE_SIZE] = logged_cache_bytes
+    if (
+        uses_logged_cache
+        and logged_cache_bytes
+        and any(flag.field_name == CACHE_BYTES_FLAG for flag in engine.known_flags())
+    ):
+        engine_flags[CACHE_BYTES_FLAG] = logged_cache_bytes
     scheme_name = logged_run.log_question.quantize or parsed_log.scheme or logged_run.scheme_in_name
     if scheme_name:
         engine_flags["quantize"] = scheme_name
@@ -301,7 +307,9 @@ def _engine_memory_of_log(
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
 
 
-NO_ROOM = "computed, nothing is left for the cache: the log does not show all of the layout and of the flags"
+NO_CACHE_ROOM_REMARK = (
+    "computed, nothing is left for the cache: the log does not show all of the layout and of the flags"
+)
 """The remark on a log of a server that started, where the computed one has no room for its cache."""
 
 
@@ -420,7 +428,7 @@ def _wrong_term_and_flag(
     if parsed_log.wrong_term:
         return parsed_log.wrong_term, parsed_log.suggested_flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
-    cause_terms = [term for term in wrong_terms if term.logged_term.name not in CONSEQUENCES] or wrong_terms
+    cause_terms = [term for term in wrong_terms if term.logged_term.name not in DERIVED_TERMS] or wrong_terms
     if not cause_terms and not parsed_log.refused_to_start:
         return "", ""
     most_different_term = max(
@@ -433,7 +441,7 @@ def _wrong_term_and_flag(
         return wrong_term, ""  # what compiled is off, which no flag changes
     if wrong_term == "kv_cache" and most_different_term is not None and not most_different_term.computed_value:
         return wrong_term, suggested_flag  # the layout is another one, which no flag for the cache changes
-    engine_flags = engine(parsed_log.program).flags_by_term if parsed_log.program in FOLDERS else {}
+    engine_flags = engine(parsed_log.program).flags_by_term if parsed_log.program in ENGINE_FOLDERS else {}
     logged_flag = parsed_log.suggested_flag if wrong_term == "kv_cache" else ""
     if wrong_term == "kv_cache" and _has_computed_cache_format(compared_terms):
         logged_flag = logged_flag or engine_flags.get("budget", "")

@@ -24,7 +24,7 @@ from ..sources.bounded import read_bytes
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
-from ..workload.inference import USERS, batch_from_options
+from ..workload.inference import USERS_SETTING, batch_from_options
 from ..workload.setting import declarations_of, length_of
 from ..workload.validation import validate_whole
 from .durations import parse_duration
@@ -42,10 +42,10 @@ MOST_BYTES = 2**20
 MOST_ROWS = 300
 """Largest number of rows."""
 
-TRAINING = "training"
+TRAINING_PHASE = "training"
 """The phase whose runs have a stack of their own."""
 
-OWN_COLUMNS = ("seconds", "model", "hardware")
+MEASUREMENT_COLUMNS = ("seconds", "model", "hardware")
 
 TIME_COLUMNS = ("global_batch", "engine", "context", "stack", "overlap", "nic")
 """Options of `time` beside settings and layout."""
@@ -79,7 +79,7 @@ def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         csv_reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
         csv_reader.fieldnames = [column_name.strip().replace("-", "_") for column_name in csv_reader.fieldnames or ()]
-        columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declarations_of(Settings), USERS.name, *LAYOUT_COLUMNS]
+        columns = [*MEASUREMENT_COLUMNS, *TIME_COLUMNS, *declarations_of(Settings), USERS_SETTING.name, *LAYOUT_COLUMNS]
         for column_name in csv_reader.fieldnames:
             if csv_reader.fieldnames.count(column_name) > 1:
                 raise InputError(f"{path}: column {short_repr(column_name)} is there twice; expected one")
@@ -122,9 +122,9 @@ def _measured_run(
         )
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
-    is_training = run_question.settings.phase == TRAINING
-    if (estimated_run.phase == TRAINING) != is_training:
-        expected_text = TRAINING if is_training else "prefill or decode"
+    is_training = run_question.settings.phase == TRAINING_PHASE
+    if (estimated_run.phase == TRAINING_PHASE) != is_training:
+        expected_text = TRAINING_PHASE if is_training else "prefill or decode"
         raise InputError(
             f"{row_name}: phase: {estimated_run.phase}; expected {expected_text}: each of training and inference has "
             "a stack of its own to fit"

@@ -94,30 +94,32 @@ def _parse_count(option_name: str, option_value: Any) -> int:
     return parse_count(str(option_value), option_name)
 
 
-listed = partial(Setting, is_common=True)
+common_setting = partial(Setting, is_common=True)
 """A setting that `--help` lists."""
 
-InputTokens: TypeAlias = Annotated[int | None, listed("Tokens of a prompt.")]
-OutputTokens: TypeAlias = Annotated[int | None, listed("Tokens of an answer. The file of the answer is --output-file.")]
+InputTokens: TypeAlias = Annotated[int | None, common_setting("Tokens of a prompt.")]
+OutputTokens: TypeAlias = Annotated[
+    int | None, common_setting("Tokens of an answer. The file of the answer is --output-file.")
+]
 EngineName: TypeAlias = Annotated[
     str | None,
-    listed(
+    common_setting(
         "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read.",
         example="vllm",
         metavar="NAME[==VERSION]",
     ),
 ]
-Price: TypeAlias = Annotated[
+PriceSetting: TypeAlias = Annotated[
     float | None,
-    listed(
+    common_setting(
         "Price of a device and hour, in any currency.",
         parse_value=parse_price,
         metavar="MONEY",
     ),
 ]
-Stack: TypeAlias = Annotated[
+StackSetting: TypeAlias = Annotated[
     str | None,
-    listed(
+    common_setting(
         "Software whose overheads are priced: maxtext, gpt-fast, … These are its fusion, overlap and host times; a "
         "wrong name lists all. Default that of the framework or the engine.",
         "Hardware",
@@ -125,7 +127,7 @@ Stack: TypeAlias = Annotated[
         metavar="NAME",
     ),
 ]
-Overlap: TypeAlias = Annotated[
+OverlapSetting: TypeAlias = Annotated[
     str | None,
     Setting(
         "Messages that run beside products: of gradients (dp), tensor (tp) or expert parallelism (ep); default as the "
@@ -144,16 +146,16 @@ NicRate: TypeAlias = Annotated[
         metavar="GB/s",
     ),
 ]
-Calibrate: TypeAlias = Annotated[
+CalibrateSetting: TypeAlias = Annotated[
     Path | None,
-    listed(
+    common_setting(
         "Your own measured runs, on which the stack is fitted. A row has columns named as options of time (phase, "
         "users, seq, tp, …) and seconds; a fit that would not help is refused.",
         "Hardware",
         metavar="CSV",
     ),
 ]
-in_seconds = partial(listed, parse_value=parse_duration, metavar="SECONDS")
+seconds_setting = partial(common_setting, parse_value=parse_duration, metavar="SECONDS")
 
 
 @frozen
@@ -162,7 +164,7 @@ class TimeOptions:
 
     engine: Annotated[
         str | None,
-        listed(
+        common_setting(
             "The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm, or llama.cpp for "
             "GGUF files, Ollama's tags, Apple.",
             "What runs",
@@ -172,29 +174,32 @@ class TimeOptions:
     ] = None
     global_batch: Annotated[
         int | None,
-        listed("Sequences per step of all devices; default a micro-batch of each replica, or about 4M tokens."),
+        common_setting("Sequences per step of all devices; default a micro-batch of each replica, or about 4M tokens."),
     ] = None
-    context: Annotated[int | None, listed("In prefill, tokens that are cached before the prompt.", minimum=0)] = None
-    server: Annotated[bool, listed("In prefill, add a server's time before the first token.")] = False
-    stack: Stack = None
-    overlap: Overlap = None
+    context: Annotated[
+        int | None, common_setting("In prefill, tokens that are cached before the prompt.", minimum=0)
+    ] = None
+    server: Annotated[bool, common_setting("In prefill, add a server's time before the first token.")] = False
+    stack: StackSetting = None
+    overlap: OverlapSetting = None
     nic: NicRate = None
-    calibrate: Calibrate = None
+    calibrate: CalibrateSetting = None
     by_node: Annotated[
-        int | None, listed("List the time by nodes of the model, to this depth.", maximum=MAX_DEPTH, metavar="DEPTH")
+        int | None,
+        common_setting("List the time by nodes of the model, to this depth.", maximum=MAX_DEPTH, metavar="DEPTH"),
     ] = None
     measured: Annotated[
         float | None,
-        in_seconds("A measured time (8.1s, 35ms). Says whether it is in the range, and what could explain it."),
+        seconds_setting("A measured time (8.1s, 35ms). Says whether it is in the range, and what could explain it."),
     ] = None
     factors: Any = None
 
 
-OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
+TIME_ORDER_OPTIONS = ("stack", "overlap", "nic", "calibrate")
 """Options of time that only mean something in a plan by time."""
 
-size = partial(listed, panel="Layout", maximum=1024)
-of_load = partial(listed, panel="Inference")
+layout_size_setting = partial(common_setting, panel="Layout", maximum=1024)
+load_setting = partial(common_setting, panel="Inference")
 
 
 @frozen
@@ -205,28 +210,30 @@ class ServeOptions:
     output: OutputTokens = None
     trace: Annotated[
         Path | None,
-        of_load(
+        load_setting(
             "Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.", metavar="FILE"
         ),
     ] = None
     engine: EngineName = None
     quantize: Annotated[
         str | None,
-        listed(
+        common_setting(
             "Schemes of the weights to try (auto,fp8-dynamic); default as published.", example="auto", metavar="SCHEMES"
         ),
     ] = None
     kv_dtype: Annotated[
         str | None,
-        listed("Formats of the cache to try (auto,fp8); default the engine's.", example="auto", metavar="FORMATS"),
+        common_setting(
+            "Formats of the cache to try (auto,fp8); default the engine's.", example="auto", metavar="FORMATS"
+        ),
     ] = None
-    price: Price = None
+    price: PriceSetting = None
     concurrency: Annotated[
-        int | None, of_load("Requests in the server at any time; default as many as fit.", spellings=("--users",))
+        int | None, load_setting("Requests in the server at any time; default as many as fit.", spellings=("--users",))
     ] = None
     rate: Annotated[
         float | None,
-        of_load(
+        load_setting(
             "Requests per second that arrive, in place of --concurrency.",
             parse_value=partial(parse_positive, example_value="2.5 requests per second"),
             metavar="R",
@@ -234,7 +241,7 @@ class ServeOptions:
     ] = None
     ttft: Annotated[
         float | None,
-        in_seconds(
+        seconds_setting(
             "Most time to the first token (1s, 300ms), as its likely value if all requests arrive at once.",
             "Inference",
             parse_value=partial(parse_duration, largest_unitless_seconds=MOST_TTFT_WITHOUT_UNIT),
@@ -242,7 +249,7 @@ class ServeOptions:
     ] = None
     tpot: Annotated[
         float | None,
-        in_seconds(
+        seconds_setting(
             "Most time of each further token (30ms), as its likely value.",
             "Inference",
             parse_value=partial(parse_duration, largest_unitless_seconds=MOST_TPOT_WITHOUT_UNIT),
@@ -250,31 +257,32 @@ class ServeOptions:
     ] = None
     prefix_hit: Annotated[
         float | None,
-        of_load(
+        load_setting(
             "Share of each prompt that the prefix cache has (0.5); default 0.", parse_value=parse_share, metavar="P"
         ),
     ] = None
     draft: Annotated[
-        Any, of_load("Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", metavar="TARGET")
+        Any,
+        load_setting("Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", metavar="TARGET"),
     ] = None
     mem_fraction_static: Annotated[
         float | None,
-        of_load("Share of the memory for weights and cache, of SGLang.", parse_value=parse_share, metavar="P"),
+        load_setting("Share of the memory for weights and cache, of SGLang.", parse_value=parse_share, metavar="P"),
     ] = None
     acceptance: Annotated[
         float | None,
-        of_load(
+        load_setting(
             "Chance that a drafted token is accepted (0.7), or the acceptance length that engines print (2.8).",
             parse_value=parse_acceptance,
             metavar="P|LENGTH",
         ),
     ] = None
     draft_tokens: Annotated[
-        int | None, of_load(f"Tokens that are drafted in a step; default {DRAFT_TOKENS}.", maximum=64)
+        int | None, load_setting(f"Tokens that are drafted in a step; default {DRAFT_TOKENS}.", maximum=64)
     ] = None
     disaggregate: Annotated[
         str | None,
-        listed(
+        common_setting(
             "Prompts on replicas of their own: P for D that decode, or as needed.",
             "Layout",
             example="auto",
@@ -282,48 +290,57 @@ class ServeOptions:
         ),
     ] = None
     devices: Annotated[
-        int | None, size("Devices of the server; default those of the cheapest that keeps the limits.")
+        int | None, layout_size_setting("Devices of the server; default those of the cheapest that keeps the limits.")
     ] = None
-    tp: Annotated[int | None, size("Ranks that divide heads and widths. A given layout is the only one.")] = None
-    pp: Annotated[int | None, size("Stages of a pipeline.")] = None
-    dp: Annotated[int | None, size("Replicas; with --ep above --tp, ranks with attention of their own.")] = None
-    ep: Annotated[int | None, size("Ranks that divide the experts.")] = None
-    stack: Stack = None
+    tp: Annotated[
+        int | None, layout_size_setting("Ranks that divide heads and widths. A given layout is the only one.")
+    ] = None
+    pp: Annotated[int | None, layout_size_setting("Stages of a pipeline.")] = None
+    dp: Annotated[
+        int | None, layout_size_setting("Replicas; with --ep above --tp, ranks with attention of their own.")
+    ] = None
+    ep: Annotated[int | None, layout_size_setting("Ranks that divide the experts.")] = None
+    stack: StackSetting = None
     nic: NicRate = None
-    calibrate: Calibrate = None
+    calibrate: CalibrateSetting = None
 
 
 @frozen
 class CostOptions:
     """The options of `llmcalc cost`: of a training run, or of requests that are served."""
 
-    tokens: Annotated[int | None, listed("Tokens to train on (15T).", parse_value=_parse_count, metavar="N")] = None
+    tokens: Annotated[
+        int | None, common_setting("Tokens to train on (15T).", parse_value=_parse_count, metavar="N")
+    ] = None
     requests: Annotated[
-        int | None, listed("Requests to serve (1M), with --input and --output.", parse_value=_parse_count, metavar="N")
+        int | None,
+        common_setting("Requests to serve (1M), with --input and --output.", parse_value=_parse_count, metavar="N"),
     ] = None
     input: InputTokens = None
     output: OutputTokens = None
-    concurrency: Annotated[int | None, listed("Requests in the server at any time. Default as many as fit.")] = None
-    price: Price = None
+    concurrency: Annotated[
+        int | None, common_setting("Requests in the server at any time. Default as many as fit.")
+    ] = None
+    price: PriceSetting = None
     power: Annotated[
         float | None,
-        listed(
+        common_setting(
             "Power of a device; default its TDP.",
             parse_value=partial(parse_positive, example_value="700"),
             metavar="WATTS",
         ),
     ] = None
     step: Annotated[
-        float | None, in_seconds("A measured training step (8.1s). By default that of the fastest layout of plan.")
+        float | None, seconds_setting("A measured training step (8.1s). By default that of the fastest layout of plan.")
     ] = None
     global_batch: Annotated[
         int | None,
-        listed(
+        common_setting(
             "Sequences per training step. Default about 4M tokens, or 1,024 of each device if that is more, of --seq "
             "4096; of adapters and encoders a micro-batch of each device."
         ),
     ] = None
     engine: EngineName = None
-    stack: Stack = None
-    overlap: Overlap = None
+    stack: StackSetting = None
+    overlap: OverlapSetting = None
     nic: NicRate = None

@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Container, Mapping
 
 from ..errors import suggest
-from ..frameworks.registry import NAMES
+from ..frameworks.registry import FRAMEWORK_NAMES
 from ..workload.setting import declarations_of
 
-OTHER_NAMES = {
+OTHER_OPTION_NAMES = {
     "--format json": "--json",
     "--format csv": "--csv",
     "--format markdown": "--markdown --md",
@@ -64,7 +64,7 @@ OTHER_NAMES = {
     "--zero 1": "--zero1 --use-distributed-optimizer",
     "--zero 2": "--zero2",
     "--zero 3": "--zero3",
-    **{f"--framework {name}": f"--{name}" for name in NAMES},
+    **{f"--framework {name}": f"--{name}" for name in FRAMEWORK_NAMES},
     "--engine vllm": "--vllm",
     "--sequence-parallel": "--sp",
     "--tp": "--tensor-parallel-size --tensor-parallel --tp-size --tensor-model-parallel-size --tensor-parallel-degree",
@@ -102,14 +102,23 @@ OTHER_COMMANDS = {
 """Commands here, with the words that people type for them, which have other letters."""
 
 
-NAMES_OF_A_MODEL = ("target", "name", "preset", "model_name", "model_id", "model_path", "model_name_or_path", "config")
+MODEL_ARGUMENT_NAMES = (
+    "target",
+    "name",
+    "preset",
+    "model_name",
+    "model_id",
+    "model_path",
+    "model_name_or_path",
+    "config",
+)
 """Names that other programs, and the command line, give the argument `model` of Python and of an agent's tools."""
 
 
 def llmcalc_spelling(typed_name: str, spellings_by_name: Mapping[str, str], known_names: Container[str]) -> str:
     """Returns llmcalc's name of an option or command that another program spells differently; empty if there is none.
 
-    spellings_by_name: `OTHER_NAMES` or `OTHER_COMMANDS`.
+    spellings_by_name: `OTHER_OPTION_NAMES` or `OTHER_COMMANDS`.
     """
     return next(
         (
@@ -129,13 +138,15 @@ def python_argument_of(typed_name: str, argument_names: Collection[str]) -> str:
     from ..device_memory.settings import Settings
     from ..parallel.layout_request import LayoutRequest
 
-    if typed_name in NAMES_OF_A_MODEL and "model" in argument_names:
+    if typed_name in MODEL_ARGUMENT_NAMES and "model" in argument_names:
         return "model"
     typed_option = _option_spelling(typed_name)
     for name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
         if name in argument_names and typed_option in declaration.setting.spellings:
             return name
-    option_name = llmcalc_spelling(typed_option, OTHER_NAMES, {_option_spelling(name) for name in argument_names})
+    option_name = llmcalc_spelling(
+        typed_option, OTHER_OPTION_NAMES, {_option_spelling(name) for name in argument_names}
+    )
     arguments = re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_python_argument_text, option_name))
     return re.sub(r"(llmcalc\.\w+) (\w+=.+)", r"\1(\2)", arguments.replace("llmcalc ", "llmcalc."))
 
@@ -165,7 +176,7 @@ def _option_spelling(argument_name: str) -> str:
 
 
 _OPTION_WITH_VALUE = re.compile(r"--([a-z-]+)(?: (?!of\b|has\b|and\b|times\b)(\w+))?")
-"""An option in `OTHER_NAMES`, with its value: a word of the command line, a number, or a placeholder in capitals."""
+"""An option in `OTHER_OPTION_NAMES`, with its value: a word of the command line, a number, or a word in capitals."""
 
 
 def _python_argument_text(option: re.Match[str]) -> str:
@@ -182,9 +193,13 @@ def _python_argument_text(option: re.Match[str]) -> str:
 def engine_of_flag(flag_name: str) -> str:
     """Returns the value of `--engine` for the first engine that has this flag; empty if no engine has it."""
     from ..frameworks.engines.flags import flags_by_spelling
-    from ..frameworks.engines.registry import FOLDERS, engine
+    from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
 
     return next(
-        (engine_name for engine_name in FOLDERS if flag_name in flags_by_spelling(engine(engine_name).known_flags())),
+        (
+            engine_name
+            for engine_name in ENGINE_FOLDERS
+            if flag_name in flags_by_spelling(engine(engine_name).known_flags())
+        ),
         "",
     )

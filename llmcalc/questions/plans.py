@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import NARROW_PRODUCTS, Settings
+from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION, Settings
 from ..errors import InputError
 from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
@@ -15,7 +15,7 @@ from .runs import RunQuestion, check_framework
 
 if TYPE_CHECKING:
     from ..frameworks.framework import Framework
-    from ..studies.plan import LayoutPlan, Order
+    from ..studies.plan import LayoutPlan, OrderName
     from ..studies.run_time import TimeSettings
 
 
@@ -36,7 +36,7 @@ def refuse_missing_units(run_question: RunQuestion) -> None:
     from ..timing.device import has_product_units
 
     precision, hardware = run_question.settings.precision or "", run_question.hardware
-    dtype = NARROW_PRODUCTS.get(precision)
+    dtype = PRODUCT_FORMAT_BY_PRECISION.get(precision)
     if dtype is not None and hardware is not None and not has_product_units(hardware, dtype):
         raise missing_units_error(precision, dtype, hardware)
 
@@ -100,7 +100,7 @@ def ask_plan(
     run_question: RunQuestion,
     global_batch: int | None = None,
     row_count: int = 10,
-    order_name: Order | None = None,
+    order_name: OrderName | None = None,
     size_filter: str | None = None,
     time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> ReportedAnswer:
@@ -114,7 +114,7 @@ def ask_plan(
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
     from ..parallel.nearest import nearest_layouts_text
-    from ..parallel.search import BATCH, ROUNDS, check_planned, divisible_batch
+    from ..parallel.search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
     from ..studies.plan import first_fitting_plan, plan_of
@@ -158,7 +158,7 @@ def ask_plan(
             workload.seq,
             check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_rules, *batch_sizes),
         )
-        refusal_counts, batch_reasons = plan.ranked_layouts.refusal_counts, (BATCH, ROUNDS)
+        refusal_counts, batch_reasons = plan.ranked_layouts.refusal_counts, (UNDIVIDED_BATCH, UNEVEN_ROUNDS)
         refusals_by_batch = [reason for reason in batch_reasons if reason in refusal_counts]
         if refusals_by_batch and (
             plan.is_batch_assumed or not suggestion or len(refusal_counts) == len(refusals_by_batch)
@@ -176,15 +176,15 @@ def _compared_plans(
     run_question: RunQuestion, plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
 ) -> tuple[LayoutPlan, ...]:
     """Returns one-row plans, sorted by time, of the other usual frameworks that shard weights, if none was named."""
-    from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
+    from ..frameworks.registry import DEFAULT_FRAMEWORK, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, plan_of
 
-    if plan.training_times is None or plan.other_plans or plan.framework.name == WITHOUT_A_NAME:
+    if plan.training_times is None or plan.other_plans or plan.framework.name == DEFAULT_FRAMEWORK:
         return ()
     compared_plans = []
     for framework_record in frameworks_for_plans(run_question.layout, run_question.hardware):
-        if framework_record.name in (WITHOUT_A_NAME, plan.framework.name):
+        if framework_record.name in (DEFAULT_FRAMEWORK, plan.framework.name):
             continue
         if time_settings is not None and time_settings(framework_record).stack == plan.training_times.settings.stack:
             continue  # `--stack` names the software of one framework

@@ -18,13 +18,13 @@ from ..sources.preset import Preset
 from ..sources.presets import known_model
 from .logs import bytes_in_use_before_run, read_flags
 
-MEASURED = ("weights", "profile_run", "non_torch", "cuda_graphs")
+MEASURED_TERMS = ("weights", "profile_run", "non_torch", "cuda_graphs")
 """Terms of a log that stand in place of computed ones."""
 
-OF_ANY_MODEL = ("non_torch",)
+MODEL_INDEPENDENT_TERMS = ("non_torch",)
 """Terms that are the same for every model."""
 
-OF_ANY_VERSION = ("weights",)
+VERSION_INDEPENDENT_TERMS = ("weights",)
 """Terms that are the same in every version of an engine."""
 
 
@@ -67,9 +67,9 @@ class ReceiptFile:
         """
         replaceable_names = [
             term_name
-            for term_name in MEASURED
-            if (not self.other_model or term_name in OF_ANY_MODEL)
-            and (not self.other_version or term_name in OF_ANY_VERSION)
+            for term_name in MEASURED_TERMS
+            if (not self.other_model or term_name in MODEL_INDEPENDENT_TERMS)
+            and (not self.other_version or term_name in VERSION_INDEPENDENT_TERMS)
         ]
         measured_bytes = {
             log_term.name: log_term.value
@@ -80,7 +80,7 @@ class ReceiptFile:
             names_text = " and ".join(
                 filter(None, (self.other_model, self.other_version and f"version {self.other_version}"))
             )
-            refusal_reason = f"is of {names_text}" if names_text else f"has none of {', '.join(MEASURED)}"
+            refusal_reason = f"is of {names_text}" if names_text else f"has none of {', '.join(MEASURED_TERMS)}"
             raise InputError(f"--receipt {self.file}: {refusal_reason}; expected a log of this model and version")
         return measured_bytes
 

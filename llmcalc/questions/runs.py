@@ -10,24 +10,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..accelerator import Hardware
-from ..costs.context_length import usual_sequence
+from ..costs.context_length import default_sequence_tokens
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import NARROW_PRODUCTS, SERVED_PHASES, Settings, settings_of, users_in_training_error
+from ..device_memory.settings import (
+    PRODUCT_FORMAT_BY_PRECISION,
+    SERVING_PHASES,
+    Settings,
+    settings_of,
+    users_in_training_error,
+)
 from ..errors import InputError, short_repr
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
-from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
+from ..reports.memory_answer import ASSUMED_ACCELERATOR, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
 from ..workload.execution import FRAMEWORK_LOSSES
-from ..workload.recompute import SELECTIVE
+from ..workload.recompute import SELECTIVE_MODE
 from ..workload.setting import option, training_option
 
 if TYPE_CHECKING:
     from ..device_memory.device_memory import UnreplayedBytes
     from ..frameworks.framework import Framework
-    from ..frameworks.launch.record import Launch
+    from ..frameworks.launch.launch_types import Launch
     from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.draft import DraftCosts
 
@@ -67,7 +73,7 @@ class RunQuestion(RunOptions):
 
     def with_framework(self, framework_record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
-        if self.settings.recompute != SELECTIVE:
+        if self.settings.recompute != SELECTIVE_MODE:
             return self
         return replace(self, settings=self.settings.with_changes(recompute=framework_record.selective_recompute))
 
@@ -98,13 +104,13 @@ class RunQuestion(RunOptions):
         ZeRO-3.
         Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
         """
-        from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
+        from ..frameworks.registry import ADAPTER_PLAN_ZERO_STAGES, framework, frameworks_for_plans
 
         layout, refusal_error, has_planned_run = self.layout, None, False
         first_framework, *other_frameworks = frameworks_for_plans(layout, self.hardware)
         yields_every_framework = self.settings.lora_rank is not None and bool(other_frameworks)
         if yields_every_framework:
-            other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
+            other_frameworks = [*map(framework, ADAPTER_PLAN_ZERO_STAGES), other_frameworks[0]]
         for framework_record in (first_framework, *other_frameworks):
             run_layout, run_memory = layout, self.with_framework(framework_record).memory_on_one_device()
             try:
@@ -112,20 +118,20 @@ class RunQuestion(RunOptions):
             except InputError as error:
                 refusal_error = error
                 continue
-            if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
+            if refusal_error is not None and framework_record.name in ADAPTER_PLAN_ZERO_STAGES:
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
                     getattr(layout, degree_name) not in (None, 1)
                     for degree_name in framework_record.layout_rules.untried_sizes
                 )
-                if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
+                if is_divided or (layout.zero and ADAPTER_PLAN_ZERO_STAGES[framework_record.name] is None):
                     continue
                 parallel_degrees: dict[str, Any] = {
                     degree_name: getattr(layout, degree_name) or 1 for degree_name in ("tp", "cp", "pp", "ep")
                 }
                 run_layout = replace(
-                    layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name]
+                    layout, **parallel_degrees, zero=layout.zero or ADAPTER_PLAN_ZERO_STAGES[framework_record.name]
                 )
             has_planned_run = True
             yield run_memory, replace(run_layout, framework=framework_record.name)
@@ -158,7 +164,7 @@ class RunQuestion(RunOptions):
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
             settings.seq is not None
-            or settings.phase not in SERVED_PHASES
+            or settings.phase not in SERVING_PHASES
             or len(self.accelerators) != 1
             or not library_engine.runs_on(self.accelerators[0])
             or layout.framework is not None
@@ -206,7 +212,7 @@ class RunQuestion(RunOptions):
     @property
     def tokens(self) -> int:
         """The number of tokens per sequence, from which an error suggests possible layouts."""
-        return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
+        return default_sequence_tokens(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def memory_on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
@@ -340,7 +346,7 @@ def memory_question(
     from ..frameworks.launch.adapter_targets import translate_targets
     from ..frameworks.launch.read import read_launch
 
-    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
+    gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED_ACCELERATOR
     release_date = version_date(run_options.layout.framework_version or "")
     typed_options = _options_beside_file(run_options.settings, run_options.layout)
     launched_run = read_launch(
@@ -491,7 +497,7 @@ def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str,
     }
 
 
-HALF_FORMATS = ("bfloat16", "float16")
+SIXTEEN_BIT_FORMATS = ("bfloat16", "float16")
 """Number formats of 16 bits, in which weights are trained as they are published."""
 
 
@@ -501,7 +507,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16. Adapters stay in fp32 beside them, under autocast where the file has it.
     """
-    if not launched_run.keeps_checkpoint_dtype or preset.dtype not in HALF_FORMATS:
+    if not launched_run.keeps_checkpoint_dtype or preset.dtype not in SIXTEEN_BIT_FORMATS:
         return launched_run
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"
@@ -531,10 +537,10 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for a cross-entropy of another framework's library."""
     loss = settings.cross_entropy
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
-        from ..frameworks.registry import NAMES, framework
+        from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
         frameworks_text = " or ".join(
-            framework_name for framework_name in NAMES if loss in framework(framework_name).losses
+            framework_name for framework_name in FRAMEWORK_NAMES if loss in framework(framework_name).losses
         )
         raise InputError(
             f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
@@ -550,11 +556,13 @@ def check_framework(settings: Settings, framework_record: Framework) -> None:
 def _check_precision(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
-    if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
-        from ..frameworks.registry import NAMES, framework
+    if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.narrow_precisions:
+        from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
         supporting_frameworks = [
-            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
+            framework_name
+            for framework_name in FRAMEWORK_NAMES
+            if precision in framework(framework_name).narrow_precisions
         ]
         expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
@@ -594,7 +602,7 @@ Parameters = ParamSpec("Parameters")
 QuestionAnswer = TypeVar("QuestionAnswer")
 
 
-def in_words_of_file(
+def name_file_in_errors(
     question: Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer],
 ) -> Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer]:
     """Returns a question whose errors about an option of a launch file name the file and its argument."""
@@ -623,7 +631,7 @@ def _planned_framework(run_question: RunQuestion, framework_record: Framework) -
     return None if planned_framework is framework_record else planned_framework
 
 
-@in_words_of_file
+@name_file_in_errors
 def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) -> DeviceMemoryAnswer | RanksMemoryAnswer:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 
@@ -641,10 +649,10 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         "workspace": run_question.workspace,
     }
     if launched_run is None and not layout.has_options:
-        if run_question.settings.recompute == SELECTIVE:  # without a framework
+        if run_question.settings.recompute == SELECTIVE_MODE:  # without a framework
             run_question = replace(run_question, settings=run_question.settings.with_changes(recompute="attention"))
         settings = run_question.settings  # the page has no frameworks at first
-        if settings.precision in NARROW_PRODUCTS or settings.cross_entropy in FRAMEWORK_LOSSES:
+        if settings.precision in PRODUCT_FORMAT_BY_PRECISION or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of
 
             check_framework(settings, framework_of(layout))
@@ -680,7 +688,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
-            hardware = run_question.hardware or find_hardware(ASSUMED.lower())
+            hardware = run_question.hardware or find_hardware(ASSUMED_ACCELERATOR.lower())
             _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
             cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware

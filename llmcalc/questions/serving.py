@@ -16,7 +16,7 @@ from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import Calibration
 from ..workload.setting import option
-from ..workload.validation import LARGEST
+from ..workload.validation import LARGEST_COUNT
 from .options import DRAFT_TOKENS, ServeOptions, TimeOptions
 from .runs import RunQuestion
 from .times import software_stack_of_engine, timed_run
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from ..timing.batching import RequestSizes
     from ..timing.speculation import Speculation
 
-AUTO = "auto"
+AUTO_FORMAT = "auto"
 """The word for the published number format in lists of formats."""
 
-MOST_FORMATS = 8
+MOST_FORMAT_COMBINATIONS = 8
 """Largest number of combinations of formats that are tried."""
 
 
@@ -81,7 +81,7 @@ def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
     """Builds the study of servers from the options of `serve`. Raises the `InputError`s of `ask_serve`."""
-    from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine, engine_and_version
+    from ..frameworks.engines.registry import ENGINE_FOLDERS, USUAL_ENGINE, engine, engine_and_version
     from ..studies.server import LatencyLimits
     from ..studies.serving import ServeStudy, SizesRequest
     from ..timing.batching import RequestSizes
@@ -98,7 +98,7 @@ def serve_study(
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
     engine_record, version = engine_and_version(options.engine or USUAL_ENGINE)
     if engine_record.layout_flags is None:
-        engine_names = [engine_name for engine_name in FOLDERS if engine(engine_name).layout_flags is not None]
+        engine_names = [engine_name for engine_name in ENGINE_FOLDERS if engine(engine_name).layout_flags is not None]
         raise InputError(
             f"--engine {options.engine}: its servers under load are not modelled; "
             f"expected one of {', '.join(engine_names)}"
@@ -118,10 +118,10 @@ def serve_study(
     )
     assert input_tokens is not None
     assert output_tokens is not None
-    if input_tokens + output_tokens > LARGEST:
+    if input_tokens + output_tokens > LARGEST_COUNT:
         raise InputError(
             f"--input, --output: {input_tokens + output_tokens:,} tokens of a request are too many; "
-            f"expected at most {LARGEST:,}"
+            f"expected at most {LARGEST_COUNT:,}"
         )
     request_sizes = RequestSizes(input_tokens, output_tokens, int(cached_share * input_tokens))
     longest_request = request_sizes.total_tokens if request_trace is None else request_trace.longest_request
@@ -176,14 +176,14 @@ def _prefill_decode_ratio(options: ServeOptions, request_sizes: RequestSizes) ->
         raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
     if request_sizes.output_tokens == 1:
         raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
-    if replica_ratio_text == AUTO:
+    if replica_ratio_text == AUTO_FORMAT:
         return None
     text_match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(replica_ratio_text))
     replica_counts = (0, 0) if text_match is None else (int(text_match[1]), int(text_match[2]))
     if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
-            f"--disaggregate: {short_repr(replica_ratio_text)}; expected {AUTO}, or replicas for prompts and replicas "
-            f"that decode, each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
+            f"--disaggregate: {short_repr(replica_ratio_text)}; expected {AUTO_FORMAT}, or replicas for prompts and "
+            f"replicas that decode, each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
     return replica_counts
 
@@ -195,7 +195,7 @@ def _speculation_of_options(
 
     Raises `InputError` for options that lack one another, and a draft that does not fit the model.
     """
-    from ..costs.draft import check_draft, states_reader_of
+    from ..costs.draft import check_draft, hidden_state_reader
     from ..timing.speculation import Speculation, acceptance_of_length
 
     typed_options = [field for field in ("acceptance", "draft_tokens") if getattr(options, field) is not None]
@@ -218,7 +218,7 @@ def _speculation_of_options(
     draft = None
     if draft_method == "model":
         draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
-        reads_states = states_reader_of(draft.model) is not None
+        reads_states = hidden_state_reader(draft.model) is not None
         check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
     spec = None if draft is None else draft.model
     acceptance = (
@@ -261,8 +261,10 @@ def _runs_by_format(
         for weight_format in _parse_formats("--quantize", options.quantize)
         for kv_dtype in _parse_formats("--kv-dtype", options.kv_dtype)
     ]
-    if len(format_pairs) > MOST_FORMATS:
-        raise InputError(f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMATS}")
+    if len(format_pairs) > MOST_FORMAT_COMBINATIONS:
+        raise InputError(
+            f"--quantize, --kv-dtype: {len(format_pairs)} combinations; expected at most {MOST_FORMAT_COMBINATIONS}"
+        )
     formats_and_memories = []
     for format_pair in dict.fromkeys(format_pairs):
         chosen_formats = {
@@ -280,9 +282,12 @@ def _parse_formats(option_name: str, formats_text: str | None) -> Sequence[str |
     """Parses a comma-separated list of number formats; None for the published format."""
     if formats_text is None:
         return [None]
-    format_words = [format_word.strip() for format_word in str(formats_text)[: LARGEST.bit_length() * 20].split(",")]
+    format_words = [
+        format_word.strip() for format_word in str(formats_text)[: LARGEST_COUNT.bit_length() * 20].split(",")
+    ]
     if not all(format_words):
         raise InputError(
-            f"{option_name}: {short_repr(formats_text)}; expected formats with commas between them, such as {AUTO},fp8"
+            f"{option_name}: {short_repr(formats_text)}; expected formats with commas between them, "
+            f"such as {AUTO_FORMAT},fp8"
         )
-    return [None if format_word == AUTO else format_word for format_word in format_words]
+    return [None if format_word == AUTO_FORMAT else format_word for format_word in format_words]

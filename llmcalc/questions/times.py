@@ -8,7 +8,7 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeGuard
 
-from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
+from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION, Settings, users_in_training_error
 from ..errors import InputError, short_repr
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..parallel.schedules import check_micro_batches
@@ -16,18 +16,18 @@ from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..sources.target import load
-from ..timing.calibration import UNCHANGED, Calibration
+from ..timing.calibration import UNIT_FACTORS, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
-from .options import OPTIONS_OF_AN_ORDER, TimeOptions
-from .runs import RunQuestion, check_loss, in_words_of_file
+from .options import TIME_ORDER_OPTIONS, TimeOptions
+from .runs import RunQuestion, check_loss, name_file_in_errors
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
     from ..parallel.layout_request import LayoutRequest
-    from ..studies.plan import LayoutPlan, Order
+    from ..studies.plan import LayoutPlan, OrderName
     from ..studies.run_time import TimeSettings
     from ..studies.timed_run import TimedRun
 
@@ -69,7 +69,7 @@ ASSUMED_PHASES = {"decode": "decoding of a token", "prefill": "a prompt"}
 """Phase that is timed where none is stated → its name in a sentence."""
 
 
-@in_words_of_file
+@name_file_in_errors
 def ask_time(
     run_question: RunQuestion,
     options: TimeOptions,
@@ -129,8 +129,7 @@ def timed_run(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
-    from ..frameworks.registry import NAMES as FRAMEWORK_NAMES
-    from ..frameworks.registry import framework
+    from ..frameworks.registry import FRAMEWORK_NAMES, framework
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.run_time import time_training
 
@@ -172,7 +171,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
             check_layout(layout)
         timed_run = time_training(run_memory, hardware, layout, micro_batches, time_settings_of_run)
     precision = run_question.settings.precision or ""
-    is_planned = precision not in NARROW_PRODUCTS or any(
+    is_planned = precision not in PRODUCT_FORMAT_BY_PRECISION or any(
         precision in framework(field_name).narrow_precisions for field_name in FRAMEWORK_NAMES
     )
     return replace(
@@ -324,8 +323,8 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
     from ..frameworks.registry import layout_of
     from ..parallel.nearest import nearest_layouts_text
-    from ..parallel.search import BATCH, EXPERTS, HEADS, LAYERS, WIDTHS
-    from ..studies.plan import TOO_MUCH
+    from ..parallel.search import TOO_MANY_STAGES, UNDIVIDED_BATCH, UNDIVIDED_EXPERTS, UNDIVIDED_HEADS, UNDIVIDED_WIDTHS
+    from ..studies.plan import TOO_MUCH_MEMORY
     from .plans import untried_frameworks
 
     ranked_layouts = plan.ranked_layouts
@@ -333,9 +332,9 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
     if not ranked_layouts.tried_count:
         layout_of(replace(run_question.layout, framework=plan.framework.name))  # raises if it is impossible
         return InputError(f"--devices {devices}: no layout of this number is possible; expected another number")
-    if ranked_layouts.refusal_counts and TOO_MUCH not in ranked_layouts.refusal_counts:
+    if ranked_layouts.refusal_counts and TOO_MUCH_MEMORY not in ranked_layouts.refusal_counts:
         refusal_reason = max(ranked_layouts.refusal_counts, key=ranked_layouts.refusal_counts.__getitem__)
-        if refusal_reason == BATCH:
+        if refusal_reason == UNDIVIDED_BATCH:
             expected_text = f"--global-batch as a multiple of {devices}, or another number of devices"
             return InputError(
                 f"--devices {devices}: {ranked_layouts.tried_count:,} layouts were tried, and {refusal_reason}; "
@@ -343,7 +342,12 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
             )
         suggestion, layout_request = "", run_question.layout
         has_typed_sizes = any((layout_request.tp, layout_request.pp, layout_request.cp, layout_request.ep))
-        if has_typed_sizes and refusal_reason in (HEADS, WIDTHS, LAYERS, EXPERTS):
+        if has_typed_sizes and refusal_reason in (
+            UNDIVIDED_HEADS,
+            UNDIVIDED_WIDTHS,
+            TOO_MANY_STAGES,
+            UNDIVIDED_EXPERTS,
+        ):
             suggestion = nearest_layouts_text(run_question.preset.model, layout_request, run_question.tokens)
         return InputError(
             f"--devices {devices}: none of {ranked_layouts.tried_count:,} layouts can be counted, "
@@ -452,7 +456,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
         framework_record.product_format(file_settings)
         if has_format_reader and framework_record.product_format is not None
         else "",
-        options.factors or UNCHANGED,
+        options.factors or UNIT_FACTORS,
         None
         if launched_run is None or options.stack is not None or framework_record.overlapped_groups is None
         else framework_record.overlapped_groups(launched_run),
@@ -490,7 +494,7 @@ def layout_time_settings(
 
     Raises `InputError` for options of time in a plan by memory.
     """
-    for field_name in OPTIONS_OF_AN_ORDER:
+    for field_name in TIME_ORDER_OPTIONS:
         if order_name == "memory" and getattr(options, field_name) is not None:
             raise InputError(f"{option(field_name)}: is of the order by time; expected --by time")
     return lambda framework_record: time_settings(run_question, framework_record, options)
@@ -501,7 +505,7 @@ def ask_timed_plan(
     options: TimeOptions,
     global_batch: int | None = None,
     row_count: int = 10,
-    order_name: Order | None = None,
+    order_name: OrderName | None = None,
     size_filter: str | None = None,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
@@ -514,7 +518,7 @@ def ask_timed_plan(
 
     run_question.require_one_accelerator()
     layout_time_settings(run_question, order_name, options)  # refuses options of time in a plan by memory
-    if any(getattr(options, field_name) is not None for field_name in OPTIONS_OF_AN_ORDER):
+    if any(getattr(options, field_name) is not None for field_name in TIME_ORDER_OPTIONS):
         order_name = "time"  # what cannot be timed with them is refused
     options, calibration = _calibrated_options(run_question, options, read_model)
     plan_answer = ask_plan(
@@ -565,7 +569,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             ),
             options.overlap,
             options.nic,
-            factors=options.factors or UNCHANGED,
+            factors=options.factors or UNIT_FACTORS,
         )
         run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
         if layout_request.framework is None:
@@ -679,7 +683,7 @@ def _with_server_context(
 
     engine_text, stack_text: as in `_with_usual_scheme`.
     """
-    from ..costs.context_length import usual_context
+    from ..costs.context_length import default_context_tokens
     from ..frameworks.engines.registry import engine_and_version
 
     settings, hardware = run_question.settings, run_question.hardware
@@ -702,16 +706,18 @@ def _with_server_context(
     except InputError:
         return run_memory, ()
     is_context_of_memory = engine_record.default_context is not None
-    if context <= 1 or (not is_context_of_memory and context > usual_context(run_memory.spec, is_decoding=True)):
+    if context <= 1 or (
+        not is_context_of_memory and context > default_context_tokens(run_memory.spec, is_decoding=True)
+    ):
         return run_memory, ()
     return run_memory.with_changes(seq=context - 1), (engine_record.default_context_note(context),)
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:
     """Whether a text names an engine, with or without a version, and not a software stack."""
-    from ..frameworks.engines.registry import FOLDERS
+    from ..frameworks.engines.registry import ENGINE_FOLDERS
 
-    return engine_text is not None and engine_text.partition("==")[0].strip().lower() in FOLDERS
+    return engine_text is not None and engine_text.partition("==")[0].strip().lower() in ENGINE_FOLDERS
 
 
 def _inference_stack_of_framework(framework_name: str | None, options: TimeOptions) -> str:
@@ -745,30 +751,31 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.
     """
-    from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine_and_version
+    from ..frameworks.engines.registry import ENGINE_FOLDERS, USUAL_ENGINE, engine_and_version
     from ..frameworks.engines.registry import engine as registered_engine
     from ..frameworks.engines.versions import parse_version
     from ..timing.stack import stack_names
 
     engine_name = (engine_text or USUAL_ENGINE).partition("==")[0].strip().lower()
     if (
-        engine_name not in FOLDERS
+        engine_name not in ENGINE_FOLDERS
         and engine_text is not None
         and "==" not in engine_text
         and engine_name in stack_names("inference")
     ):
         return engine_name
-    if engine_name not in FOLDERS:
-        known_names = sorted({*FOLDERS, *stack_names("inference")})
+    if engine_name not in ENGINE_FOLDERS:
+        known_names = sorted({*ENGINE_FOLDERS, *stack_names("inference")})
         raise InputError(
-            f"--engine {short_repr(engine_text)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
+            f"--engine {short_repr(engine_text)}: not known; expected NAME or NAME==VERSION of "
+            f"{', '.join(ENGINE_FOLDERS)}, "
             f"or one of {', '.join(known_names)}"
         )
     engine_record, version = engine_and_version(engine_text or USUAL_ENGINE)
     if not engine_record.is_timed_on(hardware):
         other_engines = [
             f"--engine {other_engine}, or "
-            for other_engine in FOLDERS
+            for other_engine in ENGINE_FOLDERS
             if registered_engine(other_engine).is_timed_on(hardware)
         ][:1]
         raise InputError(

@@ -33,15 +33,15 @@ MOST_REQUESTS = 20_000
 MOST_TOKENS = 2**24
 """Most tokens of a prompt or an answer."""
 
-MOST_INPUT = 200_000_000
+MOST_INPUT_TOKENS = 200_000_000
 """Most tokens of all prompts together, which are computed step by step."""
 
 MOST_SECONDS = 30 * 86400.0
 """Latest arrival."""
 
-COLUMNS = ("arrival", "input", "output")
+TRACE_COLUMNS = ("arrival", "input", "output")
 
-EXPECTED = "a .csv or .jsonl file"
+EXPECTED_FILE = "a .csv or .jsonl file"
 
 
 def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
@@ -49,11 +49,11 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
 
     Raises `InputError`, which names the file, the line and the column.
     """
-    file_bytes = read_bytes(Path(path), MOST_BYTES, EXPECTED)
+    file_bytes = read_bytes(Path(path), MOST_BYTES, EXPECTED_FILE)
     try:
         file_text = file_bytes.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError(f"{path}: is not UTF-8 text; expected {EXPECTED}") from None
+        raise InputError(f"{path}: is not UTF-8 text; expected {EXPECTED_FILE}") from None
     numbered_rows = _json_rows(path, file_text) if file_text.lstrip().startswith("{") else _csv_rows(path, file_text)
     traced_requests: list[TracedRequest] = []
     input_tokens = 0
@@ -62,13 +62,13 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
             raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
         traced_requests.append(_traced_request(f"{path}:{line_number}", row_cells))
         input_tokens += traced_requests[-1].input_tokens
-        if input_tokens > MOST_INPUT:
+        if input_tokens > MOST_INPUT_TOKENS:
             raise InputError(
-                f"{path}:{line_number}: input: more than {MOST_INPUT:,} tokens of all prompts; expected a "
+                f"{path}:{line_number}: input: more than {MOST_INPUT_TOKENS:,} tokens of all prompts; expected a "
                 "part of the trace"
             )
     if not traced_requests:
-        raise InputError(f"{path}: has no request; expected lines of {', '.join(COLUMNS)}")
+        raise InputError(f"{path}: has no request; expected lines of {', '.join(TRACE_COLUMNS)}")
     traced_requests.sort(key=lambda request: request.arrival_seconds)
     first_arrival_seconds = traced_requests[0].arrival_seconds
     return tuple(
@@ -86,7 +86,7 @@ def _csv_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[s
                 raise InputError(f"{path}:{csv_reader.line_num}: has another number of cells than the heading")
             yield csv_reader.line_num, row_cells
     except csv.Error as error:
-        raise InputError(f"{path}: {error}; expected {EXPECTED}") from None
+        raise InputError(f"{path}: {error}; expected {EXPECTED_FILE}") from None
 
 
 def _json_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -105,14 +105,16 @@ def _json_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[
 
 def _check_columns(place_in_error: str, column_names: Any) -> None:
     for column_name in column_names:
-        if column_name not in COLUMNS:
+        if column_name not in TRACE_COLUMNS:
             raise InputError(
-                f"{place_in_error}: column {short_repr(column_name)} is not known; expected {', '.join(COLUMNS)}."
-                f"{suggest(str(column_name), list(COLUMNS))}"
+                f"{place_in_error}: column {short_repr(column_name)} is not known; expected {', '.join(TRACE_COLUMNS)}."
+                f"{suggest(str(column_name), list(TRACE_COLUMNS))}"
             )
-    for column_name in COLUMNS:
+    for column_name in TRACE_COLUMNS:
         if column_name not in column_names:
-            raise InputError(f"{place_in_error}: the column '{column_name}' is missing; expected {', '.join(COLUMNS)}")
+            raise InputError(
+                f"{place_in_error}: the column '{column_name}' is missing; expected {', '.join(TRACE_COLUMNS)}"
+            )
 
 
 def _traced_request(place_in_error: str, row_cells: Mapping[str, Any]) -> TracedRequest:

@@ -10,12 +10,12 @@ from typing import Any
 
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import SERVED_PHASES
+from ..device_memory.settings import SERVING_PHASES
 from ..errors import InputError
-from ..frameworks.engines.engine import NEWEST, Engine, EngineMemory
+from ..frameworks.engines.engine import NEWEST_VERSION, Engine, EngineMemory
 from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import MissingKernels
-from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+from ..frameworks.engines.registry import ENGINE_FOLDERS, engine, engine_and_version
 from ..parallel.divisors import divisors
 from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
@@ -37,7 +37,7 @@ from ..studies.fit_options import MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareO
 from ..studies.fit_serving import ReplicaFit, ServingFitAnswer
 from ..units import DTYPE_BITS
 
-FORMATS = "dtype", "kv_dtype", "quantize"
+FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
 
 
@@ -79,12 +79,12 @@ class UsualEngine:
         settings, stack_name = memory.settings, usual_stack(hardware, memory)
         engine_records = [
             engine_record
-            for engine_record in map(engine, FOLDERS)
-            if engine_record.software_stack(NEWEST) == stack_name
+            for engine_record in map(engine, ENGINE_FOLDERS)
+            if engine_record.software_stack(NEWEST_VERSION) == stack_name
         ]
-        if settings.phase not in SERVED_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
+        if settings.phase not in SERVING_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
             return None
-        format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
+        format_settings = {format_field: getattr(settings, format_field) for format_field in FORMAT_SETTINGS}
         typed_options = {
             field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
         }
@@ -185,7 +185,7 @@ class UsualEngine:
         if memory_fit.verdict == "no":
             for settings in chain(*single_setting_changes(run_memory, self.hardware, batch, seq)):
                 format_settings = {
-                    format_field: settings[format_field] for format_field in FORMATS if format_field in settings
+                    format_field: settings[format_field] for format_field in FORMAT_SETTINGS if format_field in settings
                 }
                 changed_engine = replace(
                     self, seq=settings.get("seq", self.seq), options={**self.options, **format_settings}

@@ -13,13 +13,13 @@ from ..errors import InputError
 from ..parallel.layout import Layout
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..reports.answer import ReportedAnswer
-from ..sources.preset import Preset, name_in_errors
+from ..sources.preset import Preset, target_in_errors
 
 if TYPE_CHECKING:
     from ..sources.checkpoints.header import Checkpoint
     from ..witnesses.checks import Verdict
     from ..witnesses.reference import Device
-    from ..witnesses.verification import Witness
+    from ..witnesses.verification import WitnessName
 
 
 def ask_budget(budget_file: Path, skip_missing: bool = False) -> ReportedAnswer:
@@ -43,7 +43,7 @@ def read_checkpoint_header(checkpoint: str) -> Checkpoint:
     """Reads the header of a checkpoint, from a file or from a hub id."""
     from ..sources.checkpoints.read import read_checkpoint
     from ..sources.hub import fetch_headers
-    from ..sources.names import is_hub_id
+    from ..sources.target_names import is_hub_id
 
     # Path.exists raises an error for a name that is too long
     if not os.path.exists(checkpoint) and is_hub_id(checkpoint):
@@ -78,7 +78,7 @@ class VerifyQuestion:
 
     everything: bool = False
     device: Device = "meta"
-    against: Witness = "reference"
+    against: WitnessName = "reference"
     batch: int = 1
     seq: int | None = None
     every_layer: bool = False
@@ -125,7 +125,7 @@ class VerifyQuestion:
         return ReportedAnswer(verify_result, lambda: report(*verify_result), is_verified)
 
     def _verdict_of_model(self, preset: Preset) -> Verdict:
-        with name_in_errors(preset):
+        with target_in_errors(preset):
             if self.distributed:
                 from ..witnesses.distributed.compare import build_job, verify_distributed
 
@@ -152,7 +152,7 @@ class VerifyQuestion:
 
 
 @contextmanager
-def _size_errors_as_input_errors(witness_kind: Witness) -> Iterator[None]:
+def _size_errors_as_input_errors(witness_kind: WitnessName) -> Iterator[None]:
     """Returns a context manager that turns torch's errors about sizes (over 2^63 elements) into `InputError`."""
     try:
         yield

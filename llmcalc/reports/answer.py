@@ -22,11 +22,11 @@ MODEL_FIELD: Any = field(default_factory=lambda: Preset.model_construct(name="mo
 """Default of the field `preset` of a count: a model without a name."""
 
 
-SHOWN_NAMES = 3
+MOST_SHOWN_MODELS = 3
 """Most models that the line of an answer names."""
 
 
-NAMES_OF_CONSTRUCTION = ("make_report", "of_result")
+CONSTRUCTION_ATTRIBUTES = ("make_report", "of_result")
 """Attributes with which answers are built, which no error suggests."""
 
 
@@ -72,7 +72,7 @@ class Answer(ABC):
         result = self.__dict__.get("result")
         if hasattr(type(result), attribute_name) or attribute_name in getattr(result, "__dict__", ()):
             return f"; expected .result.{attribute_name}"
-        public_names = [name for name in dir(self) if not name.startswith("_") and name not in NAMES_OF_CONSTRUCTION]
+        public_names = [name for name in dir(self) if not name.startswith("_") and name not in CONSTRUCTION_ATTRIBUTES]
         return f".{suggest(attribute_name, public_names)} The keys of .document are those of --format json"
 
     def __repr__(self) -> str:
@@ -137,5 +137,7 @@ def _answer_heading(report: Report) -> str:
     json_documents = report.data if isinstance(report.data, list) else [report.data]
     models = [json_document["model"] for json_document in json_documents if "model" in json_document]
     model_names = [model.get("title") or model["name"] for model in models]
-    further_models_text = f" and {len(model_names) - SHOWN_NAMES} more" if len(model_names) > SHOWN_NAMES else ""
-    return f"{', '.join(model_names[:SHOWN_NAMES])}{further_models_text}" or type(report).__name__
+    further_models_text = (
+        f" and {len(model_names) - MOST_SHOWN_MODELS} more" if len(model_names) > MOST_SHOWN_MODELS else ""
+    )
+    return f"{', '.join(model_names[:MOST_SHOWN_MODELS])}{further_models_text}" or type(report).__name__

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LENGTHS = (40, 30, 20, 12)
+BAR_LENGTHS = (40, 30, 20, 12)
 """Possible lengths of a full bar, in characters, longest first; a table uses the first that fits its width."""
 
-WIDTH = 20
+DEFAULT_BAR_LENGTH = 20
 """Default length of a full bar, in characters, and of a course over time."""
 
-LEVELS = "▁▂▃▄▅▆▇█"
+BAR_LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class TextBar(NamedTuple):
@@ -24,7 +24,7 @@ class TextBar(NamedTuple):
 
     fraction: float
     colour: str = ""
-    length: int = WIDTH
+    length: int = DEFAULT_BAR_LENGTH
 
 
 def share_bar(text_bar: TextBar) -> str:
@@ -39,12 +39,12 @@ def timeline_bar(byte_counts: Sequence[int], full_scale: int) -> str:
     """
     if not byte_counts:
         return ""
-    bar_length = min(WIDTH, len(byte_counts))
+    bar_length = min(DEFAULT_BAR_LENGTH, len(byte_counts))
     count_ranges = [
         byte_counts[len(byte_counts) * point_index // bar_length : len(byte_counts) * (point_index + 1) // bar_length]
         for point_index in range(bar_length)
     ]
     return "".join(
-        LEVELS[min(len(LEVELS) - 1, max(count_range) * len(LEVELS) // max(1, full_scale))]
+        BAR_LEVELS[min(len(BAR_LEVELS) - 1, max(count_range) * len(BAR_LEVELS) // max(1, full_scale))]
         for count_range in count_ranges
     )

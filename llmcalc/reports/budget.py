@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 from .. import units
 from ..studies.budget import BudgetCheck, count_violations
-from ..studies.budget_file import KINDS, BudgetLimit
+from ..studies.budget_file import KIND_BY_QUANTITY, BudgetLimit
 from .document import (
     Column,
     DisplayedValue,
@@ -33,7 +33,7 @@ COLUMNS = (
     Column("verdict", "verdict", justify="left", is_verdict=True),
 )
 
-WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.flops, "bytes": units.memory}
+WRITER_BY_KIND: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.flops, "bytes": units.memory}
 
 
 def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
@@ -94,7 +94,7 @@ def _check_name(budget_check: BudgetCheck) -> str:
 
 def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
-    write_value = WRITE[KINDS.get(budget_check.key, "bytes")]
+    write_value = WRITER_BY_KIND[KIND_BY_QUANTITY.get(budget_check.key, "bytes")]
     other_limits = [
         checked_limit.value
         for checked_limit in budget_check.limits
@@ -175,7 +175,7 @@ def junit(file_name: str, budget_checks: list[BudgetCheck]) -> str:
 
 def failure_message(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
-    quantity_kind = KINDS.get(budget_check.key, "bytes")
+    quantity_kind = KIND_BY_QUANTITY.get(budget_check.key, "bytes")
     unit_name = "parameters" if quantity_kind == "count" else quantity_kind
     measured_text, bound_text = (
         f"{_int_or_float(checked_value):,}" for checked_value in (budget_check.measured_value, checked_limit.value)

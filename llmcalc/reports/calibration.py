@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import units
-from ..timing.calibration import CAUTIOUS, Calibration, ErrorStatistics
+from ..timing.calibration import UNPROVED_CHANGE_SHARE, Calibration, ErrorStatistics
 from ..timing.time_ranges import round_to_digits
 from .document import Report
 from .notes import plural
@@ -66,7 +66,8 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
     if not calibration.is_proved:
         notes = [
             f"hardly calibrated: of {plural(calibration.run_count, 'measured run')}, those left out of a fit are not "
-            f"clearly estimated better by it, so no estimate of them changes by more than {units.percent(CAUTIOUS, 0)} "
+            "clearly estimated better by it, so no estimate of them changes by more than "
+            f"{units.percent(UNPROVED_CHANGE_SHARE, 0)} "
             f"of the median error; median error {error_text}; {factors_text}"
         ]
     if calibration.refusal_reason:

@@ -9,15 +9,15 @@ from typing import Any
 
 from .. import units
 from ..accelerator import Hardware, MemoryFit
-from ..device_memory.settings import NARROW_PRODUCTS
+from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION
 from ..frameworks.framework import Framework
-from ..frameworks.launch.record import Launch
+from ..frameworks.launch.launch_types import Launch
 from ..frameworks.ranks import Cluster
 from ..optional import TOWERS
 from ..parallel.layout import stages
 from ..sources.preset import Preset
 from ..studies.rollout_phases import RolloutPhase
-from ..workload.expert_capacity import CAPACITY, DROPLESS
+from ..workload.expert_capacity import CAPACITY_PREFIX, DROPLESS_VALUE
 from ..workload.setting import option
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import (
@@ -463,15 +463,15 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         )
     has_expert_capacity = getattr(
         cluster.framework_settings, "moe_expert_capacity_factor", None
-    ) or cluster.settings.moe not in (None, DROPLESS)
+    ) or cluster.settings.moe not in (None, DROPLESS_VALUE)
     if cluster.trains and cluster.layout.ep > 1 and not has_expert_capacity:
         uneven_text = (
             ""
             if cluster.framework_settings is not None
-            else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
+            else f"; --moe {CAPACITY_PREFIX}1.5 for ranks that get 1.5 times as many"
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
-    if cluster.settings.precision in NARROW_PRODUCTS:
+    if cluster.settings.precision in PRODUCT_FORMAT_BY_PRECISION:
         estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
         notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
     if cluster.attention == "eager":

@@ -23,27 +23,32 @@ from .summary import describe_part, model_data, norm_name, norm_placement_of, po
 if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun
 
-Layout: TypeAlias = Literal["terminal", "columns", "rows"]
+TableLayout: TypeAlias = Literal["terminal", "columns", "rows"]
 """Blocks as wide as the terminal; one block of all models; a row a model."""
 
-LAYOUTS: dict[Format, Layout] = {"table": "terminal", "json": "rows", "csv": "rows", "markdown": "columns"}
+LAYOUT_BY_FORMAT: dict[Format, TableLayout] = {
+    "table": "terminal",
+    "json": "rows",
+    "csv": "rows",
+    "markdown": "columns",
+}
 """Output format → layout of its tables."""
 
-Compared: TypeAlias = tuple[Preset, ModelQuantities]
+PresetQuantities: TypeAlias = tuple[Preset, ModelQuantities]
 
-IN_BAND, ACTIVE = "*", "†"
-BAND = (
-    f"{IN_BAND} h/L, rounded, is within {DENSE_BAND[0]} to {DENSE_BAND[1]}, as in most large dense decoders "
+IN_BAND_MARK, ACTIVE_MARK = "*", "†"
+BAND_NOTE = (
+    f"{IN_BAND_MARK} h/L, rounded, is within {DENSE_BAND[0]} to {DENSE_BAND[1]}, as in most large dense decoders "
     "(GPT-3, Chinchilla, Llama): a convention, not an optimum"
 )
 
-WIDE = 112
+WIDE_TERMINAL_COLUMNS = 112
 """Width of a terminal, in characters, from which on a list shows every quantity."""
 
 MOST_COLUMNS = 12
 """Largest number of models in columns; more models are a row each."""
 
-Line: TypeAlias = tuple[str, Callable[[ModelQuantities], str]]
+QuantityLine: TypeAlias = tuple[str, Callable[[ModelQuantities], str]]
 """(heading of a row, function that writes its quantity)."""
 
 
@@ -76,7 +81,7 @@ class DecodingLoad(NamedTuple):
             "tokens_per_second": None if timed_run is None else timed_run.tokens_per_second,
         }
 
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[QuantityLine, ...]:
         """Returns the table's rows of the time per token, with models as columns."""
         return (
             (f"TPOT, {plural(self.user_count, 'user')}", lambda counts: _tpot_range(counts.decoding)),
@@ -86,7 +91,7 @@ class DecodingLoad(NamedTuple):
             ),
         )
 
-    def notes(self, compared_models: Sequence[Compared]) -> list[str]:
+    def notes(self, compared_models: Sequence[PresetQuantities]) -> list[str]:
         """Returns a note on the software that runs each model, and notes on the weight formats of Ollama's tags."""
         models_by_software: dict[str, list[str]] = {}
         format_notes: list[str] = []
@@ -113,8 +118,8 @@ class DecodingLoad(NamedTuple):
 
 
 def report(
-    compared_models: Sequence[Compared],
-    layout: Layout = "terminal",
+    compared_models: Sequence[PresetQuantities],
+    layout: TableLayout = "terminal",
     width: int | None = None,
     decoding_load: DecodingLoad | None = None,
 ) -> Report:
@@ -133,7 +138,7 @@ def report(
     if layout == "rows":
         return Report(json_documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
     if len(compared_models) > MOST_COLUMNS:
-        is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
+        is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE_TERMINAL_COLUMNS
         return Report(json_documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
     if layout == "columns":
         model_blocks = [list(compared_models)]
@@ -149,8 +154,8 @@ def report(
 
 
 def _model_blocks(
-    compared_models: Sequence[Compared], lines: Sequence[Line], terminal_width: int
-) -> Iterator[list[Compared]]:
+    compared_models: Sequence[PresetQuantities], lines: Sequence[QuantityLine], terminal_width: int
+) -> Iterator[list[PresetQuantities]]:
     """Yields groups of models with columns that fit the width, about equally many per group."""
     label_width = 2 + max(len(row_label) for row_label, _ in lines)
     column_widths = [
@@ -169,7 +174,7 @@ def _model_blocks(
         yield list(compared_models[first_model : first_model + block_length])
 
 
-def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Table:
+def _block_table(model_block: Sequence[PresetQuantities], lines: Sequence[QuantityLine]) -> Table:
     table_columns = [Column("quantity", "", justify="left")] + [
         Column(preset.name, preset.display) for preset, _ in model_block
     ]
@@ -182,7 +187,7 @@ def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Tabl
     return Table("", table_columns, table_rows)
 
 
-def _cells_of_lines(model_quantities: ModelQuantities, lines: Sequence[Line]) -> list[str]:
+def _cells_of_lines(model_quantities: ModelQuantities, lines: Sequence[QuantityLine]) -> list[str]:
     return [cell_text(model_quantities) for _, cell_text in lines]
 
 
@@ -201,11 +206,11 @@ def _integer_text(integer: int | None) -> str:
 
 def aspect_text(aspect_ratio: float, is_in_band: bool) -> str:
     """Writes the aspect ratio h/L, marked if in the range of large dense decoders."""
-    return f"{aspect_ratio:.1f}" + (f" {IN_BAND}" if is_in_band else "")
+    return f"{aspect_ratio:.1f}" + (f" {IN_BAND_MARK}" if is_in_band else "")
 
 
 def _width_ratio_text(stack_shape: StackShape) -> str:
-    return _ratio_text(stack_shape.feed_forward_ratio) + (f" {ACTIVE}" if stack_shape.mixture_of_experts else "")
+    return _ratio_text(stack_shape.feed_forward_ratio) + (f" {ACTIVE_MARK}" if stack_shape.mixture_of_experts else "")
 
 
 def _heads_text(shape: StackShape) -> str:
@@ -224,7 +229,9 @@ def _activation_text(stack_shape: StackShape) -> str:
     return (feed_forward.activation() if isinstance(feed_forward, Network) else "") or "–"
 
 
-def _quantity_lines(quantities: Sequence[ModelQuantities], decoding_load: DecodingLoad | None) -> Sequence[Line]:
+def _quantity_lines(
+    quantities: Sequence[ModelQuantities], decoding_load: DecodingLoad | None
+) -> Sequence[QuantityLine]:
     """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
     parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
     flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
@@ -267,7 +274,7 @@ def _quantity_lines(quantities: Sequence[ModelQuantities], decoding_load: Decodi
     )
 
 
-_SHAPE_LINES: tuple[Line, ...] = (
+_SHAPE_LINES: tuple[QuantityLine, ...] = (
     ("layers L", _text_per_stack(lambda shape: str(shape.num_hidden_layers))),
     ("hidden size h", _text_per_stack(lambda shape: _integer_text(shape.hidden_size))),
     ("h / L", _text_per_stack(lambda shape: aspect_text(shape.aspect_ratio, shape.is_in_dense_band))),
@@ -278,7 +285,7 @@ _SHAPE_LINES: tuple[Line, ...] = (
     ("vocabulary", lambda quantities: _integer_text(quantities.vocab_size)),
     ("  of parameters", lambda quantities: units.percent(quantities.vocabulary_share)),
 )
-_STYLE_LINES: tuple[Line, ...] = (
+_STYLE_LINES: tuple[QuantityLine, ...] = (
     ("norm", _text_per_stack(lambda shape: norm_name(shape.block))),
     ("  placement", _text_per_stack(lambda shape: norm_placement_of(shape.block))),
     ("activation", _text_per_stack(_activation_text)),
@@ -286,17 +293,17 @@ _STYLE_LINES: tuple[Line, ...] = (
 )
 
 
-def _compare_notes(compared_models: Sequence[Compared], decoding_load: DecodingLoad | None) -> list[str]:
+def _compare_notes(compared_models: Sequence[PresetQuantities], decoding_load: DecodingLoad | None) -> list[str]:
     quantities = [model_quantities for _, model_quantities in compared_models]
     stack_shapes = [stack_shape for model_quantities in quantities for stack_shape in model_quantities.shapes]
     notes: list[str] = []
     if any(stack_shape.is_in_dense_band for stack_shape in stack_shapes):
-        notes.append(BAND)
+        notes.append(BAND_NOTE)
     for preset, model_quantities in compared_models:
         if model_quantities.shape.mixture_of_experts:
             ffn_text = describe_part(model_quantities.shape.block.feed_forward, model_quantities.shape.hidden_size)
             notes.append(
-                f"{ACTIVE} {preset.display}: d_ff is the active width, {ffn_text} = "
+                f"{ACTIVE_MARK} {preset.display}: d_ff is the active width, {ffn_text} = "
                 f"{_integer_text(model_quantities.shape.feed_forward_width)}"
             )
     if any(model_quantities.encoder is not None for model_quantities in quantities):
@@ -317,7 +324,7 @@ def _compare_notes(compared_models: Sequence[Compared], decoding_load: DecodingL
     return [*notes, flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
 
 
-def _position_warnings(compared_models: Sequence[Compared]) -> list[str]:
+def _position_warnings(compared_models: Sequence[PresetQuantities]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
     seq = compared_models[0][1].seq
     model_texts = [
@@ -381,7 +388,9 @@ def _quantities_data(model_quantities: ModelQuantities, decoding_load: DecodingL
     }
 
 
-def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_load: DecodingLoad | None) -> Table:
+def _rows_by_model(
+    compared_models: Sequence[PresetQuantities], is_wide: bool, decoding_load: DecodingLoad | None
+) -> Table:
     """Returns a row per model, with columns in the unit in which most values are at least 1.
 
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters. Otherwise times
@@ -438,7 +447,10 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
         *(
             [flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
             if is_wide
-            else [f"{'shape, ' if decoding_load is not None else ''}KV cache and FLOPs: from {WIDE} columns on"]
+            else [
+                f"{'shape, ' if decoding_load is not None else ''}KV cache and FLOPs: from {WIDE_TERMINAL_COLUMNS} "
+                "columns on"
+            ]
         ),
     ]
     notes += decoding_load.notes(compared_models) if decoding_load is not None else []
@@ -451,7 +463,7 @@ def _lower_quartile(numbers: Iterable[float]) -> float:
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
-def _flat_rows(compared_models: Sequence[Compared], decoding_load: DecodingLoad | None) -> Table:
+def _flat_rows(compared_models: Sequence[PresetQuantities], decoding_load: DecodingLoad | None) -> Table:
     """Returns one row of raw values per model, without nested entries."""
     flat_rows = [
         {

@@ -7,9 +7,9 @@ from typing import Any
 from .. import units
 from ..accelerator import Hardware
 from ..sources.preset import Preset
-from ..studies.cost import LEAST_TIME_IN_STEPS, NOT_COUNTED, RunCost
+from ..studies.cost import LEAST_TIME_IN_STEPS, UNCOUNTED_COSTS, RunCost
 from ..studies.plan import LayoutPlan
-from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
+from ..studies.step_size import LEAST_DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import RangedAmount
 from .document import Column, DisplayedValue, Report, Table, displayed_text, row
 from .notes import device_phrase, float16_notes, large_step_notes, plural, published_tag_notes
@@ -18,7 +18,7 @@ from .serve import layout_text
 from .summary import model_data
 from .time_estimate import duration_text, range_unit, test_errors_text, unpriced_notes
 
-TITLES = {
+TITLE_AND_UNIT_BY_AMOUNT = {
     "days": ("days", "days"),
     "device_hours": ("device hours", "hours"),
     "energy_kwh": ("energy", "kWh"),
@@ -46,9 +46,9 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     cost_amounts, digit_count = run_cost.cost.amounts, 3 if run_cost.is_measured else 2
     table_rows = [
         row(
-            TITLES[amount_name][0],
+            TITLE_AND_UNIT_BY_AMOUNT[amount_name][0],
             *(DisplayedValue(range_end, amount_text(range_end, digit_count)) for range_end in _range_values(amount)),
-            TITLES[amount_name][1],
+            TITLE_AND_UNIT_BY_AMOUNT[amount_name][1],
         )
         for amount_name, amount in cost_amounts.items()
         if amount is not None
@@ -146,7 +146,7 @@ def _step_description(run_cost: RunCost) -> str:
         return ""
     if run_cost.is_pretraining:
         if usual_step_tokens(run_cost.cost.devices) > STEP_TOKENS:
-            return f" (a step of about {DEVICE_TOKENS:,} tokens a device, as of Llama 3 405B on 16,384)"
+            return f" (a step of about {LEAST_DEVICE_TOKENS:,} tokens a device, as of Llama 3 405B on 16,384)"
         return " (a step of about 4M tokens, as of Llama 2 and 3)"
     return " (a micro-batch of each device)"
 
@@ -179,14 +179,14 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     else:
         notes.append(
             f"energy: {cost_of_run.power:,.0f} W of each accelerator (its TDP, or --power), without "
-            f"{', '.join(NOT_COUNTED['power'])}"
+            f"{', '.join(UNCOUNTED_COSTS['power'])}"
         )
     return notes
 
 
 def _not_counted_text(run_cost: RunCost) -> str:
     """Writes which costs the amounts leave out, and whether the range's upper end has room for lost time."""
-    uncounted_text = f"not counted: {', '.join(NOT_COUNTED['training' if run_cost.tokens else 'requests'])}"
+    uncounted_text = f"not counted: {', '.join(UNCOUNTED_COSTS['training' if run_cost.tokens else 'requests'])}"
     if not run_cost.tokens or not run_cost.cost.includes_lost_time:
         return uncounted_text
     least_time_share = units.percent(LEAST_TIME_IN_STEPS, 0)
@@ -224,5 +224,5 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "power_watts": run_cost.cost.power,
         "price": run_cost.cost.price,
         "assumed": list(run_cost.assumed_options),
-        "not_counted": list(NOT_COUNTED["training" if run_cost.tokens else "requests"]),
+        "not_counted": list(UNCOUNTED_COSTS["training" if run_cost.tokens else "requests"]),
     }

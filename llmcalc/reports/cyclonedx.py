@@ -13,8 +13,8 @@ from typing import Any
 from ..studies.lock import LockEntry, program_version
 from .summary import headline
 
-SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
-HUB = "https://huggingface.co/"
+SCHEMA_URL = "http://cyclonedx.org/schema/bom-1.6.schema.json"
+HUB_URL = "https://huggingface.co/"
 
 
 def bill_of_materials(lock_entries: Sequence[LockEntry]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def bill_of_materials(lock_entries: Sequence[LockEntry]) -> dict[str, Any]:
     serial_number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(model_components, sort_keys=True))
     tool_component = {"type": "application", "name": "llmcalc", "version": program_version()}
     return {
-        "$schema": SCHEMA,
+        "$schema": SCHEMA_URL,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "serialNumber": f"urn:uuid:{serial_number}",
@@ -61,7 +61,7 @@ def _component_of_model(lock_entry: LockEntry) -> dict[str, Any]:
     if locked_values["revision"] is not None:
         repository = locked_values["name"].partition("@")[0]
         model_component["version"] = locked_values["revision"]
-        model_component["externalReferences"] = [{"type": "distribution", "url": f"{HUB}{repository}"}]
+        model_component["externalReferences"] = [{"type": "distribution", "url": f"{HUB_URL}{repository}"}]
     return model_component
 
 

@@ -15,15 +15,19 @@ from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import flops_per_token_note, plural, too_long_notes, warnings_of_notes
 from .summary import model_data
 
-WRITE: dict[str, Callable[[Any], str]] = {"parameters": units.count, "FLOPs": units.flops, "bytes": units.memory}
+WRITER_BY_UNIT: dict[str, Callable[[Any], str]] = {
+    "parameters": units.count,
+    "FLOPs": units.flops,
+    "bytes": units.memory,
+}
 
-SCALE: dict[str, Callable[[float], units.UnitScale]] = {
+SCALE_BY_UNIT: dict[str, Callable[[float], units.UnitScale]] = {
     "parameters": units.count_scale,
     "FLOPs": partial(units.decimal_scale, unit_name="FLOPs"),
     "bytes": units.memory_scale,
 }
 
-SHOWN = 12
+MOST_SHOWN_NODES = 12
 """Largest number of nodes in a table; the JSON document has all."""
 
 QUANTITY_COLUMNS = (
@@ -158,12 +162,12 @@ def _both_values_text(quantity_change: QuantityChange) -> list[str]:
     nonzero_values = [node_value for node_value in (quantity_change.before, quantity_change.after) if node_value]
     if not nonzero_values:
         return [
-            "–" if node_value is None else WRITE[quantity_change.unit](node_value)
+            "–" if node_value is None else WRITER_BY_UNIT[quantity_change.unit](node_value)
             for node_value in (quantity_change.before, quantity_change.after)
         ]
-    unit_scale = SCALE[quantity_change.unit](max(nonzero_values))
+    unit_scale = SCALE_BY_UNIT[quantity_change.unit](max(nonzero_values))
     if min(nonzero_values) < unit_scale.factor / 10:
-        unit_scale = SCALE[quantity_change.unit](min(nonzero_values))
+        unit_scale = SCALE_BY_UNIT[quantity_change.unit](min(nonzero_values))
     return [
         "–" if node_value is None else _scaled_text(unit_scale, quantity_change, node_value)
         for node_value in (quantity_change.before, quantity_change.after)
@@ -175,12 +179,13 @@ def _scaled_text(unit_scale: units.UnitScale, quantity_change: QuantityChange, a
     return (
         f"{unit_scale.write(amount)} {unit_scale.name}"
         if amount and unit_scale.factor > 1
-        else WRITE[quantity_change.unit](amount)
+        else WRITER_BY_UNIT[quantity_change.unit](amount)
     )
 
 
 def _change_text(quantity_change: QuantityChange) -> str:
-    return f"{'+' if quantity_change.change > 0 else '−'}{WRITE[quantity_change.unit](abs(quantity_change.change))}"
+    sign = "+" if quantity_change.change > 0 else "−"
+    return f"{sign}{WRITER_BY_UNIT[quantity_change.unit](abs(quantity_change.change))}"
 
 
 def _relative_change(quantity_change: QuantityChange) -> float | None:
@@ -194,8 +199,8 @@ def _relative_change(quantity_change: QuantityChange) -> float | None:
 
 def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) -> Table:
     """Returns a table of the nodes that differ most, in the unit of the median change."""
-    shown_nodes = changed_nodes[:SHOWN]
-    scale_function = SCALE[shown_nodes[0].unit]
+    shown_nodes = changed_nodes[:MOST_SHOWN_NODES]
+    scale_function = SCALE_BY_UNIT[shown_nodes[0].unit]
     unit_scale = scale_function(
         median_low(
             abs(node_value)

@@ -10,7 +10,7 @@ from .document import Report
 if TYPE_CHECKING:
     from ..studies.draft import DraftCosts
 
-NAMES = {"embed_tokens": "embedding", "lm_head": "head"}
+SHARED_PART_NAMES = {"embed_tokens": "embedding", "lm_head": "head"}
 
 
 def with_draft(report: Report, draft: DraftCosts | None, is_counted: bool = False) -> Report:
@@ -47,7 +47,7 @@ def draft_note(draft: DraftCosts, is_counted: bool = False) -> str:
         draft_texts.append(f"{units.memory(draft.cache.bytes)} in all")
     if draft.flop_count is not None:
         draft_texts.append(units.flops(draft.flop_count.total))
-    parts_text = " and ".join(NAMES[part_name] for part_name in draft.shared_parts)
+    parts_text = " and ".join(SHARED_PART_NAMES[part_name] for part_name in draft.shared_parts)
     shared_text = (
         f"; its {parts_text} {'is' if len(draft.shared_parts) == 1 else 'are'} the target's" if parts_text else ""
     )

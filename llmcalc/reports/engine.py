@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
+from ..frameworks.engines.engine import HOST_DEVICE, EngineMemory, FlagChange, MemoryTerm
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, single_document_or_list
 from .notes import device_phrase, plural, published_tag_notes, tag_notes
 from .summary import model_data
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..frameworks.engines.engine_use import EngineOption, EngineUse
     from ..studies.timed_run import TimedRun
 
-TITLES = {
+TERM_TITLES = {
     "budget": "budget",
     "weights": "weights",
     "profile_run": "profile run",
@@ -340,7 +340,11 @@ def _terms_table(engine_use: EngineUse) -> Table:
     table_rows = []
     has_budget = any(memory_term.name == "budget" for memory_term in engine_use.memory.terms)
     for memory_term in engine_use.memory.terms:
-        title = f"{TITLES[memory_term.name]}, {memory_term.device}" if memory_term.device else TITLES[memory_term.name]
+        title = (
+            f"{TERM_TITLES[memory_term.name]}, {memory_term.device}"
+            if memory_term.device
+            else TERM_TITLES[memory_term.name]
+        )
         row_cells = [
             title,
             _signed_bytes(memory_term, has_budget),
@@ -377,7 +381,7 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
     for device in dict.fromkeys(memory_term.device for memory_term in engine_use.memory.terms):
         used_bytes = sum(memory_term.bytes for memory_term in engine_use.memory.terms if memory_term.device == device)
         capacity_text = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
-        capacity_or_host_text = "the host's memory" if device == HOST else capacity_text
+        capacity_or_host_text = "the host's memory" if device == HOST_DEVICE else capacity_text
         table_rows.append(row(f"all, {device}", used_bytes, "", capacity_or_host_text, is_bold=True, is_sum=True))
     return [*table_rows, row("disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file")]
 
@@ -422,7 +426,7 @@ def _engine_columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
     table_rows = [
         row(
-            TITLES.get(term_name, term_name),
+            TERM_TITLES.get(term_name, term_name),
             *(units.GIB.write(engine_use.memory.bytes_of(term_name)) for engine_use in engine_uses),
         )
         for term_name in term_names
@@ -452,7 +456,7 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
             bytes_by_device[memory_term.device] = bytes_by_device.get(memory_term.device, 0) + memory_term.bytes
             bytes_by_kind[memory_term.name] = bytes_by_kind.get(memory_term.name, 0) + memory_term.bytes
     fullest_device_bytes = max(
-        (device_bytes for device, device_bytes in bytes_by_device.items() if device != HOST), default=0
+        (device_bytes for device, device_bytes in bytes_by_device.items() if device != HOST_DEVICE), default=0
     )
     return {
         "model": model_data(engine_use.preset),

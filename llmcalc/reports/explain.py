@@ -11,22 +11,22 @@ from ..characters import printable
 from ..sources.preset import Preset
 from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, FormulaSection
-from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
-from ..symbolic.symbolic_model import KEYS, missing_sympy_error
+from ..symbolic.formulas import QUANTITY_NAMES, Formula, FormulaNode, Quantity
+from ..symbolic.symbolic_model import KEYS_LETTER, missing_sympy_error
 from .document import Column, Report, Row, Table, row, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, FormulaStyle, latex_text, write_expression
-from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
+from .notes import MULTIPLY_ADD, PAIRS_NOTES, cache_per_token_note, identity_experts_note
 from .rank_texts import counted_rank_notes, rank_data, rank_text, subtitle_with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
     from ..parallel.rank_model import SelectedRank
 
-LINE = 80
-SHORT = 30
-LONGEST = 4
+LINE_LENGTH = 80
+SHORT_LINE_LENGTH = 30
+MOST_LINES_WITH_NUMBERS = 4
 """Largest number of lines of a whole model's formula with numbers; JSON has it at any length."""
-LONGEST_IN_HIDDEN = 20
+MOST_LINES_IN_HIDDEN_SIZE = 20
 """Largest number of lines of a whole model's formula in units of the hidden size; JSON has it at any length."""
 LATENT_FORMS = (
     "FLOPs per token: MLA expanded, as in every pass but decode; after tokens in a cache, kv_b_proj runs over their "
@@ -34,9 +34,9 @@ LATENT_FORMS = (
     "FLOPs, absorbed: as decode runs MLA with S keys, each head attending to the latents",
 )
 """Notes about formulas in the two forms of latent attention."""
-AT_LENGTH = frozenset({"flops", "flops_absorbed", "activations"})
+LENGTH_DEPENDENT_QUANTITIES = frozenset({"flops", "flops_absorbed", "activations"})
 """Quantities that depend on the length of a sequence."""
-RECORDS = (
+RECORD_COLUMNS = (
     Column("node", "node", justify="left"),
     Column("quantity", "quantity", justify="left"),
     Column("symbolic", "formula", justify="left"),
@@ -115,7 +115,7 @@ def _formula_record(explanation: Explanation, formula_node: FormulaNode, formula
         },
         "in_units_of_h": None if formula.hidden_expression is None else write_expression(formula.hidden_expression),
         "value": _json_number(formula.value),
-        "unit": QUANTITIES[formula.quantity][1],
+        "unit": QUANTITY_NAMES[formula.quantity][1],
         "repeat": formula_node.copies,
         "source": formula_node.source,
     }
@@ -130,7 +130,9 @@ def _style_with_numbers(explanation: Explanation, latex: bool = False) -> Formul
     return FormulaStyle(
         is_latex=latex,
         values={
-            meaning.name: meaning.value for meaning in explanation.formulas.meanings.values() if meaning.name != KEYS
+            meaning.name: meaning.value
+            for meaning in explanation.formulas.meanings.values()
+            if meaning.name != KEYS_LETTER
         },
     )
 
@@ -159,12 +161,12 @@ def _node_tables(preset: Preset, explanation: Explanation, selected_rank: Select
     tables: list[Table] = []
     for formula_section in explanation.sections:
         node_source, is_first_table = formula_section.formula_nodes[0].source, not tables
-        formula_labels = [QUANTITIES[node_formula.quantity][0] for node_formula in formula_section.formulas]
-        line_width = LINE - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
+        formula_labels = [QUANTITY_NAMES[node_formula.quantity][0] for node_formula in formula_section.formulas]
+        line_width = LINE_LENGTH - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
         table_rows: list[Row] = []
         for formula in formula_section.formulas:
             table_rows += _formula_rows(
-                QUANTITIES[formula.quantity][0], _formula_steps(explanation, formula), line_width
+                QUANTITY_NAMES[formula.quantity][0], _formula_steps(explanation, formula), line_width
             )
             if formula.hidden_expression is not None:
                 table_rows += _formula_rows("in units of h", [write_expression(formula.hidden_expression)], line_width)
@@ -201,7 +203,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, selected_rank: Se
     model_section, has_only_values = explanation.sections[-1], not explanation.formulas.has_symbols
     section_names = [_component_text(formula_section) for formula_section in explanation.sections]
     line_width = (
-        LINE
+        LINE_LENGTH
         - 4
         - max(
             len("  " * section.depth + section_name)
@@ -209,15 +211,15 @@ def _quantity_tables(preset: Preset, explanation: Explanation, selected_rank: Se
         )
     )
     for formula in model_section.formulas:
-        title = QUANTITIES[formula.quantity][0]
+        title = QUANTITY_NAMES[formula.quantity][0]
         table_rows = _component_rows(explanation, formula.quantity, section_names, line_width)
         formula_texts = _formula_steps(explanation, formula)
-        if len(formula_texts) > 2 and len(formula_texts[1]) > LONGEST * line_width:
+        if len(formula_texts) > 2 and len(formula_texts[1]) > MOST_LINES_WITH_NUMBERS * line_width:
             del formula_texts[1]
         table_rows += _formula_rows("model", formula_texts, line_width, is_bold=True)
         if (
             formula.hidden_expression is not None
-            and len(write_expression(formula.hidden_expression)) <= LONGEST_IN_HIDDEN * line_width
+            and len(write_expression(formula.hidden_expression)) <= MOST_LINES_IN_HIDDEN_SIZE * line_width
         ):
             table_rows += _formula_rows(
                 "in units of h", [write_expression(formula.hidden_expression)], line_width, is_bold=True
@@ -313,7 +315,11 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     ]
     seq, exact_value = explanation.formulas.setting.seq, _json_number(formula.value)
     if not explanation.formulas.has_symbols:
-        formula_texts = [f"{exact_value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{exact_value:,}"]
+        formula_texts = [
+            f"{exact_value:,} at {seq:,} tokens"
+            if formula.quantity in LENGTH_DEPENDENT_QUANTITIES
+            else f"{exact_value:,}"
+        ]
     elif formula.length_expression.free_symbols:
         formula_texts.append(f"{exact_value:,} at S = {seq:,}")
     return _formula_texts_with_unit(list(dict.fromkeys(formula_texts)), formula)
@@ -321,7 +327,7 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
 
 def _formula_texts_with_unit(formula_texts: list[str], formula: Formula) -> list[str]:
     """Adds the unit to the last step of a formula, unless the quantity's title contains the unit."""
-    title, unit_text = QUANTITIES[formula.quantity]
+    title, unit_text = QUANTITY_NAMES[formula.quantity]
     if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
         return formula_texts
     number_text, separator, seq_text = formula_texts[-1].partition(" at ")
@@ -357,7 +363,7 @@ def _break_lines(formula_text: str, line_width: int) -> list[str]:
     lines: list[str] = []
     for formula_term in [
         term_part
-        for term_text in _split_formula_terms(formula_text, SHORT)
+        for term_text in _split_formula_terms(formula_text, SHORT_LINE_LENGTH)
         for term_part in ([term_text] if len(term_text) <= line_width - 4 else _split_formula_terms(term_text, 0))
     ]:
         if lines and len(lines[-1]) + 1 + len(formula_term) <= line_width:
@@ -416,7 +422,7 @@ def _formula_paths_text(formula_section: FormulaSection) -> str:
     if not counted_paths or repeat_count == 1:
         return f"at {paths_text}{left_out_text}"
     model_totals = [
-        f"{units.exact_text(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
+        f"{units.exact_text(formula.value.numerator * repeat_count)} {QUANTITY_NAMES[formula.quantity][1]}"
         for formula in formula_section.formulas
         if formula.quantity in ("params", "activations") and formula.value
     ]
@@ -431,7 +437,7 @@ def _legend_table(explanation: Explanation) -> list[Table]:
         Column("value", "value", lambda value: f"{value:,}"),
     )
     table_rows = [
-        row(symbol_name, symbol_meaning["field"], None if symbol_name == KEYS else symbol_meaning["value"])
+        row(symbol_name, symbol_meaning["field"], None if symbol_name == KEYS_LETTER else symbol_meaning["value"])
         for symbol_name, symbol_meaning in _symbol_meanings(explanation).items()
     ]
     return [Table("", table_columns, table_rows, name="symbols")] if table_rows else []
@@ -453,7 +459,8 @@ def _convention_notes(explanation: Explanation) -> list[str]:
     notes = []
     if "flops" in quantities:
         notes.append(
-            f"FLOPs per token: matrix multiplications of a forward pass, {MULTIPLY_ADD}; {PAIRS[formula_setting.pairs]}"
+            f"FLOPs per token: matrix multiplications of a forward pass, {MULTIPLY_ADD}; "
+            f"{PAIRS_NOTES[formula_setting.pairs]}"
         )
     if "flops_absorbed" in quantities:
         notes += LATENT_FORMS
@@ -497,10 +504,10 @@ def _training_notes(explanation: Explanation) -> list[str]:
 def _record_tables(
     preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], selected_rank: SelectedRank | None
 ) -> Table:
-    cells_by_row = [[row[column.key] for column in RECORDS] for row in record_rows]
+    cells_by_row = [[row[column.key] for column in RECORD_COLUMNS] for row in record_rows]
     return Table(
         preset.display,
-        RECORDS,
+        RECORD_COLUMNS,
         [Row(column) for column in cells_by_row],
         subtitle_with_rank(headline(preset.model), selected_rank),
         [*_training_notes(explanation), *_convention_notes(explanation)],
@@ -528,7 +535,7 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
             formula_texts.append(
                 write_expression(formula.length_expression, FormulaStyle(is_latex=True, groups_digits=True))
             )
-            quantity_tex = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
+            quantity_tex = rf"\text{{{QUANTITY_NAMES[formula.quantity][0]}}}"
             equation_lines += [
                 (quantity_tex if step_index == 0 else "") + f" &= {formula_text}"
                 for step_index, formula_text in enumerate(dict.fromkeys(formula_texts))

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from .. import units
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
-from ..frameworks.engines.registry import FOLDERS, engine
+from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.fit import DEEP, FEW_CHANGES, FitAnswer, SettingChange, has_many_layers
+from ..studies.fit import DEEP_MODEL_LAYERS, MOST_CHANGES_OF_DEEP_MODEL, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import (
     MOST_COMPUTERS,
@@ -46,7 +46,7 @@ CHANGE_COLUMNS = (
     Column("verdict", "verdict", justify="left", is_verdict=True),
 )
 
-VERDICTS = {"fits": "it fits", "tight": "it is tight", "no": "it does not fit"}
+VERDICT_TEXTS = {"fits": "it fits", "tight": "it is tight", "no": "it does not fit"}
 
 
 OPTION_COLUMNS = (
@@ -66,7 +66,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     first_option = hardware_options[0]
     has_fitting_option = first_option.fit.verdict != "no"
     answer_text = (
-        f"{VERDICTS[first_option.fit.verdict]} on "
+        f"{VERDICT_TEXTS[first_option.fit.verdict]} on "
         f"{device_phrase(first_option.devices, first_option.fit.hardware.title)}"
         if has_fitting_option
         else f"it does not fit on up to {MOST_DEVICES} accelerators"
@@ -155,7 +155,7 @@ def report(
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
     report_content = _FitReportContent(
-        f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
+        f"{VERDICT_TEXTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
         run_text(memory_use),
         table_rows,
         [
@@ -172,7 +172,10 @@ def report(
         report_content = report_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     changes_note = CHANGES_NOTE
     if has_many_layers(fit_answer.memory):
-        changes_note += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
+        changes_note += (
+            f"; of a model with more than {DEEP_MODEL_LAYERS} layers only the {MOST_CHANGES_OF_DEEP_MODEL} that store "
+            "least are tried"
+        )
     return report_content.report(
         preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, json_document, changes_note
     )
@@ -197,7 +200,9 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
 
 def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
     """Returns an addition to the engine's title on accelerators that need the engine's plugin; else empty."""
-    engines = [engine_record for engine_record in map(engine, FOLDERS) if engine_record.title == timed_run.stack.title]
+    engines = [
+        engine_record for engine_record in map(engine, ENGINE_FOLDERS) if engine_record.title == timed_run.stack.title
+    ]
     return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
 
 
@@ -260,7 +265,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         "changes": _changes_data(fit_answer.changes),
     }
     report_content = _FitReportContent(
-        f"{VERDICTS[accelerator_fit.verdict]} on "
+        f"{VERDICT_TEXTS[accelerator_fit.verdict]} on "
         f"{device_phrase(plan.devices, accelerator_fit.hardware.title)} under {framework_title}",
         f"{run_text(memory_use)}, {plural(plan.global_batch, 'sequence')} a step, {layout_text(best_candidate.layout)}",
         table_rows,
@@ -355,7 +360,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         ],
     }
     report_content = _FitReportContent(
-        f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(devices, accelerator_fit.hardware.title)}"
+        f"{VERDICT_TEXTS[accelerator_fit.verdict]} on {device_phrase(devices, accelerator_fit.hardware.title)}"
         + (f" under {engine_title}" if engine_title else ""),
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         table_rows,

@@ -13,7 +13,7 @@ from ..flow.tree import Node, cost_by_kind
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore, State
-from ..optional import MTP, TOWERS, WITHOUT_FLOPS
+from ..optional import MTP, PARTS_WITHOUT_FLOPS, TOWERS
 from ..sources.preset import Preset
 from ..studies.flop_rules import FlopRule
 from ..studies.utilization import Utilization
@@ -25,15 +25,15 @@ from .bars import TextBar
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
-from .node_tree import Figures, node_figures_data, tree_data
+from .node_tree import FiguresFunction, node_figures_data, tree_data
 from .notes import (
-    CAUSAL_PAIRS,
-    CHOSEN_KEYS,
-    FULL_PAIRS,
-    MLA,
-    ONE_OUTPUT,
-    ONE_STEP,
-    PRODUCTS,
+    CAUSAL_PAIRS_NOTE,
+    CHOSEN_KEYS_NOTE,
+    FULL_PAIRS_NOTE,
+    MLA_NOTES,
+    ONE_OUTPUT_NOTE,
+    ONE_STEP_NOTE,
+    PRODUCTS_NOTE,
     identity_experts_note,
     plural,
     too_long_notes,
@@ -47,8 +47,13 @@ from .summary import model_data
 if TYPE_CHECKING:
     from ..parallel.rank_model import SelectedRank
 
-PASSES = {"forward": "forward pass of", "training": "training step of", "prefill": "prefill of", "decode": "decoding"}
-OTHER = {"full": "causal", "causal": "full"}
+PASS_TEXTS = {
+    "forward": "forward pass of",
+    "training": "training step of",
+    "prefill": "prefill of",
+    "decode": "decoding",
+}
+OTHER_PAIRS = {"full": "causal", "causal": "full"}
 
 
 def report(
@@ -111,7 +116,7 @@ def report(
 def _tree_without_towers(node_tree: Node) -> Node:
     """Returns the tree without uncounted encoders, whose 0 would look like a count."""
     return replace(
-        node_tree, children=tuple(child for child in node_tree.children if child.optional not in WITHOUT_FLOPS)
+        node_tree, children=tuple(child for child in node_tree.children if child.optional not in PARTS_WITHOUT_FLOPS)
     )
 
 
@@ -159,7 +164,7 @@ def _component_table(
     def component_row(component_name: str, flops: int, depth: int = 0, is_bold: bool = False) -> Row:
         text_bar = None
         if not (depth or is_bold):
-            text_bar = TextBar(flops / total_flops, palette.COMPONENTS.get(component_name, palette.OTHER))
+            text_bar = TextBar(flops / total_flops, palette.COMPONENT_COLOURS.get(component_name, palette.OTHER_COLOUR))
         return row(
             component_name,
             flops / tokens,
@@ -197,7 +202,7 @@ def _component_table(
             for phase_text, flops in phase_texts.items()
             if flops
         ]
-    other_convention = OTHER[flop_count.pairs]
+    other_convention = OTHER_PAIRS[flop_count.pairs]
     table_rows.append(
         component_row(
             f"total, {other_convention} pairs",
@@ -215,7 +220,9 @@ def headline(flop_count: FlopCount) -> str:
     """Writes `forward pass of 2,048 tokens, full pairs` or `decoding 1 token after 2,048, full pairs, MLA absorbed`."""
     workload = flop_count.workload
     mla_text = "" if flop_count.mla is None else f", MLA {flop_count.mla}"
-    return f"{PASSES[workload.phase]} {workload_text(flop_count.spec, workload)}, {flop_count.pairs} pairs{mla_text}"
+    return (
+        f"{PASS_TEXTS[workload.phase]} {workload_text(flop_count.spec, workload)}, {flop_count.pairs} pairs{mla_text}"
+    )
 
 
 def _count_notes(flop_count: FlopCount) -> list[str]:
@@ -225,7 +232,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
         f"; also not counted, as it is element by element: {operation_name}"
         for operation_name in _uncounted_operations(flop_count.spec)
     )
-    notes = [PRODUCTS + uncounted_text, *_mla_notes(flop_count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
+    notes = [PRODUCTS_NOTE + uncounted_text, *_mla_notes(flop_count), f"{FULL_PAIRS_NOTE}; {CAUSAL_PAIRS_NOTE}"]
     notes += [experts_note] if experts_note else []
     if workload.phase == "decode":
         notes.append(
@@ -263,7 +270,7 @@ def _mla_notes(flop_count: FlopCount) -> list[str]:
     expands_cache = flop_count.mla == "expanded" and flop_count.workload.context
     cache_text = ", those of earlier tokens too, since only latents are cached" if expands_cache else ""
     other_form = "absorbed" if flop_count.mla == "expanded" else "expanded"
-    return [f"{MLA[flop_count.mla]}{cache_text} (--mla {other_form}: the other form)"]
+    return [f"{MLA_NOTES[flop_count.mla]}{cache_text} (--mla {other_form}: the other form)"]
 
 
 def _decoding_notes(flop_count: FlopCount) -> list[str]:
@@ -272,9 +279,9 @@ def _decoding_notes(flop_count: FlopCount) -> list[str]:
     has_convolution_state = any(isinstance(op, State) and op.cache_kind == "conv_state" for op in ops)
     selects_keys = any(op.selects_keys for op in ops if isinstance(op, AttentionCore))
     return [
-        *([ONE_OUTPUT] if has_convolution_state else []),
-        *([ONE_STEP] if _uncounted_operations(flop_count.spec) else []),
-        *([CHOSEN_KEYS] if selects_keys else []),
+        *([ONE_OUTPUT_NOTE] if has_convolution_state else []),
+        *([ONE_STEP_NOTE] if _uncounted_operations(flop_count.spec) else []),
+        *([CHOSEN_KEYS_NOTE] if selects_keys else []),
     ]
 
 
@@ -345,7 +352,7 @@ def _recompute_note(recompute: Recompute) -> str:
     return f"recomputation: {recomputed_text} once more, as torch's reentrant checkpointing runs it"
 
 
-def _node_figures_function(included_parts: frozenset[str]) -> Figures:
+def _node_figures_function(included_parts: frozenset[str]) -> FiguresFunction:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
     return lambda node_position: node_figures_data("flops", node_position, step_flops_of, included_parts)
 

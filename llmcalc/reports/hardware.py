@@ -20,15 +20,15 @@ def _ratio_text(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 1 else f"{ratio:.1f}"
 
 
-TERA, GIGA = units.decimal_scale(10**12, "FLOP/s"), units.decimal_scale(10**9, "B/s")
+TERAFLOPS_SCALE, GIGABYTES_SCALE = units.decimal_scale(10**12, "FLOP/s"), units.decimal_scale(10**9, "B/s")
 
 LIST_COLUMNS = (
     Column("target", "name", justify="left"),
     Column("memory_bytes", units.GIB.name, units.GIB.write),
-    Column("memory_bandwidth_bytes_per_s", f"memory {GIGA.name}", GIGA.write),
-    Column("bfloat16_flops_per_s", f"bf16 {TERA.name}", TERA.write),
-    Column("float8_flops_per_s", f"fp8 {TERA.name}", TERA.write),
-    Column("link_bytes_per_s_each_way", f"link {GIGA.name}", GIGA.write),
+    Column("memory_bandwidth_bytes_per_s", f"memory {GIGABYTES_SCALE.name}", GIGABYTES_SCALE.write),
+    Column("bfloat16_flops_per_s", f"bf16 {TERAFLOPS_SCALE.name}", TERAFLOPS_SCALE.write),
+    Column("float8_flops_per_s", f"fp8 {TERAFLOPS_SCALE.name}", TERAFLOPS_SCALE.write),
+    Column("link_bytes_per_s_each_way", f"link {GIGABYTES_SCALE.name}", GIGABYTES_SCALE.write),
 )
 
 DETAIL_COLUMNS = (

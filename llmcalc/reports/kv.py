@@ -25,7 +25,7 @@ from .summary import model_data
 if TYPE_CHECKING:
     from ..parallel.rank_model import SelectedRank
 
-DTYPES = ("bfloat16", "float8", "int8", "int4")
+SHOWN_DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of what-ifs; the user's format is added before them."""
 
 
@@ -86,7 +86,7 @@ def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None 
 
 
 def _dtype_names(cache_size: CacheSize) -> list[str]:
-    return list(dict.fromkeys([*([] if cache_size.dtype in DTYPES else [cache_size.dtype]), *DTYPES]))
+    return list(dict.fromkeys([*([] if cache_size.dtype in SHOWN_DTYPES else [cache_size.dtype]), *SHOWN_DTYPES]))
 
 
 def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> list[str]:

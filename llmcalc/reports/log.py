@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from .document import Column, DisplayedValue, Report, Table, displayed_text, row
-from .engine import TITLES
+from .engine import TERM_TITLES
 from .summary import model_data
 
 if TYPE_CHECKING:
     from ..frameworks.logs.explained_log import ComparedTerm, ExplainedLog
 
 LOG_TITLES = {
-    **TITLES,
+    **TERM_TITLES,
     "kv_tokens": "tokens",
     "process": "this process",
     "unallocated": "reserved, not allocated",

@@ -61,7 +61,7 @@ FIT_COLUMNS = (
     Column("verdict", "verdict", justify="left", is_verdict=True),
 )
 
-IN_PEAK = ("tensors", "cuBLAS workspaces", "rounding to blocks")
+TERMS_IN_PEAK = ("tensors", "cuBLAS workspaces", "rounding to blocks")
 """The terms whose sum is the peak; the others come on top of it."""
 
 
@@ -125,7 +125,7 @@ def report(
     ).with_target(preset.target)
 
 
-VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
+VERDICT_TEXTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
 """Verdict → the words before an accelerator's name in the first line."""
 
 
@@ -138,7 +138,7 @@ def verdict_text(accelerator_fits: Sequence[MemoryFit], required_bytes: int) -> 
         return ""
     moved_bytes = required_bytes - accelerator_fits[0].needed_bytes
     moved_text = f", {units.GIB.write(moved_bytes)} of them paged to the host" if moved_bytes > 0 else ""
-    return f"{moved_text}: {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
+    return f"{moved_text}: {VERDICT_TEXTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
 
 
 def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> list[tuple[str, int]]:
@@ -149,7 +149,7 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
     estimated_terms = [
         term
         for term in device.terms
-        if term.status == "estimate" and term.name not in IN_PEAK and term.belongs_to_runtime is includes_runtime
+        if term.status == "estimate" and term.name not in TERMS_IN_PEAK and term.belongs_to_runtime is includes_runtime
     ]
     return [(f"{displayed_term_name(memory_term)} (estimate)", memory_term.bytes) for memory_term in estimated_terms]
 
@@ -213,7 +213,11 @@ def memory_kind_columns_and_rows(
         kind_name: str, dtype: str, byte_count: int, depth: int = 0, is_bold: bool = False, memory_kind: str = ""
     ) -> Row:
         peak_fraction = byte_count / device.device_bytes
-        text_bar = None if depth or is_bold else TextBar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
+        text_bar = (
+            None
+            if depth or is_bold
+            else TextBar(peak_fraction, palette.MEMORY_KIND_COLOURS.get(memory_kind, palette.OTHER_COLOUR))
+        )
         formats_cell = [] if memory_use is None else [units.short_dtype(dtype) if dtype else None]
         return row(
             kind_name, *formats_cell, byte_count, peak_fraction, text_bar, depth=depth, is_bold=is_bold, is_sum=is_bold

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..studies.draft import DraftCosts
     from .document import Report
 
-ASSUMED = "H100"
+ASSUMED_ACCELERATOR = "H100"
 """The accelerator whose runtime is assumed where none is named."""
 
 
@@ -56,7 +56,7 @@ class MemoryAnswer(Answer):
     @property
     def assumed_accelerator(self) -> str:
         """The name of the accelerator with the assumed CUDA runtime; empty if the question names an accelerator."""
-        return "" if self.accelerators else ASSUMED
+        return "" if self.accelerators else ASSUMED_ACCELERATOR
 
     @cached_property
     def fits(self) -> list[MemoryFit]:

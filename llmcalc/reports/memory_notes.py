@@ -9,25 +9,25 @@ from ..components.evidence import nested_components
 from ..costs.adapter_targets import is_read_by_scan, linear_layers
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import SERVED_PHASES
+from ..device_memory.settings import SERVING_PHASES
 from ..device_memory.simulated_run import cache_block_tokens, optimizer_implementation, prompt_chunk
 from ..device_memory.static import MemoryUse
 from ..errors import InputError
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..workload.execution import AttentionImplementation
-from ..workload.lora import OUTPUT_OF_SCAN
+from ..workload.lora import SCAN_OUTPUT_PROJECTION
 from .memory_data import execution_data, uncounted_tensors_note
 from .notes import binary_unit_note, plural, relative_error_text, tag_notes
 
-STATUS = {
+STATUS_TEXTS = {
     "exact": "equal to the byte to torch",
     "source": "from the source code of a library, not run",
     "estimate": "estimate",
 }
 """Verification status of a term → its text in a note; untested terms have a warning instead."""
 
-ZERO_RULE = 16
+ZERO_BYTES_PER_PARAMETER = 16
 """Bytes per parameter of mixed-precision training with Adam: ZeRO, arXiv:1910.02054, §3.1."""
 
 TERM_NAMES = {"free blocks": "fragmentation"}
@@ -105,7 +105,11 @@ def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
     """Returns a warning if training is counted in a format other than the format of the checkpoint's weights."""
     quantization_method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
     frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
-    if memory_use.phase != "training" or not quantization_method or quantization_method in (*CONVERTED, "bitsandbytes"):
+    if (
+        memory_use.phase != "training"
+        or not quantization_method
+        or quantization_method in (*CONVERTED_METHODS, "bitsandbytes")
+    ):
         return []
     if frozen_base != "none":
         return [
@@ -117,7 +121,7 @@ def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
     ]
 
 
-CONVERTED = ("fp8", "mxfp4")
+CONVERTED_METHODS = ("fp8", "mxfp4")
 """Methods of checkpoints whose weights trainers convert to 16 bits (transformers' `Mxfp4Config(dequantize=True)`)."""
 
 
@@ -130,7 +134,7 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
         return []
     terms_text = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host_terms)
     term_sources = dict.fromkeys(
-        f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host_terms
+        f"{STATUS_TEXTS.get(term.status, term.status)} ({term.witness})" for term in device.host_terms
     )
     ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
     return [f"host: {terms_text}{ranks_note}; {'; '.join(term_sources)}"]
@@ -165,7 +169,7 @@ def llama_cpp_note(run_memory: Memory, target: str, hardware: Hardware | None) -
 
     hardware: the accelerator, if a single one was named.
     """
-    if run_memory.settings.phase not in SERVED_PHASES or run_memory.spec.kind != "decoder":
+    if run_memory.settings.phase not in SERVING_PHASES or run_memory.spec.kind != "decoder":
         return ""
     runs_llama_cpp = run_memory.has_gguf_weights
     if hardware is not None:
@@ -187,14 +191,15 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     ):
         return []
     notes = []
-    if OUTPUT_OF_SCAN in adapters.target_names:
+    if SCAN_OUTPUT_PROJECTION in adapters.target_names:
         notes.append(
-            f"the adapter of {OUTPUT_OF_SCAN} has no gradient, since the kernel of the scan reads the weight itself; "
-            f"PEFT raises an error for {OUTPUT_OF_SCAN} in target_modules of Falcon-H1, Mamba and Nemotron-H"
+            f"the adapter of {SCAN_OUTPUT_PROJECTION} has no gradient, since the kernel of the scan reads the weight "
+            f"itself; PEFT raises an error for {SCAN_OUTPUT_PROJECTION} in target_modules of Falcon-H1, Mamba and "
+            "Nemotron-H"
         )
     if adapters.base_format != "none":
         notes.append(
-            f"{OUTPUT_OF_SCAN} is counted in 16 bits, since the kernel of the scan reads the weight itself: "
+            f"{SCAN_OUTPUT_PROJECTION} is counted in 16 bits, since the kernel of the scan reads the weight itself: "
             "llm_int8_skip_modules has to name it"
         )
     return notes
@@ -240,7 +245,9 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str, e
     notes += [f"not counted: {'; '.join(uncounted_texts)}" if uncounted_texts else "", binary_unit_note(units.GIB)]
     notes += host_notes(run_memory.device)
     terms_with_status = [term for term in run_memory.device.terms if term.bytes and term.status != "untested"]
-    notes += [f"{STATUS[term.status]}: {displayed_term_name(term)} ({term.witness})" for term in terms_with_status]
+    notes += [
+        f"{STATUS_TEXTS[term.status]}: {displayed_term_name(term)} ({term.witness})" for term in terms_with_status
+    ]
     if assumed_accelerator:
         notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
     if memory_use.quantized_size is not None:
@@ -345,13 +352,14 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
         notes.append(f"{optimizer_state.name}: {optimizer_state.split_note}")
     if memory_use.adapters is not None:
         return [*memory_use.adapters.notes(), *notes]
-    bytes_by_rule = ZERO_RULE * parameters
+    bytes_by_rule = ZERO_BYTES_PER_PARAMETER * parameters
     rule_error_text = relative_error_text(bytes_by_rule / memory_use.total_bytes - 1, "what stays in memory")
     master_weights_hint = ""
     if not memory_use.has_master_weights and memory_use.dtype in ("bfloat16", "float16"):
         master_weights_hint = "; --master-weights fp32 counts that"
     notes.append(
-        f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
+        f"rule of thumb: {ZERO_BYTES_PER_PARAMETER} bytes per parameter (bf16 weights and gradients, fp32 master "
+        "weights and Adam "
         f"states) = {units.GIB.write(bytes_by_rule)} {units.GIB.name}, {rule_error_text}{master_weights_hint}"
     )
     return notes

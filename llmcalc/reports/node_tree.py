@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 from ..algebra import times
 from ..flow.tree import Cost, NodePosition
 
-Figures: TypeAlias = Callable[[NodePosition], dict[str, Any]]
+FiguresFunction: TypeAlias = Callable[[NodePosition], dict[str, Any]]
 """Function of a node in its context that returns its numbers by name."""
 
 
-def tree_data(node_position: NodePosition, figures_function: Figures) -> dict[str, Any]:
+def tree_data(node_position: NodePosition, figures_function: FiguresFunction) -> dict[str, Any]:
     """Returns a node and its descendants as nested dicts with counts."""
     node = node_position.node
     node_data: dict[str, Any] = {"name": node.path_segment, **figures_function(node_position)}

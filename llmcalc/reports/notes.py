@@ -10,36 +10,38 @@ from ..accelerator import Hardware
 from ..costs.context_length import too_long_note
 from ..flow.tree import Node
 from ..model import ModelSpec
-from ..ops.base import SKIPPED_PARAMS
+from ..ops.base import SKIPPED_PARAM_EFFECTS
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag
 from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
 
 MULTIPLY_ADD = "1 multiply-add = 2 FLOPs"
-PRODUCTS = (
+PRODUCTS_NOTE = (
     f"{MULTIPLY_ADD}; matrix multiplications only, as in torch.utils.flop_counter: embedding lookups, norms, softmax "
     "and activations are not counted"
 )
-FULL_PAIRS = "full pairs: every query against every key (no causal-mask saving)"
-CAUSAL_PAIRS = "causal pairs: only the pairs that the attention mask allows (causal, sliding-window, chunked)"
-PAIRS = {"full": FULL_PAIRS, "causal": CAUSAL_PAIRS}
+FULL_PAIRS_NOTE = "full pairs: every query against every key (no causal-mask saving)"
+CAUSAL_PAIRS_NOTE = "causal pairs: only the pairs that the attention mask allows (causal, sliding-window, chunked)"
+PAIRS_NOTES = {"full": FULL_PAIRS_NOTE, "causal": CAUSAL_PAIRS_NOTE}
 
-MLA = {
+MLA_NOTES = {
     "expanded": "MLA expanded: kv_b_proj makes keys and values of each head from the latents",
     "absorbed": "MLA absorbed: kv_b_proj is applied to queries and to outputs, and each head attends to the latents",
 }
 """Form of latent attention → the operations that it runs (DeepSeek-V2, arXiv:2405.04434, §2.1.2)."""
-ONE_OUTPUT = "decode: a convolution computes the new token's output alone, from the inputs that its state keeps"
-ONE_STEP = "decode: a recurrence takes one step from the state that it keeps"
-CHOSEN_KEYS = "decode: attention reads the chosen keys alone; a pass over several tokens computes all scores and masks"
+ONE_OUTPUT_NOTE = "decode: a convolution computes the new token's output alone, from the inputs that its state keeps"
+ONE_STEP_NOTE = "decode: a recurrence takes one step from the state that it keeps"
+CHOSEN_KEYS_NOTE = (
+    "decode: attention reads the chosen keys alone; a pass over several tokens computes all scores and masks"
+)
 
-_BINARY = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
+_BINARY_UNITS = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
 
 
 def binary_unit_note(unit_scale: units.UnitScale) -> str:
     """Writes the meaning of a binary unit: `1 GiB = 2^30 bytes`; empty for a decimal unit."""
-    return f"1 {unit_scale.name} = {_BINARY[unit_scale.name]} bytes" if unit_scale.name in _BINARY else ""
+    return f"1 {unit_scale.name} = {_BINARY_UNITS[unit_scale.name]} bytes" if unit_scale.name in _BINARY_UNITS else ""
 
 
 def flops_per_token_note(seq: int) -> str:
@@ -172,7 +174,7 @@ def warnings_of_notes(preset: Preset, notes: Sequence[str]) -> list[str]:
 def identity_experts_note(node_tree: Node) -> str:
     """Returns a note about tokens routed to identity experts; empty for a model without identity experts."""
     ops = (node_position.node.op for node_position in node_tree.walk())
-    identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)
+    identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAM_EFFECTS)
     expert_counts_text = ", ".join(
         f"{identity_op.expert_layers[0].top_k} of {identity_op.expert_layers[0].num_experts:,} beside "
         f"{identity_op.identity_count:,}"

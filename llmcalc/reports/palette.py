@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-KINDS = {
+MEMORY_KIND_COLOURS = {
     "weights": "#0072B2",
     "gradients": "#56B4E9",
     "optimizer": "#009E73",
@@ -14,7 +14,7 @@ KINDS = {
 }
 """Kind of memory → its colour."""
 
-COMPONENTS = {
+COMPONENT_COLOURS = {
     "embedding": "#009E73",
     "lm_head": "#8FD0BC",
     "attention": "#0072B2",
@@ -28,22 +28,22 @@ COMPONENTS = {
     "router": "#8C4A00",
 }
 """Component → its colour. The token mixers are blue and violet, feed-forward networks and experts orange, embedding and
-head green; everything else is `OTHER`.
+head green; everything else is `OTHER_COLOUR`.
 """
 
-OTHER = "#999999"
+OTHER_COLOUR = "#999999"
 
-BOUNDS = {"compute": "#0072B2", "memory": "#E69F00", "network": "#CC79A7", "wait": "#999999"}
+BOUND_COLOURS = {"compute": "#0072B2", "memory": "#E69F00", "network": "#CC79A7", "wait": "#999999"}
 """What bounds a part of a run's time → its colour."""
 
-SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222", "#7B5EA7")
+CURVE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222", "#7B5EA7")
 """Colours of curves, in order."""
 
-PASSES = {"F": "#56B4E9", "B": "#E69F00", "I": "#F0E442", "W": "#009E73"}
+PASS_COLOURS = {"F": "#56B4E9", "B": "#E69F00", "I": "#F0E442", "W": "#009E73"}
 """Pass of a pipeline's schedule → its colour."""
 
-HATCHES = {"F": "", "B": "/////", "I": "/////", "W": "...."}
+PASS_HATCHES = {"F": "", "B": "/////", "I": "/////", "W": "...."}
 """Pass of a pipeline's schedule → its hatching, which tells it apart without colour."""
 
-INK, FAINT = "#222222", "#bbbbbb"
+TEXT_COLOUR, LINE_COLOUR = "#222222", "#bbbbbb"
 """Colours of text and of lines beside it."""

@@ -16,7 +16,7 @@ from . import bars, palette
 from .answer import CountedAnswer
 from .bars import TextBar
 from .document import Column, Report, Row, Table, row, without_repetitions
-from .node_tree import Figures, node_figures_data, tree_data
+from .node_tree import FiguresFunction, node_figures_data, tree_data
 from .notes import identity_experts_note, relative_error_text, unread_format_notes
 from .rank_texts import counted_rank_notes, rank_data, replicated_parameters_text, subtitle_with_rank
 from .summary import headline, model_data
@@ -24,7 +24,7 @@ from .summary import headline, model_data
 if TYPE_CHECKING:
     from ..parallel.rank_model import SelectedRank
 
-CONVENTION = "trainable parameters: tied weights are counted once, buffers are not counted"
+CONVENTION_NOTE = "trainable parameters: tied weights are counted once, buffers are not counted"
 
 COLUMNS = (
     Column("component", "component", justify="left"),
@@ -93,13 +93,13 @@ def count_text(parameter_count: ParameterCount) -> str:
     return f"{units.count(parameter_count.total)} parameters{active_text}"
 
 
-Part: TypeAlias = tuple[str, Row]
+ComponentRow: TypeAlias = tuple[str, Row]
 """(component, row without its bar)."""
 
 
 def _component_rows(node_tree: Node, total_params: int, included_parts: frozenset[str]) -> list[Row]:
     """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
-    components_and_rows: list[Part] = []
+    components_and_rows: list[ComponentRow] = []
     for node_position in node_tree.root_position().children():
         if not node_position.optional_part or node_position.optional_part in included_parts:
             _add_rows(components_and_rows, node_position, total_params, included_parts, 0)
@@ -107,7 +107,7 @@ def _component_rows(node_tree: Node, total_params: int, included_parts: frozense
 
 
 def _add_rows(
-    components_and_rows: list[Part],
+    components_and_rows: list[ComponentRow],
     node_position: NodePosition,
     total_params: int,
     included_parts: frozenset[str],
@@ -151,7 +151,7 @@ def _component_row(row_name: str, params_per_repeat: int, repeat_count: int, tot
     )
 
 
-def _rows_with_bars(components_and_rows: Sequence[Part]) -> list[Row]:
+def _rows_with_bars(components_and_rows: Sequence[ComponentRow]) -> list[Row]:
     """Adds a bar to each row of one component, proportional to the whole model."""
     table_rows: list[Row] = []
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
@@ -165,7 +165,7 @@ def _rows_with_bars(components_and_rows: Sequence[Part]) -> list[Row]:
         nested_rows = components_and_rows[row_index + 1 : next(later_indices, len(components_and_rows))]
         text_bar = None
         if covered_depth < 0 and all(component == component_kind for component, _ in nested_rows):
-            text_bar = TextBar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER))
+            text_bar = TextBar(table_row.cells[-1], palette.COMPONENT_COLOURS.get(component_kind, palette.OTHER_COLOUR))
             covered_depth = table_row.depth
         table_rows.append(table_row._replace(cells=[*table_row.cells, text_bar]))
     return table_rows
@@ -184,7 +184,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, selected_rank
         )
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
     approximation_note = "" if selected_rank is not None else rule_of_thumb(preset, parameter_count)
-    notes += [CONVENTION, approximation_note, identity_experts_note(parameter_count.tree)]
+    notes += [CONVENTION_NOTE, approximation_note, identity_experts_note(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
         average_text = units.count(parameter_count.active_evenly)
         minimum_text = units.count(parameter_count.active_at_least)
@@ -263,7 +263,7 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     )
 
 
-def _node_figures_function(included_parts: frozenset[str]) -> Figures:
+def _node_figures_function(included_parts: frozenset[str]) -> FiguresFunction:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: NodePosition) -> dict[str, Any]:

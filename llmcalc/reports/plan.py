@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import units
-from ..frameworks.nccl import is_counted
+from ..frameworks.nccl import has_known_buffers
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, ties_with_previous
-from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, RankedLayouts
-from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
-from ..timing.time_ranges import TIE, TimeRange
+from ..studies.plan import FEWER_LAYOUTS_ADVICE, UNTRIED_REASON, LayoutPlan, RankedLayouts
+from ..studies.step_size import LEAST_DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
+from ..timing.time_ranges import TIE_SHARE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, without_repetitions
 from .memory_notes import run_text
 from .notes import large_step_notes, plural, too_long_notes, warnings_of_notes
@@ -175,7 +175,7 @@ def _answer_text(plan: LayoutPlan) -> str:
         if compared_time is not None and fastest_time is not None and compared_time.estimate < fastest_time.estimate:
             time_text += f"; {compared_plan.framework.title}'s {duration_text(float(compared_time.estimate))}"
     framework_text = f" under {plan.framework.title}"
-    with_expandable_text = "" if plan.expandable_bytes is None else f", but one does with {EXPANDABLE}"
+    with_expandable_text = "" if plan.expandable_bytes is None else f", but one does with {EXPANDABLE_OPTION}"
     return _fitting_layouts_text(plan.ranked_layouts) + framework_text + with_expandable_text + time_text
 
 
@@ -200,8 +200,8 @@ def _comparison_notes(plan: LayoutPlan) -> list[str]:
 
 def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
     fits_verb = "fits" if len(ranked_layouts.feasible) == 1 else "fit"
-    if not ranked_layouts.unreplayed and UNTRIED in ranked_layouts.refusal_counts:
-        tried_text = plural(ranked_layouts.tried_count - ranked_layouts.refusal_counts[UNTRIED], "tried layout")
+    if not ranked_layouts.unreplayed and UNTRIED_REASON in ranked_layouts.refusal_counts:
+        tried_text = plural(ranked_layouts.tried_count - ranked_layouts.refusal_counts[UNTRIED_REASON], "tried layout")
         return f"{len(ranked_layouts.feasible):,} of {tried_text} {fits_verb}"
     if not ranked_layouts.unreplayed and not ranked_layouts.feasible:
         return "no layout fits"
@@ -213,7 +213,7 @@ def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
 
 def _usual_step_tokens_text(devices: int) -> str:
     """Writes the usual number of tokens of a training step: `4M`, or `1,024 of each device` on many devices."""
-    return "4M" if usual_step_tokens(devices) == STEP_TOKENS else f"{DEVICE_TOKENS:,} of each device"
+    return "4M" if usual_step_tokens(devices) == STEP_TOKENS else f"{LEAST_DEVICE_TOKENS:,} of each device"
 
 
 def _layout_row(
@@ -256,7 +256,8 @@ def _order_notes(plan: LayoutPlan) -> list[str]:
     )
     timed_rows = _rows_with_ties(plan)
     tie_text = (
-        f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
+        f"=: within {TIE_SHARE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of "
+        "parallelism "
         "come first; "
         if any(is_tie for _, _, is_tie in timed_rows)
         else ""
@@ -268,7 +269,7 @@ def _order_notes(plan: LayoutPlan) -> list[str]:
     ]
 
 
-EXPANDABLE = "--allocator expandable"
+EXPANDABLE_OPTION = "--allocator expandable"
 """The option with which torch's allocator leaves few unused bytes between tensors."""
 
 LITTLE_HEADROOM = 0.02
@@ -281,7 +282,7 @@ def _nccl_headroom_notes(plan: LayoutPlan) -> list[str]:
     if (
         first_layout is None
         or first_layout.headroom > LITTLE_HEADROOM * first_layout.capacity
-        or is_counted(first_layout.layout, first_plan.framework, first_plan.memory.cuda_runtime)
+        or has_known_buffers(first_layout.layout, first_plan.framework, first_plan.memory.cuda_runtime)
     ):
         return []
     return [
@@ -342,7 +343,7 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
         most_bytes = max(layout_candidate.upper_bound_bytes for layout_candidate in plan.ranked_layouts.unreplayed)
         more_rows_hint = f"--rows {plan.rows + layout_count} counts more"
         if plan.ranked_layouts.ended_early:
-            more_rows_hint = f"the search ended early: {FEWER_LAYOUTS}"
+            more_rows_hint = f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
         notes.insert(
             0,
             f"{layout_count:,} more of {plural(plan.ranked_layouts.tried_count, 'layout')} may fit: their "
@@ -356,7 +357,7 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
         if plan.expandable_bytes is not None:
             notes.insert(
                 0,
-                f"with {EXPANDABLE}, which is PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, it requires "
+                f"with {EXPANDABLE_OPTION}, which is PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, it requires "
                 f"{units.GIB.write(plan.expandable_bytes)} {units.GIB.name} and fits",
             )
     return notes

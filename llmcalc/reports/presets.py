@@ -11,10 +11,10 @@ from ..sources.preset import Preset
 from .document import Column, Report, Table, row, without_repetitions
 from .figure_sources import source_data, source_notes
 from .notes import aliases_note
-from .params import CONVENTION
+from .params import CONVENTION_NOTE
 from .summary import headline
 
-Counted = tuple[Preset, ParameterCount]
+CountedPreset = tuple[Preset, ParameterCount]
 
 BILLION = units.count_scale(10**9)
 
@@ -45,7 +45,7 @@ DETAIL_COLUMNS = (
 )
 
 
-def report(counted_presets: Sequence[Counted], has_details: bool) -> Report:
+def report(counted_presets: Sequence[CountedPreset], has_details: bool) -> Report:
     """Returns the report: one row per model, or one table per model with `has_details`."""
     json_document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in counted_presets]}
     return Report(
@@ -56,7 +56,7 @@ def report(counted_presets: Sequence[Counted], has_details: bool) -> Report:
     )
 
 
-def _list_table(counted_presets: Sequence[Counted]) -> Table:
+def _list_table(counted_presets: Sequence[CountedPreset]) -> Table:
     table_rows = []
     for preset, parameter_count in counted_presets:
         active_params = None if parameter_count.active == parameter_count.total else parameter_count.active
@@ -71,7 +71,7 @@ def _list_table(counted_presets: Sequence[Counted]) -> Table:
             )
         )
     notes = [
-        CONVENTION,
+        CONVENTION_NOTE,
         "total, active: billions of parameters; active: parameters used per token, where that is not all of them",
         "published: the total against the exact count of the released weights; ≈ the rounded figure, where no "
         "exact one was published",

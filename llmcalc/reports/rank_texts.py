@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def layout_text(layout: Layout) -> str:
     """Writes the groups with more than one rank: `tp 2 · sp · pp 4 · dp 8`; sp is sequence parallelism."""
-    return " · ".join(_parallel_size_texts(layout)) or ALONE
+    return " · ".join(_parallel_size_texts(layout)) or ONE_DEVICE_TEXT
 
 
 def layout_cell(layout: Layout) -> str:
     """Writes `tp2 sp pp4 dp8` for a table, where lines break only between groups."""
-    return " ".join(group_size.replace(" ", "") for group_size in _parallel_size_texts(layout)) or ALONE
+    return " ".join(group_size.replace(" ", "") for group_size in _parallel_size_texts(layout)) or ONE_DEVICE_TEXT
 
 
 def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] = ()) -> str:
@@ -32,7 +32,7 @@ def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] =
     shared_words: words that all layouts of a table share and that the heading shows; default none.
     """
     size_texts = [size_text for size_text in _parallel_size_texts(layout) if size_text not in shared_words]
-    sizes_text = " ".join(size_text.replace(" ", "") for size_text in size_texts) or ALONE
+    sizes_text = " ".join(size_text.replace(" ", "") for size_text in size_texts) or ONE_DEVICE_TEXT
     recompute_text = f"recompute {recompute}" if recompute not in ("", "none") else ""
     return sizes_text if not recompute_text or recompute_text in shared_words else f"{sizes_text} {recompute_text}"
 
@@ -46,19 +46,19 @@ def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
         return []
     words_by_candidate = [
         {*_parallel_size_texts(layout_candidate.layout), f"recompute {layout_candidate.recompute}"}
-        | ({"sp", WHOLE_EXPERTS} if layout_candidate.layout.tp == 1 else set())
+        | ({"sp", WHOLE_EXPERTS_TEXT} if layout_candidate.layout.tp == 1 else set())
         for layout_candidate in candidates
     ]
     shared_words = set.intersection(*words_by_candidate)
-    layout_words = ["sp", WHOLE_EXPERTS] if any(candidate.layout.tp > 1 for candidate in candidates) else []
+    layout_words = ["sp", WHOLE_EXPERTS_TEXT] if any(candidate.layout.tp > 1 for candidate in candidates) else []
     layout_words += [f"ZeRO-{zero_stage}" for zero_stage in (1, 2, 3)]
     layout_words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
     return [shared_word for shared_word in layout_words if shared_word in shared_words]
 
 
-ALONE = "one device"
+ONE_DEVICE_TEXT = "one device"
 
-WHOLE_EXPERTS = "etp 1"
+WHOLE_EXPERTS_TEXT = "etp 1"
 """Says that ranks of tensor parallelism divide no expert, as `--etp 1` does."""
 
 
@@ -70,7 +70,7 @@ def _parallel_size_texts(layout: Layout) -> list[str]:
         if (degree := getattr(layout, degree_name)) not in (None, 1)
     ]
     if layout.expert_tp == 1 and layout.tp > 1:  # without --etp they divide each expert
-        group_texts.append(WHOLE_EXPERTS)
+        group_texts.append(WHOLE_EXPERTS_TEXT)
     if layout.sequence_parallel:
         group_texts.insert(1 if layout.tp > 1 else 0, "sp")
     if layout.zero:

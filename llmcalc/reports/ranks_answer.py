@@ -11,14 +11,14 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
 from ..frameworks.ranks import Cluster, rank_with_most_memory
-from ..frameworks.registry import WITHOUT_A_NAME
+from ..frameworks.registry import DEFAULT_FRAMEWORK
 from ..frozen import frozen
 from ..sources.hardware import load_hardware
-from .memory_answer import ASSUMED, MemoryAnswer
+from .memory_answer import ASSUMED_ACCELERATOR, MemoryAnswer
 
 if TYPE_CHECKING:
     from ..frameworks.framework import Framework
-    from ..frameworks.launch.record import Launch
+    from ..frameworks.launch.launch_types import Launch
     from ..studies.rollout_phases import RolloutPhase
     from .document import Report
 
@@ -63,7 +63,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
     def phases(self) -> list[RolloutPhase]:
         """The reinforcement-learning phases on the first named or assumed accelerator."""
         return self.phases_on_hardware(
-            self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED.lower()}-sxm")
+            self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED_ACCELERATOR.lower()}-sxm")
         )
 
     @cached_property
@@ -76,7 +76,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
 
         Ranks that train exchange tensors by NCCL or RCCL, which chips such as Apple's do not have.
         """
-        needs_nccl = self.trains and (self.layout.world_size > 1 or self.framework.name != WITHOUT_A_NAME)
+        needs_nccl = self.trains and (self.layout.world_size > 1 or self.framework.name != DEFAULT_FRAMEWORK)
         if needs_nccl and hardware.vendor in UNIFIED_MEMORY and not self.accelerators:
             return False
         return self._engine_runs_on(hardware)

@@ -10,10 +10,15 @@ from ..frameworks.launch.rollout import Rollout
 from ..studies.rollout_phases import RolloutPhase
 from .document import Column, Table, row
 
-TITLES = {"rollout": "rollout", "weight_transfer": "weights sent", "log_probabilities": "log-probs", "update": "update"}
+PHASE_TITLES = {
+    "rollout": "rollout",
+    "weight_transfer": "weights sent",
+    "log_probabilities": "log-probs",
+    "update": "update",
+}
 """Phase → the title of its column."""
 
-ROWS = {
+TERMS_BY_ROW = {
     "weights": ("weights",),
     "gradients": ("gradients",),
     "optimizer": ("optimizer",),
@@ -34,7 +39,7 @@ ROWS = {
 }
 """Row of the table → the terms that it sums."""
 
-NOTE = (
+PHASES_NOTE = (
     "phases: the update is replayed, the engine has its own rule; other models, logits and activations of passes "
     "without gradients are estimates, which no measured run was compared with"
 )
@@ -63,11 +68,11 @@ def phases_table(
     """Returns a table of memory terms with one column per phase, and the sum of each column."""
     table_columns = [
         Column("term", f"{units.GIB.name} of one device", justify="left"),
-        *(Column(f"{phase.name}_bytes", TITLES[phase.name], units.GIB.write) for phase in phases),
+        *(Column(f"{phase.name}_bytes", PHASE_TITLES[phase.name], units.GIB.write) for phase in phases),
     ]
     bytes_by_phase = [{term_name.name: term_name.bytes for term_name in phase.terms} for phase in phases]
     table_rows = []
-    for row_name, term_names in ROWS.items():
+    for row_name, term_names in TERMS_BY_ROW.items():
         phase_sums = [
             sum(term_bytes for term_name, term_bytes in phase_bytes.items() if term_name in term_names)
             for phase_bytes in bytes_by_phase
@@ -76,7 +81,13 @@ def phases_table(
             table_rows.append(row(row_name, *(term_bytes or None for term_bytes in phase_sums)))
     total_row = row("total", *(phase.bytes for phase in phases), is_bold=True, is_sum=True)
     return Table(
-        table_heading, table_columns, [*table_rows, total_row], subtitle, [*notes, NOTE], answer_text, name="rollout"
+        table_heading,
+        table_columns,
+        [*table_rows, total_row],
+        subtitle,
+        [*notes, PHASES_NOTE],
+        answer_text,
+        name="rollout",
     )
 
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from .. import units
 from ..parallel.layout import Layout, Schedule
-from ..parallel.schedules import ActionSpan, InFlightCounts, Kind, Timetable, effective_schedule
+from ..parallel.schedules import ActionSpan, InFlightCounts, PassKind, Timetable, effective_schedule
 from .document import Column, Report, Table, row
-from .formats.pipe import GAP, INDENT, width_of_terminal
+from .formats.pipe import COLUMN_GAP, INDENT, width_of_terminal
 
-NAMES: dict[Schedule, str] = {
+SCHEDULE_NAMES: dict[Schedule, str] = {
     "1f1b": "1F1B",
     "interleaved": "Interleaved 1F1B",
     "zb-h1": "ZB-H1",
@@ -19,7 +19,7 @@ NAMES: dict[Schedule, str] = {
 }
 """Schedule → its name in its paper."""
 
-PASSES: dict[Kind, str] = {
+PASS_NAMES: dict[PassKind, str] = {
     "F": "forward",
     "B": "backward",
     "I": "backward of the inputs",
@@ -27,10 +27,10 @@ PASSES: dict[Kind, str] = {
 }
 """Letter of a pass → its name."""
 
-COLOURS = {r"F\d+-*": "cyan", r"[BI]\d+-*": "green", r"W\d+-*": "yellow"}
+PASS_COLOURS = {r"F\d+-*": "cyan", r"[BI]\d+-*": "green", r"W\d+-*": "yellow"}
 """Regular expression of a pass → its colour on a terminal."""
 
-FILL, IDLE, LEFT_OUT = "-", ".", " … "
+FILL_CHARACTER, IDLE_CHARACTER, ELLIPSIS = "-", ".", " … "
 
 
 def schedule_title(layout: Layout, timetable: Timetable) -> str:
@@ -40,15 +40,15 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
     if layout.pp == 1:
         return f"No pipeline, {microbatch_text}"
     chunks_text = f" × {layout.vpp} chunks" if layout.vpp > 1 else ""
-    return f"{NAMES[effective_schedule(layout)]} on {layout.pp} ranks{chunks_text}, {microbatch_text}"
+    return f"{SCHEDULE_NAMES[effective_schedule(layout)]} on {layout.pp} ranks{chunks_text}, {microbatch_text}"
 
 
-def pass_kinds_of(timetable: Timetable) -> list[Kind]:
+def pass_kinds_of(timetable: Timetable) -> list[PassKind]:
     """Returns the kinds of passes (forward, backward, …) in a pipeline schedule."""
     present_letters = {
         action.pass_kind for actions_of_rank in timetable.pipeline.actions_by_rank for action in actions_of_rank
     }
-    return [pass_letter for pass_letter in PASSES if pass_letter in present_letters]
+    return [pass_letter for pass_letter in PASS_NAMES if pass_letter in present_letters]
 
 
 def costs_text(timetable: Timetable) -> str:
@@ -87,9 +87,9 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
     timetable_chart = TimetableChart.from_timetable(
-        timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths)
+        timetable, width - len(INDENT) - sum(column_widths) - len(COLUMN_GAP) * len(column_widths)
     )
-    table_columns += [Column("time", "time →", justify="left", mark_colours=COLOURS), peak_column]
+    table_columns += [Column("time", "time →", justify="left", mark_colours=PASS_COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
         chart_lines = [
@@ -121,8 +121,8 @@ def _schedule_notes(
     pipeline = timetable.pipeline
     pass_letters = pass_kinds_of(timetable)
     blank_text = "; blank: the rank runs another of its stages" if pipeline.chunk_count > 1 else ""
-    kinds_text = ", ".join(f"{pass_letter} {PASSES[pass_letter]}" for pass_letter in pass_letters)
-    yield f"{kinds_text}; the number is the micro-batch; {IDLE} idle{blank_text}"
+    kinds_text = ", ".join(f"{pass_letter} {PASS_NAMES[pass_letter]}" for pass_letter in pass_letters)
+    yield f"{kinds_text}; the number is the micro-batch; {IDLE_CHARACTER} idle{blank_text}"
     yield f"assumed times: {costs_text(timetable)}"
     peak_rank_text = "the most micro-batches in flight on the rank"
     if pipeline.chunk_count > 1:
@@ -162,7 +162,7 @@ class TimetableChart(NamedTuple):
         total_columns = round(timetable.time * columns_per_unit)
         if total_columns <= free_width:
             return cls(columns_per_unit, (range(total_columns),))
-        half_columns = max(1, (free_width - len(LEFT_OUT)) // (2 * name_width)) * name_width
+        half_columns = max(1, (free_width - len(ELLIPSIS)) // (2 * name_width)) * name_width
         return cls(columns_per_unit, (range(half_columns), range(total_columns - half_columns, total_columns)))
 
     @property
@@ -174,7 +174,7 @@ class TimetableChart(NamedTuple):
 
     def draw_line(self, rank_spans: Sequence[ActionSpan], model_chunk: int) -> str:
         """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
-        return LEFT_OUT.join(
+        return ELLIPSIS.join(
             self._draw_span(rank_spans, model_chunk, shown_columns) for shown_columns in self.shown_ranges
         )
 
@@ -182,7 +182,7 @@ class TimetableChart(NamedTuple):
         name_width = round(
             self.columns_per_unit * min(pass_span.end_time - pass_span.start_time for pass_span in rank_spans)
         )
-        line_text = (IDLE.ljust(name_width) * (len(shown_columns) // name_width + 1))[: len(shown_columns)]
+        line_text = (IDLE_CHARACTER.ljust(name_width) * (len(shown_columns) // name_width + 1))[: len(shown_columns)]
         for (pass_letter, span_chunk, micro_batch, _), span_start, span_end in sorted(
             rank_spans, key=lambda pass_span: pass_span.action.chunk_index == model_chunk
         ):
@@ -196,7 +196,9 @@ class TimetableChart(NamedTuple):
             if visible_columns.start > first_column or len(pass_name) > len(visible_columns):
                 pass_name = ""
             pass_name = (
-                pass_name.ljust(len(visible_columns), FILL) if span_chunk == model_chunk else " " * len(visible_columns)
+                pass_name.ljust(len(visible_columns), FILL_CHARACTER)
+                if span_chunk == model_chunk
+                else " " * len(visible_columns)
             )
             line_text = (
                 line_text[: visible_columns.start - shown_columns.start]

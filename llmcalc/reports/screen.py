@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from .document import MOST_NOTES, Report, Table
 from .formats.pipe import INDENT, indented_lines, line_count
 
-MOST_LINES = 24
-COLUMNS = 80
+SCREEN_LINES = 24
+SCREEN_COLUMNS = 80
 FEWEST_ROWS = 3
 
-FURTHER_LINES = 3
+RESERVED_LINES = 3
 """Lines beside tables and notes: an empty one before each, and how much is left out."""
 
 
@@ -43,13 +43,15 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
     notes = [note for table in tables for note in table.notes]
     shown_warnings = [note for note in notes if any(warning.endswith(note) for warning in warnings)]
     shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MOST_NOTES]]
-    note_line_count = sum(len(list(indented_lines(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
-    free_lines = MOST_LINES - note_line_count - FURTHER_LINES
+    note_line_count = sum(
+        len(list(indented_lines(note, SCREEN_COLUMNS, hanging_indent=INDENT))) for note in shown_notes
+    )
+    free_lines = SCREEN_LINES - note_line_count - RESERVED_LINES
     omitted_rows = 0
     shorter_tables = list(tables)
 
     def is_too_long() -> bool:
-        return sum(line_count(table, COLUMNS) + 1 for table in shorter_tables) - 1 > free_lines
+        return sum(line_count(table, SCREEN_COLUMNS) + 1 for table in shorter_tables) - 1 > free_lines
 
     while is_too_long() and len(shorter_tables) > 1 and shorter_tables[-1].is_optional:
         shorter_tables.pop()
@@ -82,7 +84,7 @@ def _omission_text(table_count: int, row_count: int) -> str:
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:
     """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
-    free_lines = MOST_LINES
+    free_lines = SCREEN_LINES
     placed_tables: dict[int, Table] = {}
     for table_index in sorted(range(len(tables)), key=lambda index: (index > 0, not tables[index].has_priority, index)):
         shorter_table = _trim_table(
@@ -90,7 +92,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
         )
         if shorter_table is not None:
             placed_tables[table_index] = shorter_table
-            free_lines -= line_count(shorter_table, COLUMNS) + (len(placed_tables) > 1)
+            free_lines -= line_count(shorter_table, SCREEN_COLUMNS) + (len(placed_tables) > 1)
     omitted_row_count = sum(
         len(tables[table_index].rows) - len(table.rows) for table_index, table in placed_tables.items()
     )
@@ -116,7 +118,7 @@ def _trim_table(table: Table, line_limit: int, is_required: bool = False) -> Tab
 
     Returns None if too few rows would be left, unless `is_required`.
     """
-    while line_count(table, COLUMNS) > line_limit:
+    while line_count(table, SCREEN_COLUMNS) > line_limit:
         deepest_level = max((row.depth for row in table.rows), default=0)
         plain_rows = [row_index for row_index, row in enumerate(table.rows) if not row.is_bold]
         if deepest_level:

@@ -14,13 +14,13 @@ from ..studies.server import LoadPoint, Server
 from ..studies.serving import ServeStudy, StudiedServers
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
-from ..timing.time_ranges import TIE, RangedAmount, TimeRange, round_to_digits
+from ..timing.time_ranges import TIE_SHARE, RangedAmount, TimeRange, round_to_digits
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, plural, published_tag_notes, too_long_notes, warnings_of_notes
 from .summary import model_data
 from .time_estimate import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
 
-NOT_COUNTED = (
+UNCOUNTED_EFFECTS = (
     "routing between replicas", "requests of uneven length", "uneven routing of experts", "uneven stages", "failures",
 )  # fmt: skip
 """What no estimate of a server counts. Of arrivals that are spread it counts no bursts either."""
@@ -196,7 +196,7 @@ def _subtitle_text(serve_study: ServeStudy) -> str:
     )
 
 
-AT_RISK = "at risk"
+AT_RISK_VERDICT = "at risk"
 """Verdict on a server that likely keeps the limit of its first token, whose range ends above it."""
 
 AT_RISK_IN_BURST, AT_RISK_IF_SPREAD = "80 %", "68 %"
@@ -219,7 +219,7 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
         verdict = (
             "no"
             if not is_within_limits
-            else AT_RISK
+            else AT_RISK_VERDICT
             if serve_study.latency_limits.are_at_risk(shown_point.ttft)
             else "ok"
         )
@@ -376,7 +376,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
 
 def _uncounted_effects(serve_study: ServeStudy) -> list[str]:
     spreads_arrivals = serve_study.latency_limits.rate is not None or serve_study.is_disaggregated
-    return [*(["bursts of arrivals"] if spreads_arrivals and serve_study.trace is None else []), *NOT_COUNTED]
+    return [*(["bursts of arrivals"] if spreads_arrivals and serve_study.trace is None else []), *UNCOUNTED_EFFECTS]
 
 
 def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoint) -> list[str]:
@@ -408,7 +408,7 @@ def _at_risk_text(server: Server, load_point: LoadPoint) -> str:
     """Writes the likely TTFT that was compared with the limit, and the upper end of the TTFT's range."""
     arrival_text = "where all requests arrive at once" if server.arrives_in_waves else "where arrivals are spread"
     return (
-        f"{AT_RISK}: {arrival_text} the first token likely comes within "
+        f"{AT_RISK_VERDICT}: {arrival_text} the first token likely comes within "
         f"{duration_text(load_point.replica_latencies.ttft)}, and its range ends at "
         f"{duration_text(float(load_point.ttft.high))}; of measured servers at risk "
         f"{AT_RISK_IN_BURST if server.arrives_in_waves else AT_RISK_IF_SPREAD} kept the limit"
@@ -435,7 +435,7 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
     relative_gain = cheapest_rate / chosen_server.load_point.tokens_per_second_per_device - 1
     return [
         f"{layout_text(cheapest_server)} on {device_phrase(cheapest_server.devices, serve_study.hardware.title)} has "
-        f"{units.percent(relative_gain, 1)} more tokens/s of a device, within {TIE * 100:g} %: a tie"
+        f"{units.percent(relative_gain, 1)} more tokens/s of a device, within {TIE_SHARE * 100:g} %: a tie"
     ]
 
 

@@ -10,7 +10,7 @@ from .. import units
 from ..sources.preset import Preset
 from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
 from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, ModelShape, ShapeStudy
-from .compare import BAND, aspect_text
+from .compare import BAND_NOTE, aspect_text
 from .document import Column, Report, Row, Table, row
 from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
 from .summary import headline, model_data
@@ -271,7 +271,7 @@ def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, adds_
     elif is_target:
         notes.append(f"the h and L of {preset.display} itself do not meet this budget, so they are not listed")
     if any(model_shape.is_in_dense_band for model_shape in shape_study.shapes):
-        notes.append(BAND)
+        notes.append(BAND_NOTE)
     if shape_study.budget.kind == "train_flops":
         notes.append(_training_budget(shape_study))
     notes += [flops_per_token_note(shape_study.seq), cache_per_token_note(shape_study.dtype)]

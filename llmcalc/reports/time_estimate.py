@@ -11,17 +11,17 @@ from ..accelerator import Hardware
 from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.timed_run import BOUNDS, HOST_BANDWIDTH, TimedNode, TimedRun
-from ..timing.device import UNKNOWN_NIC, Device
+from ..timing.device import DEFAULT_NIC_RATE, Device
 from ..timing.stack import find_stack
-from ..timing.time_estimator import QUANTIZED
+from ..timing.time_estimator import QUANTIZED_FORMAT
 from ..timing.time_ranges import TimeRange, round_to_digits
-from ..timing.timing_constants import TimeStack
+from ..timing.timing_constants import SoftwareStack
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row
 from .notes import device_phrase, float16_notes, large_step_notes, plural, too_long_notes, warnings_of_notes
 from .rank_texts import layout_cell
 from .summary import model_data
 
-SUBJECTS = {"training": "a step", "prefill": "a prompt batch", "decode": "a token of every sequence"}
+SUBJECT_BY_PHASE = {"training": "a step", "prefill": "a prompt batch", "decode": "a token of every sequence"}
 
 PART_NAMES = {
     "work": "forward and backward passes",
@@ -44,7 +44,7 @@ PART_COLUMNS = (
     Column("bound", "bound by", justify="left"),
     Column("bound_share", "share", units.percent),
 )
-BOUND_COLUMN = 3
+FIRST_BOUND_COLUMN = 3
 """The first column of what bounds a run, a list of its own beside the run's parts."""
 
 NODE_COLUMNS = (
@@ -56,20 +56,20 @@ NODE_COLUMNS = (
     Column("reached", "of its bound", lambda value: units.percent(value, 0)),
 )
 
-FEW_NODES = 4
+DEFAULT_NODE_COUNT = 4
 """Nodes of a screen without `--by-node`."""
 
 
 def duration_text(seconds: float, time_unit: str = "", digit_count: int = 2) -> str:
     """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. time_unit: default the largest."""
     time_unit = time_unit or duration_unit(seconds)
-    value_in_unit = seconds / FACTORS[time_unit]
+    value_in_unit = seconds / SECONDS_BY_UNIT[time_unit]
     rounded_value = float(f"{value_in_unit:.{digit_count}g}")
     decimal_count = max(0, digit_count - 1 - _decimal_exponent(rounded_value))
     return f"{rounded_value:,.{decimal_count}f} {time_unit}"
 
 
-FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6}
+SECONDS_BY_UNIT = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 
 def duration_unit(seconds: float) -> str:
@@ -83,7 +83,7 @@ def duration_unit(seconds: float) -> str:
 def range_unit(low_seconds: float, seconds: float) -> str:
     """Returns the unit of a range: the unit of `seconds`, or a smaller unit for a low end below 1."""
     time_unit = duration_unit(seconds)
-    return {"h": "min", "min": "s"}.get(time_unit, time_unit) if low_seconds < FACTORS[time_unit] else time_unit
+    return {"h": "min", "min": "s"}.get(time_unit, time_unit) if low_seconds < SECONDS_BY_UNIT[time_unit] else time_unit
 
 
 def _decimal_exponent(positive_number: float) -> int:
@@ -151,7 +151,7 @@ def unpriced_notes(settings: Sequence[str]) -> list[str]:
     return [f"timed as without {', '.join(settings)}: what that changes is not estimated"] if settings else []
 
 
-MUCH_WAITING = 0.2
+NOTED_HOST_WAIT_SHARE = 0.2
 """Share of a step that waits for the host above which a note names the host's assumed speed."""
 
 
@@ -161,7 +161,10 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     tested_class = timed_run.time_range.tested_class
     if tested_class is not None and tested_class.eager:
         return []
-    if software_stack.on_fastest_host is None or timed_run.host_wait_seconds < MUCH_WAITING * timed_run.seconds:
+    if (
+        software_stack.on_fastest_host is None
+        or timed_run.host_wait_seconds < NOTED_HOST_WAIT_SHARE * timed_run.seconds
+    ):
         return []
     host_launch = timed_run.device.generation.host_launch
     kernel_seconds = 1e6 * software_stack.host_kernel * host_launch
@@ -177,7 +180,7 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     ]
 
 
-def exchange_notes(software_stack: TimeStack, layout: Layout) -> list[str]:
+def exchange_notes(software_stack: SoftwareStack, layout: Layout) -> list[str]:
     """Returns a note on the all-to-all of experts' tokens if the engine's default gathers all tokens instead."""
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
@@ -197,7 +200,7 @@ def pass_notes(timed_run: TimedRun) -> list[str]:
     ]
 
 
-TIE = 1.03
+TIE_RATIO = 1.03
 """Ratio of two times up to which equal runs differ as much."""
 
 
@@ -212,7 +215,7 @@ def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
 
 
 def other_exchange_notes(
-    software_stack: TimeStack, seconds: float, seconds_on: Callable[[TimeStack], float], subject: str = ""
+    software_stack: SoftwareStack, seconds: float, seconds_on: Callable[[SoftwareStack], float], subject: str = ""
 ) -> list[str]:
     """Returns a note if another token dispatcher of the software changes the time of an expert-parallel step.
 
@@ -227,7 +230,7 @@ def other_exchange_notes(
         field_name: getattr(other_stack, field_name) for field_name in ("gathers_tokens", "sends_copies", "kernels")
     }
     other_seconds = seconds_on(software_stack.model_copy(update=exchange_settings))
-    if max(seconds, other_seconds) <= TIE * min(seconds, other_seconds):
+    if max(seconds, other_seconds) <= TIE_RATIO * min(seconds, other_seconds):
         return []
     exchange_text = _exchange_text(software_stack)
     other_exchange = _exchange_text(other_stack).removeprefix("those of ")
@@ -237,7 +240,7 @@ def other_exchange_notes(
     ]
 
 
-def _exchange_text(software_stack: TimeStack) -> str:
+def _exchange_text(software_stack: SoftwareStack) -> str:
     """Returns the name of the messages that send tokens to experts, such as `NCCL's all-to-all`."""
     if software_stack.gathers_tokens:
         return "all-gathers of all tokens"
@@ -250,11 +253,11 @@ def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) ->
     device_count: devices that send messages to each other.
     """
     has_known_link = (
-        hardware.interconnect is not None or hardware.nic is not None or device.network_bandwidth != UNKNOWN_NIC
+        hardware.interconnect is not None or hardware.nic is not None or device.network_bandwidth != DEFAULT_NIC_RATE
     )
     if device_count == 1 or has_known_link:
         return []
-    rate_text = f"{UNKNOWN_NIC / 10**9:g} GB/s"
+    rate_text = f"{DEFAULT_NIC_RATE / 10**9:g} GB/s"
     return [f"no link of {hardware.title} is known: messages at {rate_text}, as over a network; --nic states the rate"]
 
 
@@ -300,9 +303,9 @@ def report(
         notes,
         _answer_text(timed_run, measured_run is not None),
         name="parts",
-        second_list=("bounds", BOUND_COLUMN),
+        second_list=("bounds", FIRST_BOUND_COLUMN),
     )
-    shown_nodes = timed_nodes if by_node else timed_nodes[:FEW_NODES]
+    shown_nodes = timed_nodes if by_node else timed_nodes[:DEFAULT_NODE_COUNT]
     table_rows = [_node_row(timed_node, timed_run.seconds) for timed_node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, table_rows, name="nodes", has_priority=by_node is not None)
     json_document = _time_data(preset, timed_run, timed_nodes, measured_run)
@@ -314,7 +317,7 @@ def report(
 
 def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
     """Writes the time of a pass; if the run does not fit, the time with layers on the host or with more memory."""
-    subject, seconds_with_host = SUBJECTS[timed_run.phase], timed_run.seconds_with_host
+    subject, seconds_with_host = SUBJECT_BY_PHASE[timed_run.phase], timed_run.seconds_with_host
     if timed_run.fits or is_measured:
         return f"{subject} takes {range_text(timed_run.time_range)}"
     if seconds_with_host is not None:
@@ -344,7 +347,7 @@ def _formats_text(timed_run: TimedRun) -> str:
     dtype = timed_run.number_formats.product_format
     if dtype == "bf16":
         return ", fp16 products" if timed_run.hardware.lacks_bfloat16 else ""
-    multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED else dtype)
+    multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED_FORMAT else dtype)
     if multiplied_format == dtype:
         return f", {dtype} products"
     return f", {dtype} weights, multiplied in {'16 bits' if multiplied_format == 'bf16' else multiplied_format}"
@@ -364,7 +367,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
         bound_cells: list[Any] = [None, None, None]
         if time_part is not None:
             part_name, seconds = time_part
-            time_unit = run_time_unit if seconds >= FACTORS[run_time_unit] / 10 else duration_unit(seconds)
+            time_unit = run_time_unit if seconds >= SECONDS_BY_UNIT[run_time_unit] / 10 else duration_unit(seconds)
             bound_cells = [
                 PART_NAMES[part_name],
                 DisplayedValue(seconds, duration_text(seconds, time_unit, 3)),

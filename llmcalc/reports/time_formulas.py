@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..sources.preset import Preset
-from ..studies.time_formulas import SYMBOLS, TimeFormula
+from ..studies.time_formulas import SYMBOL_MEANINGS, TimeFormula
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, without_repetitions
 from .summary import headline, model_data
 from .time_estimate import duration_text
@@ -28,12 +28,13 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], sizes: dict[str, Any
         "setting": {symbol_name: symbol_value for symbol_name, symbol_value in sizes.items() if symbol_name != "node"},
         "formulas": [_formula_record(formula) for formula in formulas],
         "symbols": {
-            symbol_name: {"field": SYMBOLS[symbol_name], "value": None} for symbol_name in _used_symbols(formulas)
+            symbol_name: {"field": SYMBOL_MEANINGS[symbol_name], "value": None}
+            for symbol_name in _used_symbols(formulas)
         },
     }
     total_seconds = sum(formula.seconds * formula.repeat_count for formula in formulas)
     run_title = f"{sizes['phase']} of {sizes['batch']} x {sizes['seq']:,} tokens on one {sizes['hardware']}"
-    legend = "; ".join(f"{symbol_name}: {SYMBOLS[symbol_name]}" for symbol_name in _used_symbols(formulas))
+    legend = "; ".join(f"{symbol_name}: {SYMBOL_MEANINGS[symbol_name]}" for symbol_name in _used_symbols(formulas))
     notes = without_repetitions(
         [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
     )
@@ -50,7 +51,7 @@ def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:
     }
     return [
         symbol_name
-        for symbol_name in SYMBOLS
+        for symbol_name in SYMBOL_MEANINGS
         if symbol_name in {formula_word.rstrip(",") for formula_word in formula_words}
     ]
 

@@ -9,7 +9,7 @@ from .. import units
 from ..studies.utilization import Utilization
 from .document import Column, Table, row
 
-EXACT_CAUSAL = "exact_causal"
+EXACT_CAUSAL_KEY = "exact_causal"
 """The key of the exact count of unmasked pairs: the fewest FLOPs with which kernels can compute the pass."""
 
 
@@ -18,7 +18,7 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
     rows_above_peak = [convention_row for convention_row in utilization.conventions if convention_row.hfu > 1]
     if not rows_above_peak:
         return []
-    if all(convention_row.key != EXACT_CAUSAL for convention_row in rows_above_peak):
+    if all(convention_row.key != EXACT_CAUSAL_KEY for convention_row in rows_above_peak):
         names_text = ", ".join(convention_row.name for convention_row in rows_above_peak)
         return [
             f"more than 100 % by {names_text}, with FLOPs that need not be computed; the exact count of causal "

@@ -7,17 +7,17 @@ from itertools import groupby
 from typing import Any
 
 from .. import units
-from ..witnesses.checks import LOSS, MEMORY, QUANTITIES, Check, Verdict
+from ..witnesses.checks import LOSS_QUANTITY, MEMORY_PREFIX, QUANTITIES, Check, Verdict
 from .document import Column, Report, Row, Table, row, single_document_or_list
 from .notes import plural
 
-SHORT = {
+QUANTITY_TITLES = {
     "parameters": "params", "buffers": "buffers", "forward_flops": "forward", "train_flops": "fwd+bwd",
-    "prefill_flops": "prefill", "decode_flops": "decode", "cache_bytes": "cache", MEMORY: "memory",
-    LOSS: "loss",
+    "prefill_flops": "prefill", "decode_flops": "decode", "cache_bytes": "cache", MEMORY_PREFIX: "memory",
+    LOSS_QUANTITY: "loss",
 }  # fmt: skip
 
-NAMES = {
+QUANTITY_NAMES = {
     "parameters": "parameters",
     "buffers": "buffer elements",
     "forward_flops": "FLOPs of a forward pass",
@@ -25,11 +25,11 @@ NAMES = {
     "prefill_flops": "FLOPs of prefill",
     "decode_flops": "FLOPs of decoding",
     "cache_bytes": "bytes of cache",
-    MEMORY: "bytes of memory",
-    LOSS: "the loss",
+    MEMORY_PREFIX: "bytes of memory",
+    LOSS_QUANTITY: "the loss",
 }
 
-WHAT = {MEMORY: "moment", LOSS: "step"}
+CHECK_NOUNS = {MEMORY_PREFIX: "moment", LOSS_QUANTITY: "step"}
 """Quantity → noun for one of its checks, where that is not a node."""
 
 MOST_FAILURES = 20
@@ -71,14 +71,16 @@ def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
 def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
     checked_quantities = {_quantity_group(comparison) for verdict in model_verdicts for comparison in verdict.checks}
     compared_quantities = [
-        quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_quantities
+        quantity
+        for quantity in (*QUANTITIES, MEMORY_PREFIX, LOSS_QUANTITY)
+        if quantity != "buffers" and quantity in checked_quantities
     ]
     table_columns = [
         Column("target", "model", justify="left"),
-        *(Column(quantity.strip("."), SHORT[quantity], is_verdict=True) for quantity in compared_quantities),
+        *(Column(quantity.strip("."), QUANTITY_TITLES[quantity], is_verdict=True) for quantity in compared_quantities),
     ]
     table_columns += [Column("checks", "checks", units.exact_text), Column("seconds", "time", units.seconds)]
-    column_count = len(table_columns) - (MEMORY in compared_quantities)  # all of them would not fit 80 columns
+    column_count = len(table_columns) - (MEMORY_PREFIX in compared_quantities)  # all of them would not fit 80 columns
     table_rows = [
         [
             model_verdict.target,
@@ -127,7 +129,7 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
 
 def _quantity_group(comparison: Check) -> str:
     """Returns the quantity under which a check is reported. All memory checks share a quantity."""
-    return MEMORY if comparison.quantity.startswith(MEMORY) else comparison.quantity
+    return MEMORY_PREFIX if comparison.quantity.startswith(MEMORY_PREFIX) else comparison.quantity
 
 
 def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
@@ -320,10 +322,14 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
 
 def _node_path_or_peak_moment(comparison: Check) -> str:
     """Returns the node of a failed check, or a memory check's moment, such as `training: backward peak`."""
-    peak_moment = comparison.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
+    peak_moment = comparison.quantity.removeprefix(MEMORY_PREFIX).removesuffix("_bytes").replace("_", " ")
     if not comparison.node:
         return peak_moment
-    return f"{comparison.location}: {peak_moment}" if comparison.quantity.startswith(MEMORY) else comparison.location
+    return (
+        f"{comparison.location}: {peak_moment}"
+        if comparison.quantity.startswith(MEMORY_PREFIX)
+        else comparison.location
+    )
 
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
@@ -358,6 +364,6 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
                 name=quantity.strip("."),
                 target=model_verdict.target,
                 notes=notes,
-                answer=f"{plural(len(comparisons), WHAT.get(quantity, 'node'))} differ"
-                f"{'s' * (len(comparisons) == 1)} in {NAMES[quantity]}",
+                answer=f"{plural(len(comparisons), CHECK_NOUNS.get(quantity, 'node'))} differ"
+                f"{'s' * (len(comparisons) == 1)} in {QUANTITY_NAMES[quantity]}",
             )

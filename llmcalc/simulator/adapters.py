@@ -10,14 +10,14 @@ from dataclasses import field
 
 from ..algebra import Number
 from ..frozen import frozen
-from ..workload.lora import Base, Library, stored_bytes, stored_tensors
+from ..workload.lora import FrozenWeightFormat, Library, stored_bytes, stored_tensors
 from .tensor import BFLOAT16, FLOAT32, UINT8, Dtype
 from .versions import is_older_version
 
-FREES_INPUTS = (0, 43, 2)
+FREES_INPUTS_SINCE = (0, 43, 2)
 """The first version of bitsandbytes whose products with 4-bit weights do not keep their inputs (#1270, July 2024)."""
 
-KEEPS_DTYPE = (0, 43, 0)
+KEEPS_DTYPE_SINCE = (0, 43, 0)
 """The first version of bitsandbytes that decodes to the type of the weights, not always to float16 (#970)."""
 
 
@@ -48,7 +48,7 @@ class Adapters:
     targets: frozenset[str]
     dropout: bool = False
     dtype: Dtype = FLOAT32
-    base_storage: Base = "none"
+    base_storage: FrozenWeightFormat = "none"
     library: Library = "peft"
     copied_modules: frozenset[str] = frozenset()
     quantized_head: bool = False
@@ -64,12 +64,12 @@ class Adapters:
 
         Such a version stores it as an attribute of the node (`ctx.tensors`), which no checkpointing removes.
         """
-        return is_older_version(self.bitsandbytes, FREES_INPUTS)
+        return is_older_version(self.bitsandbytes, FREES_INPUTS_SINCE)
 
     @property
     def decodes_to_float16(self) -> bool:
         """Whether a 4-bit weight is first decoded to float16, and then copied to the compute format."""
-        return is_older_version(self.bitsandbytes, KEEPS_DTYPE)
+        return is_older_version(self.bitsandbytes, KEEPS_DTYPE_SINCE)
 
     def stored_bytes(self, row_count: Number, column_count: Number) -> Number:
         """Returns the bytes of a quantized matrix with scales."""

@@ -17,7 +17,18 @@ from ..algebra import Number, is_zero
 from ..errors import InputError
 from .reductions import scratch_bytes
 from .strides import Shape, Strides, count, elementwise_strides, is_dense, is_size_one
-from .tensor import UINT8, AutogradNode, Backward, Dtype, Gradient, Meter, SavedTensor, Storage, Tensor, empty
+from .tensor import (
+    UINT8,
+    AutogradNode,
+    BackwardFunction,
+    Dtype,
+    Meter,
+    OptionalGradient,
+    SavedTensor,
+    Storage,
+    Tensor,
+    empty,
+)
 
 
 class ResultStore(Protocol):
@@ -132,7 +143,7 @@ def record(
     operation_name: str,
     inputs: Sequence[Tensor],
     output: Tensor | Callable[[], Tensor],
-    backward: Backward,
+    backward: BackwardFunction,
     *tensors_to_save: Tensor,
 ) -> Tensor:
     """Records the autograd node of `output` if an input needs a gradient. tensors_to_save: for backward.
@@ -154,7 +165,7 @@ def record_all(
     operation_name: str,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
-    backward: Backward,
+    backward: BackwardFunction,
 ) -> None:
     """Records one node for several outputs."""
     if is_recorded(autograd_graph, inputs):
@@ -240,7 +251,7 @@ def backward(
 
 def _run_backward_node(
     autograd_graph: AutogradGraph, graph_node: AutogradNode, gradients: dict[tuple[int, int], Tensor]
-) -> list[Gradient]:
+) -> list[OptionalGradient]:
     """Runs a node's backward function, during which saved tensors and incoming gradients stay alive."""
     if graph_node.backward is None:
         raise InputError(
@@ -250,7 +261,7 @@ def _run_backward_node(
         )
     for hook in graph_node.hooks:
         hook()
-    output_gradients: Gradient | list[Gradient]
+    output_gradients: OptionalGradient | list[OptionalGradient]
     if graph_node.output_count == 1:
         output_gradients = gradients.pop((id(graph_node), 0), None)
     else:

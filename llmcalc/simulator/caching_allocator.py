@@ -43,12 +43,12 @@ MIN_LARGE_ALLOC = 10 << 20
 ROUND_LARGE = 2 << 20
 """kRoundLarge: sizes of segments for blocks from `MIN_LARGE_ALLOC` on are multiples of it."""
 
-UNIT = MIN_BLOCK_SIZE.bit_length() - 1
+UNIT_BITS = MIN_BLOCK_SIZE.bit_length() - 1
 """Sizes and addresses are counted in units of 2^UNIT bytes."""
 
-SMALL, LARGE, ROUND = SMALL_SIZE >> UNIT, MIN_LARGE_ALLOC >> UNIT, ROUND_LARGE >> UNIT
+SMALL_UNITS, LARGE_UNITS, ROUND_UNITS = SMALL_SIZE >> UNIT_BITS, MIN_LARGE_ALLOC >> UNIT_BITS, ROUND_LARGE >> UNIT_BITS
 
-Step: TypeAlias = tuple[int, int]
+AllocatorStep: TypeAlias = tuple[int, int]
 """A step of the allocator: (number of a storage, its units), with 0 units for its release, and −1 − stream for a change
 of the stream. Storages without bytes have no steps.
 """
@@ -62,21 +62,21 @@ NO_SIZE = 1 << 136
 NO_BLOCK = 0, 0, 0
 """The block of a storage that is not allocated."""
 
-StepList: TypeAlias = tuple[list[Step], int]
+StepList: TypeAlias = tuple[list[AllocatorStep], int]
 """(steps, offset of their storage numbers)"""
 
 
-def encode_allocation(storage_number: int, nbytes: int) -> Step:
+def encode_allocation(storage_number: int, nbytes: int) -> AllocatorStep:
     """Encodes the allocation of storage `storage_number` with at least one byte."""
-    return storage_number, (nbytes + MIN_BLOCK_SIZE - 1) >> UNIT
+    return storage_number, (nbytes + MIN_BLOCK_SIZE - 1) >> UNIT_BITS
 
 
-def encode_release(storage_number: int) -> Step:
+def encode_release(storage_number: int) -> AllocatorStep:
     """Encodes the step that frees storage `storage_number`."""
     return storage_number, 0
 
 
-def encode_stream_switch(cuda_stream: int) -> Step:
+def encode_stream_switch(cuda_stream: int) -> AllocatorStep:
     """Encodes the step that switches later allocations to a stream."""
     return -1, -1 - cuda_stream
 
@@ -100,8 +100,8 @@ class BlockPool:
         self.ends: dict[int, int] = {}
         self.sizes: list[int] = [NO_SIZE]
         self.by_size: dict[int, list[int]] = {NO_SIZE: [0]}
-        self.least_remainder: int = 1 if is_small or is_expandable else SMALL + 1
-        self.growth_units: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
+        self.least_remainder: int = 1 if is_small or is_expandable else SMALL_UNITS + 1
+        self.growth_units: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT_BITS
         self.segment_bound: int = 0
 
     def add(self, block_start: int, block_size: int) -> None:
@@ -130,7 +130,7 @@ class BlockPool:
 
         Returns the size of the block and the reserved units.
         """
-        block_size = self.growth_units if block_units < LARGE else -(-block_units // ROUND) * ROUND
+        block_size = self.growth_units if block_units < LARGE_UNITS else -(-block_units // ROUND_UNITS) * ROUND_UNITS
         self.add(self.segment_bound + 1, block_size)  # blocks of two segments never touch
         self.segment_bound += 1 + block_size
         return block_size, block_size
@@ -209,7 +209,9 @@ class CachingAllocator:
             self._pools += [BlockPool(is_small_pool, self.expandable_segments) for is_small_pool in (True, False)]
         return self._pool_of_stream[cuda_stream]
 
-    def run_steps(self, allocator_steps: Collection[Step], storage_count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915
+    def run_steps(  # noqa: PLR0915
+        self, allocator_steps: Collection[AllocatorStep], storage_count: int, storage_offset: int = 0
+    ) -> None:
         """Runs encoded allocator steps. Storages keep their numbers across calls.
 
         storage_count: the number of storages so far.
@@ -218,12 +220,12 @@ class CachingAllocator:
         SIMULATED_WORK.units += len(allocator_steps)
         blocks_by_number, is_expandable = self._blocks_by_storage, self.expandable_segments
         blocks_by_number += [NO_BLOCK] * (storage_count - len(blocks_by_number))
-        allocated_units, peak_units = self.allocated >> UNIT, self.peak_allocated >> UNIT
+        allocated_units, peak_units = self.allocated >> UNIT_BITS, self.peak_allocated >> UNIT_BITS
         small_pool_number = self._small_pool_number(self._stream)
         pool_tables = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_remainder) for pool in self._pools]
         for storage_number, encoded_units in allocator_steps:
             if encoded_units > 0:
-                pool_number = small_pool_number if encoded_units <= SMALL else small_pool_number + 1
+                pool_number = small_pool_number if encoded_units <= SMALL_UNITS else small_pool_number + 1
                 block_starts, block_ends, block_sizes, block_starts_by_size, least_remainder = pool_tables[pool_number]
                 block_starts_of_size = None if is_expandable else block_starts_by_size.get(encoded_units)
                 if block_starts_of_size:
@@ -310,7 +312,7 @@ class CachingAllocator:
                     )
                     for block_pool in self._pools[len(pool_tables) :]
                 ]
-        self.allocated, self.peak_allocated = allocated_units << UNIT, peak_units << UNIT
+        self.allocated, self.peak_allocated = allocated_units << UNIT_BITS, peak_units << UNIT_BITS
 
     def _choose_block(self, pool_number: int, block_units: int) -> int:
         """Returns the size of the pool's free block for a request of `block_units` units (get_free_block).
@@ -326,7 +328,7 @@ class CachingAllocator:
             block_size = block_size if next_size == NO_SIZE else next_size
         if block_size == NO_SIZE:
             block_size, reserved_units = (block_pool.grow if is_expandable else block_pool.reserve)(block_units)
-            self.reserved += reserved_units << UNIT
+            self.reserved += reserved_units << UNIT_BITS
         return block_size
 
 
@@ -351,7 +353,7 @@ class AllocatorStepEncoder:
         self._bytes_by_storage: list[Any] = [None] * storage_count
         self._renamed_storages: dict[Any, Any] = {}
 
-    def encode_repeated_events(self, memory_events: Sequence[Event], repeats: range) -> list[Step]:
+    def encode_repeated_events(self, memory_events: Sequence[Event], repeats: range) -> list[AllocatorStep]:
         """Encodes the events of consecutive equal layers. Returns the allocator steps of the first layer.
 
         memory_events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
@@ -377,11 +379,11 @@ class AllocatorStepEncoder:
                 ] = [nbytes] * repeat_count
         return [(storage_number - first_repeat, encoded_units) for storage_number, encoded_units in allocator_steps]
 
-    def steps(self, memory_events: Sequence[Event]) -> list[Step]:
+    def steps(self, memory_events: Sequence[Event]) -> list[AllocatorStep]:
         """Encodes the next events as allocator steps."""
         bytes_of_storage, renamed_storages = self._bytes_by_storage, self._renamed_storages
         requested_bytes, peak_requested = self.requested, self.peak_requested
-        allocator_steps: list[Step] = []
+        allocator_steps: list[AllocatorStep] = []
         append_step = allocator_steps.append
         storage_number: Any
         for storage_number, nbytes, event_detail in memory_events:
@@ -401,7 +403,7 @@ class AllocatorStepEncoder:
                 bytes_of_storage[storage_number] = nbytes
                 if renamed_storages:
                     renamed_storages.pop(storage_number, None)
-                append_step((storage_number, (nbytes + MIN_BLOCK_SIZE - 1) >> UNIT))
+                append_step((storage_number, (nbytes + MIN_BLOCK_SIZE - 1) >> UNIT_BITS))
                 requested_bytes += nbytes
                 if requested_bytes > peak_requested:  # noqa: PLR1730
                     peak_requested = requested_bytes

@@ -12,9 +12,9 @@ from typing import TypeAlias
 from weakref import ref
 
 from .autograd import AutogradGraph, backward, is_recorded, record
-from .tensor import AutogradNode, Dtype, Gradient, Needs, SavedTensor, Tensor
+from .tensor import AutogradNode, Dtype, NeedsInputGrad, OptionalGradient, SavedTensor, Tensor
 
-Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+RegionFunction: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A part of the forward pass: its tensors → its result. It may run several times."""
 
 
@@ -34,7 +34,7 @@ class CheckpointedRegion:
     def __init__(
         self,
         autograd_graph: AutogradGraph,
-        run_region: Run,
+        run_region: RegionFunction,
         input_tensors: Sequence[Tensor],
         stops_early: bool,
         kept_operations: frozenset[str],
@@ -197,7 +197,7 @@ def _detached_alias(tensor: Tensor, needs_gradient: bool) -> Tensor:
 
 def checkpoint(
     autograd_graph: AutogradGraph,
-    run_region: Run,
+    run_region: RegionFunction,
     input_tensors: Sequence[Tensor],
     stops_early: bool = True,
     kept_operations: frozenset[str] = frozenset(),
@@ -230,7 +230,7 @@ def checkpoint(
     return region_output
 
 
-def reentrant(autograd_graph: AutogradGraph, run_region: Run, input_tensors: Sequence[Tensor]) -> Tensor:
+def reentrant(autograd_graph: AutogradGraph, run_region: RegionFunction, input_tensors: Sequence[Tensor]) -> Tensor:
     """Runs a function without autograd. The backward pass recomputes the function with autograd.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).
@@ -240,7 +240,9 @@ def reentrant(autograd_graph: AutogradGraph, run_region: Run, input_tensors: Seq
 
     forward_autocast = autograd_graph.autocast_dtype
 
-    def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved_arguments: Tensor) -> Sequence[Gradient]:
+    def reentrant_backward(
+        gradient: Tensor, needs_input_grad: NeedsInputGrad, *saved_arguments: Tensor
+    ) -> Sequence[OptionalGradient]:
         """Recomputes the function with autograd, and runs the backward pass."""
         detached_arguments = [
             _detached_alias(tensor, needs_grad)

@@ -104,5 +104,5 @@ class KernelChoices:
         return self.compiled and self.compiled_loss
 
 
-EAGER = KernelChoices()
+EAGER_CHOICES = KernelChoices()
 """Every step by itself, as the reference runs it."""

@@ -8,10 +8,10 @@ from dataclasses import fields
 from ..evidence import UNTESTED, Evidence, Witness, witness_of
 from ..flow.program import Step, all_steps
 from ..flow.record import Flow
-from .choices import EAGER, KernelChoices
+from .choices import EAGER_CHOICES, KernelChoices
 from .lowering import Lowering
 
-CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
+KERNEL_CHOICE_FIELDS = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 """The fields of `KernelChoices` whose values name a kernel."""
 
 
@@ -38,7 +38,7 @@ def evidence_of_chosen_kernels(kernel_profile: type[Lowering], kernel_choices: K
     ]
     for choice_field in fields(kernel_choices):
         chosen_kernel = getattr(kernel_choices, choice_field.name)
-        if choice_field.name not in CHOSEN or chosen_kernel == getattr(EAGER, choice_field.name):
+        if choice_field.name not in KERNEL_CHOICE_FIELDS or chosen_kernel == getattr(EAGER_CHOICES, choice_field.name):
             continue
         matching_kernels = (
             kernel for kernel in kernels if getattr(kernel, "choice", {}).get(choice_field.name) == chosen_kernel

@@ -24,7 +24,7 @@ def types_of_layers(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
     return [kinds_by_index[layer_index] for layer_index in sorted(kinds_by_index)]
 
 
-Kind = TypeVar("Kind")
+LayerType = TypeVar("LayerType")
 """A kind of layers: its scope, or its name. Equal kinds are one object."""
 
 
@@ -75,7 +75,7 @@ def find_layer_pattern(layer_types: Sequence[object]) -> LayerPattern:
     return best_pattern
 
 
-def shortened_layers(layer_types: list[Kind], repeats_to_keep: int | None) -> list[Kind]:
+def shortened_layers(layer_types: list[LayerType], repeats_to_keep: int | None) -> list[LayerType]:
     """Returns the layers with fewer repeats of the pattern, or all layers if `repeats_to_keep` is None."""
     if repeats_to_keep is None:
         return layer_types

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ..algebra import Number
-from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from ..flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from ..flow.tree import CountedOp
 from ..flow.value import Value
 
@@ -26,7 +26,7 @@ def unused_modules(module_scope: ModuleScope, repeat_count: Number = 1) -> Itera
         ):
             continue
         copy_count = repeat_count * scope_item.node_fields.get("repeat", 1)
-        if scope_item.node_fields.get("role") not in NEVER_RUN:
+        if scope_item.node_fields.get("role") not in UNEXECUTED_ROLES:
             yield from unused_modules(scope_item, copy_count)
             continue
         for node_position in scope_item.node().walk():
@@ -45,7 +45,7 @@ def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[
         if isinstance(scope_item, AlternativeBranches):
             for branch in scope_item.branches.values():
                 yield from modules_below(branch, parent_path)
-        elif isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("role") not in NEVER_RUN:
+        elif isinstance(scope_item, ModuleScope) and scope_item.node_fields.get("role") not in UNEXECUTED_ROLES:
             module_path = f"{parent_path}{scope_item.name}"
             if (
                 scope_item.module_argument is not None
@@ -85,7 +85,7 @@ def last_readers(
     layer_of_value: dict[int, ModuleScope] = {}
     shared_value_ids: set[int] = set()
 
-    def visit(scope_items: Sequence[Item], layer: ModuleScope) -> None:
+    def visit(scope_items: Sequence[ProgramItem], layer: ModuleScope) -> None:
         for scope_item in scope_items:
             if isinstance(scope_item, AlternativeBranches):
                 executed_branch, first_branch = branch_of(scope_item), next(iter(scope_item.branches.values()))

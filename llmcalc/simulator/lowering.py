@@ -12,14 +12,14 @@ from typing import Any
 from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_node_names
-from .checkpoint import Run, checkpoint, reentrant
+from .checkpoint import RegionFunction, checkpoint, reentrant
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
 from .module_frame import (
     CARRIED_KEY,
     STAGE_INPUT_KEY,
     ModuleFrame,
+    ModulePath,
     ParameterSet,
-    Path,
     RecomputedModule,
     UnsupportedKernel,
 )
@@ -31,8 +31,8 @@ __all__ = [
     "STAGE_INPUT_KEY",
     "Lowering",
     "ModuleFrame",
+    "ModulePath",
     "ParameterSet",
-    "Path",
     "RecomputedModule",
     "UnsupportedKernel",
 ]
@@ -210,7 +210,7 @@ class Lowering(ProgramLowering):
             del self.pass_memo[memo_key]
         self.pass_memo.update(tensors)
 
-    def layer_runner(self, module_call: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, module_call: ModuleFrame, layer_input: Value, layer_output: Value) -> RegionFunction:
         """Returns a function that runs a layer, in the forward pass or as a recomputation.
 
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
@@ -255,7 +255,7 @@ class Lowering(ProgramLowering):
 
         return run_layer
 
-    def run_checkpointed(self, run_region: Run, input_tensors: Sequence[Tensor]) -> Tensor:
+    def run_checkpointed(self, run_region: RegionFunction, input_tensors: Sequence[Tensor]) -> Tensor:
         """Runs a function whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run_region, input_tensors)

@@ -9,16 +9,16 @@ from ..errors import InputError
 from ..flow.program import ModuleScope
 from ..flow.value import Value
 from ..frozen import frozen
-from ..workload.rows import SOURCE, TOKENS
+from ..workload.rows import SOURCE_TOKENS, TOKENS
 from .tensor import Tensor
 
-Path: TypeAlias = tuple[Any, ...]
+ModulePath: TypeAlias = tuple[Any, ...]
 """The path of a module or parameter, with the indices of layers."""
 
-ParameterSet: TypeAlias = tuple[dict[Path, Tensor], set[Path]]
+ParameterSet: TypeAlias = tuple[dict[ModulePath, Tensor], set[ModulePath]]
 """Path → parameter or buffer of a program, in the order in which the program reads them; the paths of the buffers."""
 
-INPUTS = (TOKENS, SOURCE)
+TOKEN_ID_ROWS = (TOKENS, SOURCE_TOKENS)
 """The rows for which the model takes token ids."""
 
 STAGE_INPUT_KEY = "entry"

@@ -10,10 +10,10 @@ from collections import deque
 from .autograd import AutogradGraph
 from .tensor import SavedTensor, Tensor
 
-STASH = 5
+RECENT_TENSORS = 5
 """Of the last so many tensors that were saved, those that are moved stay on the device too, until the backward pass."""
 
-LEAST_BYTES = 1024
+LEAST_MOVED_BYTES = 1024
 """Smaller tensors are not moved."""
 
 
@@ -26,11 +26,11 @@ class Offload:
     def __init__(self, autograd_graph: AutogradGraph) -> None:
         self.graph = autograd_graph
         self.offloaded_bytes: list[int] = []
-        self.device_copies: deque[Tensor | None] = deque(maxlen=STASH)
+        self.device_copies: deque[Tensor | None] = deque(maxlen=RECENT_TENSORS)
 
     def pack(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass, on the host if large, otherwise on the device."""
-        if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_BYTES:
+        if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_MOVED_BYTES:
             self.device_copies.append(None)
             self.graph.meter.reclassify(tensor.storage.block, "activations")
             return SavedTensor(tensor.detached())

@@ -10,7 +10,7 @@ from ..flow.record import Flow
 from ..flow.tree import CountedOp
 from ..flow.value import Weight
 from .liveness import unused_modules
-from .module_frame import Path
+from .module_frame import ModulePath
 from .strides import Shape
 from .tensor import INT64, Dtype, Tensor, count_storages_as, empty
 from .value_tensors import ValueTensors
@@ -19,13 +19,13 @@ from .value_tensors import ValueTensors
 class ParameterTensors(ValueTensors):
     """The parameters and buffers of a program, allocated on first use."""
 
-    def weight(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
+    def weight(self, parameter_name: str, shape: Shape, module_path: ModulePath | None = None) -> Tensor:
         """Returns a module's parameter by name, allocated at the first use. module_path: default the current module."""
         parameter_key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         is_trained = self.adapters is None and self._is_in_trained_part
         return self.parameter(parameter_key, shape, self.trained_dtype if is_trained else self.dtype, is_trained)
 
-    def adapter_matrix(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
+    def adapter_matrix(self, parameter_name: str, shape: Shape, module_path: ModulePath | None = None) -> Tensor:
         """Returns a module's trained adapter matrix. module_path: default the current module."""
         assert self.adapters is not None
         parameter_key = (*(self.module_path() if module_path is None else module_path), parameter_name)
@@ -83,7 +83,7 @@ class ParameterTensors(ValueTensors):
         self.weights[shared_key_in_layer] = parameter = self.weight(f"{parameter_name}.weight", shape)
         return parameter
 
-    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns the parameter or buffer at a path, allocated on first use."""
         if parameter_key not in self.weights:
             with count_storages_as(self.graph.meter, "weights"):
@@ -102,7 +102,7 @@ class ParameterTensors(ValueTensors):
             return [*tensors, empty(memory_meter, (counted_op.buffers(),), self.dtype)]
         return tensors
 
-    def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, parameter_key: ModulePath, template: Tensor) -> Tensor:
         """Allocates a parameter or buffer. template: a tensor with the same shape and number format."""
         return empty(self.graph.meter, template.shape, template.dtype, is_leaf=template.is_leaf)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
-from .caching_allocator import Step
+from .caching_allocator import AllocatorStep
 from .event_log import NOWHERE
 from .meter import AllocationPlace, Block, Meter
 from .repeat_layers import NotRepeatingError
@@ -74,7 +74,7 @@ class PassTrace:
         change.
     """
 
-    allocator_steps: list[Step] = field(default_factory=list)
+    allocator_steps: list[AllocatorStep] = field(default_factory=list)
     storage_count: int = 0
     releases_of_other_passes: dict[PassId, list[tuple[int, int]]] = field(default_factory=dict)
     final_bytes: int = 0

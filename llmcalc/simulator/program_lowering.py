@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 
-from ..components.base import BY_TORCH
-from ..components.stack import BASE, SHARED
-from ..evidence import by_torch, compared, kernels_compared
-from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from ..components.base import TORCH_WITNESS
+from ..components.stack import BASE_LAYER_NAME, SHARED_LABEL_SUFFIX
+from ..evidence import compared, kernels_compared, torch_witness
+from ..flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from ..flow.record import Flow
 from ..flow.value import Value
 from .autograd import AutogradGraph
@@ -19,12 +19,12 @@ from .cache_tensors import CacheTensors
 from .layer_pattern import shortened_layers, types_of_layers
 from .liveness import last_readers
 from .meter import NoMeter
-from .module_frame import INPUTS, STAGE_INPUT_KEY, ModuleFrame, ParameterSet
+from .module_frame import STAGE_INPUT_KEY, TOKEN_ID_ROWS, ModuleFrame, ParameterSet
 from .simulated_work import SIMULATED_WORK, UNITS_PER_OPERATION
 from .tensor import INT64, Tensor, count_storages_as, empty
 
 
-@kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
+@kernels_compared(TORCH_WITNESS, unchecked_kernels=("module_kernel",))
 class ProgramLowering(CacheTensors):
     """Runs the modules and operations of a program in order, without recomputation."""
 
@@ -97,7 +97,7 @@ class ProgramLowering(CacheTensors):
             row_axis: empty(
                 parameter_lowering.graph.meter, (self.run_config.batch, self.run_config.new_rows(row_axis)), INT64
             )
-            for row_axis in INPUTS
+            for row_axis in TOKEN_ID_ROWS
         }
         parameter_lowering.create_input_frames(program)
         parameter_lowering.create_stage_input(program)
@@ -165,7 +165,7 @@ class ProgramLowering(CacheTensors):
         """Returns the kernel of a whole module; None if the module's operations run one by one."""
         return None
 
-    def run_items(self, program_items: Sequence[Item]) -> None:
+    def run_items(self, program_items: Sequence[ProgramItem]) -> None:
         """Runs the operations and submodules of a module in order."""
         layer_scopes: list[ModuleScope] = []
         for scope_item in program_items:
@@ -195,7 +195,7 @@ class ProgramLowering(CacheTensors):
 
     def skips_module(self, module_scope: ModuleScope) -> bool:
         """Whether a module does not run: an optional part that is excluded, or a part that never runs."""
-        return self.is_excluded(module_scope) or module_scope.node_fields.get("role") in NEVER_RUN
+        return self.is_excluded(module_scope) or module_scope.node_fields.get("role") in UNEXECUTED_ROLES
 
     def is_excluded(self, program_item: ModuleScope | Step) -> bool:
         """Whether a module, or a stage's copy of a table, belongs to an optional part that this run does not have."""
@@ -280,8 +280,8 @@ class ProgramLowering(CacheTensors):
         self.stack_number += 1
         module_after_first_layer, self.module_after_first_layer = self.module_after_first_layer, None
         for layer_index, layer_scope in enumerate(executed_layers, self.first_layer_index):
-            layer_name = layer_scope.node_fields.get("label", "").removesuffix(SHARED)
-            owner_index = owners_of_layers.setdefault("" if layer_name == BASE else layer_name, layer_index)
+            layer_name = layer_scope.node_fields.get("label", "").removesuffix(SHARED_LABEL_SUFFIX)
+            owner_index = owners_of_layers.setdefault("" if layer_name == BASE_LAYER_NAME else layer_name, layer_index)
             layer_input = hidden_states
             del hidden_states
             hidden_states = self.run_layer(
@@ -389,7 +389,7 @@ class ProgramLowering(CacheTensors):
         """Adds a second result to the program's results."""
         self.further_outputs.append(self.tensor_of(operation.input_values[0]))
 
-    @compared(by_torch("tests/simulator/test_dropout.py"))
+    @compared(torch_witness("tests/simulator/test_dropout.py"))
     def do_dropout(self, operation: Step) -> None:
         """Runs dropout in training, if the model's dropout probability is not 0."""
         self.store_tensor(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..frozen import frozen
-from .caching_allocator import NO_SIZE, UNIT, encode_allocation, encode_stream_switch
+from .caching_allocator import NO_SIZE, UNIT_BITS, encode_allocation, encode_stream_switch
 from .event_log import FREE_EVENT, PLACE_EVENT, RECLASSIFY_EVENT, STREAM_EVENT, WORKSPACE_EVENT, Event, EventRecorder
 from .meter import AllocationPlace, NoMeter
 from .pass_trace import FIRST_PASS, OutputTensor, PassCase, PassId, PassTrace
@@ -280,7 +280,7 @@ def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
 _NO_STORAGE = Storage(NoMeter(), 0)
 
 
-NO_PEAK = -(NO_SIZE << UNIT)
+NO_PEAK = -(NO_SIZE << UNIT_BITS)
 """The peak of a place that has none yet: fewer bytes than any run has."""
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from ..algebra import ceil_div
 
-THREADS = 512
+MOST_BLOCK_THREADS = 512
 """The most threads of a block (`MAX_REDUCE_THREADS`)."""
 
-WARP = 32
-VECTOR = 4
+WARP_THREADS = 32
+VECTOR_OUTPUTS = 4
 """The most outputs that a thread reads at once."""
 
-FEWEST_VALUES, MOST_VALUES = 16, 256
+FEWEST_THREAD_VALUES, MOST_THREAD_VALUES = 16, 256
 """The values that a thread should sum: an output is divided among blocks where they are more than the second."""
 
 THREADS_OF_MULTIPROCESSOR = 2048
@@ -30,26 +30,26 @@ def scratch_bytes(output_count: int, row_count: int, multiprocessors: int) -> tu
 
     output_count: elements of a row. row_count: rows that are summed. multiprocessors: those of the GPU.
     """
-    vector_width = VECTOR
+    vector_width = VECTOR_OUTPUTS
     while output_count % vector_width:
         vector_width //= 2
-    thread_count = THREADS // vector_width
+    thread_count = MOST_BLOCK_THREADS // vector_width
     block_columns, block_rows = (
         min(_power_of_two(element_count), thread_count) for element_count in (output_count // vector_width, row_count)
     )
-    block_height = min(block_rows, thread_count // min(block_columns, WARP))
+    block_height = min(block_rows, thread_count // min(block_columns, WARP_THREADS))
     block_width = min(block_columns, thread_count // block_height)
     values_per_thread = row_count
-    if values_per_thread < block_height * FEWEST_VALUES and values_per_thread < MOST_VALUES:
+    if values_per_thread < block_height * FEWEST_THREAD_VALUES and values_per_thread < MOST_THREAD_VALUES:
         return 0, 0
     values_per_thread = ceil_div(values_per_thread, block_height)
     block_count = ceil_div(output_count // vector_width, block_width)
     blocks_of_full_gpu = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (block_width * block_height))
-    if values_per_thread < MOST_VALUES or block_count > blocks_of_full_gpu:
+    if values_per_thread < MOST_THREAD_VALUES or block_count > blocks_of_full_gpu:
         return 0, 0
     blocks_per_output = max(
-        min(ceil_div(blocks_of_full_gpu, block_count), ceil_div(values_per_thread, FEWEST_VALUES)),
-        ceil_div(values_per_thread, MOST_VALUES),
+        min(ceil_div(blocks_of_full_gpu, block_count), ceil_div(values_per_thread, FEWEST_THREAD_VALUES)),
+        ceil_div(values_per_thread, MOST_THREAD_VALUES),
     )
     if blocks_per_output > 1:
         return (SUM_BYTES * output_count * blocks_per_output * block_width * vector_width, COUNTER_BYTES * block_count)

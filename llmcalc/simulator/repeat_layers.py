@@ -38,7 +38,7 @@ NAMING_EVENTS = FREE_EVENT, RECLASSIFY_EVENT
 EVENTS_IGNORED_BY_ALLOCATOR = PLACE_EVENT, RECLASSIFY_EVENT
 """Marks of events that an allocator does not see."""
 
-Repeat: TypeAlias = tuple[int, int]
+StackRepeat: TypeAlias = tuple[int, int]
 """(number of the stack, repeat of its pattern)"""
 
 
@@ -136,7 +136,7 @@ class LayerSweep:
         return self.events_by_repeat if self.is_ascending else self.events_by_repeat[::-1]
 
 
-Part: TypeAlias = list[Event] | LayerSweep
+EventPart: TypeAlias = list[Event] | LayerSweep
 
 EventLine: TypeAlias = tuple[Any, int, int, Any]
 """(x, step, size, value): an event of every inner repeat, whose storage has the number x + step · repeat."""
@@ -158,10 +158,10 @@ class RepeatAnalysis:
         self.recorded_events: RecordedEvents = recorded_events
         self.stacks: Sequence[LayerStack] = layer_stacks
         self.repeating_stacks: Sequence[int] = repeating_stacks
-        self.allocating_repeat: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
+        self.allocating_repeat: dict[int, StackRepeat | None] = {}  # storage → the repeat that allocates it
         self.counterparts: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
         self.stack_of_storage: dict[int, int] = {}  # storage of repeat 1 → its stack
-        self.repeat_cache: dict[Any, Repeat | None] = {}
+        self.repeat_cache: dict[Any, StackRepeat | None] = {}
         repeat_directions = (range(RECORDED_REPEATS), range(LAST_RECORDED_REPEAT, -1, -1))
         self.release_orders: list[list[tuple[int, int]]] = [
             [(stack_index, repeat_index) for repeat_index in repeat_direction]
@@ -169,7 +169,7 @@ class RepeatAnalysis:
             for repeat_direction in repeat_directions
         ]
         self.events_of_outer_repeats: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
-        self.sweeps_and_events: dict[int, list[Part]] = {}
+        self.sweeps_and_events: dict[int, list[EventPart]] = {}
         for section_events in (recorded_events.set_up, *recorded_events.first_step, *recorded_events.reported_step):
             if id(section_events) not in self.sweeps_and_events:
                 event_groups = list(self._split_by_repeat(section_events))
@@ -196,11 +196,11 @@ class RepeatAnalysis:
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
-    def _split_by_repeat(self, section_events: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
+    def _split_by_repeat(self, section_events: Sequence[Event]) -> Iterator[tuple[StackRepeat | None, list[Event]]]:
         """Yields the events split at changes of the layer repeat; None marks events outside of repeats."""
-        repeat_of_place: Repeat | None = None
-        repeat_of_parameter: Repeat | None = None
-        layer_repeat: Repeat | None = None
+        repeat_of_place: StackRepeat | None = None
+        repeat_of_parameter: StackRepeat | None = None
+        layer_repeat: StackRepeat | None = None
         memory_events: list[Event] = []
         for memory_event in section_events:
             storage_number, nbytes, _ = memory_event
@@ -225,8 +225,8 @@ class RepeatAnalysis:
             yield from self._split_releases(layer_repeat, memory_events)
 
     def _split_releases(
-        self, layer_repeat: Repeat | None, memory_events: list[Event]
-    ) -> Iterator[tuple[Repeat | None, list[Event]]]:
+        self, layer_repeat: StackRepeat | None, memory_events: list[Event]
+    ) -> Iterator[tuple[StackRepeat | None, list[Event]]]:
         """Yields the events of one repeat. A release outside of all repeats belongs to the allocating repeat.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
@@ -261,7 +261,7 @@ class RepeatAnalysis:
         if pending_events:
             yield None, pending_events
 
-    def _order_of_releases(self, origin_repeats: list[Repeat | None]) -> list[Repeat]:
+    def _order_of_releases(self, origin_repeats: list[StackRepeat | None]) -> list[StackRepeat]:
         """Returns the repeats in the order of their first release of a storage; empty without releases."""
         if origin_repeats in self.release_orders:
             return origin_repeats  # type: ignore[return-value]
@@ -275,12 +275,12 @@ class RepeatAnalysis:
             [],
         )
 
-    def _repeat_of_allocation(self, memory_event: Event) -> Repeat | None:
+    def _repeat_of_allocation(self, memory_event: Event) -> StackRepeat | None:
         """Returns the layer repeat that allocated the released storage."""
         storage_number, nbytes, _ = memory_event
         return self.allocating_repeat.get(storage_number) if nbytes == FREE_EVENT else None
 
-    def _repeat_of_place(self, allocation_place: AllocationPlace) -> Repeat | None:
+    def _repeat_of_place(self, allocation_place: AllocationPlace) -> StackRepeat | None:
         """Returns the layer repeat that contains a module, by the module's path."""
         if allocation_place.layer_index < 0:
             return None
@@ -290,7 +290,7 @@ class RepeatAnalysis:
             self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[place_without_phase]
 
-    def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> Repeat | None:
+    def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> StackRepeat | None:
         """Returns the repeat of one stack that contains a module."""
         layer_stack = self.stacks[stack_index]
         repeat_index = (allocation_place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
@@ -298,7 +298,7 @@ class RepeatAnalysis:
             return (stack_index, repeat_index)
         return None
 
-    def _repeat_of_parameter(self, parameter_path: Sequence[Any]) -> Repeat | None:
+    def _repeat_of_parameter(self, parameter_path: Sequence[Any]) -> StackRepeat | None:
         """Returns the layer repeat that contains a parameter."""
         module_names: list[str] = []
         for path_part in parameter_path[1:]:
@@ -310,7 +310,7 @@ class RepeatAnalysis:
                 return layer_repeat
         return None
 
-    def _sweeps_and_events(self, event_groups: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
+    def _sweeps_and_events(self, event_groups: Sequence[tuple[StackRepeat | None, list[Event]]]) -> Iterator[EventPart]:
         """Yields each run of events through a stack's layers, and the events between the runs."""
         group_index = 0
         while group_index < len(event_groups):
@@ -329,7 +329,7 @@ class RepeatAnalysis:
         self,
         stack_index: int,
         repeat_index: int,
-        event_groups: Sequence[tuple[Repeat | None, list[Event]]],
+        event_groups: Sequence[tuple[StackRepeat | None, list[Event]]],
         first_group_index: int,
     ) -> tuple[LayerSweep | None, int]:
         """Returns the run through a stack's layers that starts at this index (None without one), and the next index.

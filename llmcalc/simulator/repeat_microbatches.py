@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from .caching_allocator import Step, StepList, encode_allocation, encode_release, encode_stream_switch
+from .caching_allocator import AllocatorStep, StepList, encode_allocation, encode_release, encode_stream_switch
 from .meter import AllocationPlace, Block, MemoryPeak, Meter
 from .pass_trace import PREVIOUS_PASS, PassCase, PassId, PassTrace
 from .record_microbatches import PassCounter
@@ -33,7 +33,7 @@ class EventMeter(Meter):
     def __init__(self) -> None:
         self.storage_count: int = 0
         self.step_lists: list[StepList] = []
-        self._steps: list[Step] = []
+        self._steps: list[AllocatorStep] = []
         super().__init__()
         self._highest_peak: dict[tuple[int, int], int] = {}
         self._place_of_highest_peak = self.peaks

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from .caching_allocator import CachingAllocator
 from .meter import AllocationPlace, Device, MemoryPeak
 
-PHASES = ("forward", "backward", "step")
+STEP_PHASES = ("forward", "backward", "step")
 """The parts of a training step, in order."""
 
 
@@ -58,7 +58,7 @@ class ReplayResult:
         self,
         first_step_peaks: Mapping[AllocationPlace, MemoryPeak],
         second_step_peaks: Mapping[AllocationPlace, MemoryPeak],
-        phases: Sequence[str] = PHASES,
+        phases: Sequence[str] = STEP_PHASES,
     ) -> None:
         """Keeps the peaks of the second step, and for the optimizer the higher peak of both steps."""
         self.peaks = {peak_place: peak for peak_place, peak in second_step_peaks.items() if peak_place.phase in phases}

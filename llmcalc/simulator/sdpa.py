@@ -15,10 +15,10 @@ from .tensor import BFLOAT16, FLOAT16, FLOAT32, Dtype
 
 SdpaBackend: TypeAlias = Literal["cudnn", "flash", "efficient", "math", "cpu"]
 
-CPU = 0
+CPU_CAPABILITY = 0
 """The compute capability that stands for a CPU."""
 
-PREFERS_CUDNN = (90, 100, 103)
+CUDNN_FIRST_CAPABILITIES = (90, 100, 103)
 """Compute capabilities on which cuDNN comes first (`check_prefer_cudnn_attention`); on others it comes after math."""
 
 
@@ -49,7 +49,7 @@ def sdpa_backend(compute_capability: int, sdpa_call: SdpaCall) -> SdpaBackend:
 
     compute_capability: ten times the compute capability, such as 90 for an H100; 0 for a CPU.
     """
-    if compute_capability == CPU:
+    if compute_capability == CPU_CAPABILITY:
         return (
             "cpu"
             if sdpa_call.qk_head_dim == sdpa_call.v_head_dim
@@ -57,7 +57,7 @@ def sdpa_backend(compute_capability: int, sdpa_call: SdpaCall) -> SdpaBackend:
             and not sdpa_call.mask_needs_gradient
             else "math"
         )
-    if compute_capability in PREFERS_CUDNN and supports_cudnn_attention(compute_capability, sdpa_call):
+    if compute_capability in CUDNN_FIRST_CAPABILITIES and supports_cudnn_attention(compute_capability, sdpa_call):
         return "cudnn"
     if supports_flash_attention(compute_capability, sdpa_call):
         return "flash"

@@ -13,7 +13,7 @@ from .event_log import Event, RecordedEvents
 from .layer_loops import LayerStack
 from .record_microbatches import PassOutput, RecordedPass
 from .repeat_layers import RepeatAnalysis, RepeatedEvents
-from .replay_result import PHASES
+from .replay_result import STEP_PHASES
 
 
 class ShortenedPasses:
@@ -44,7 +44,7 @@ class ShortenedPasses:
             memory_events[section_start:section_end] for section_start, section_end in pairwise(boundary_indices)
         ]
         repeat_analysis = RepeatAnalysis(
-            RecordedEvents([], self.event_sections, [], PHASES), layer_stacks, range(len(layer_stacks))
+            RecordedEvents([], self.event_sections, [], STEP_PHASES), layer_stacks, range(len(layer_stacks))
         )
         self.repeated_events: RepeatedEvents = RepeatedEvents(repeat_analysis, {})
 

@@ -193,9 +193,9 @@ def empty(
     return Tensor(shape, dtype, Storage(memory_meter, math.prod(shape) * dtype.bytes), strides, is_leaf)
 
 
-Gradient: TypeAlias = Tensor | None
-Needs: TypeAlias = Sequence[bool]
-Backward: TypeAlias = Callable[..., Sequence[Gradient]]
+OptionalGradient: TypeAlias = Tensor | None
+NeedsInputGrad: TypeAlias = Sequence[bool]
+BackwardFunction: TypeAlias = Callable[..., Sequence[OptionalGradient]]
 """backward(gradient, needs_input_grad, *saved) → a gradient per input.
 
 gradient: that of the output; of a node with several outputs, a list, with None where no gradient came.
@@ -258,7 +258,7 @@ class AutogradNode:
         graph: AutogradState,
         operation_name: str,
         inputs: Sequence[Tensor],
-        backward: Backward,
+        backward: BackwardFunction,
         output_count: int = 1,
     ) -> None:
         self.name: str = operation_name
@@ -271,7 +271,7 @@ class AutogradNode:
                 (tensor.node, tensor.output_index) if tensor.node is not None else tensor if tensor.is_leaf else None
             )
             self.inputs.append((tensor.shape, tensor.dtype))
-        self.backward: Backward | None = backward
+        self.backward: BackwardFunction | None = backward
         self.output_count: int = output_count
         self.never_adds_in_place: bool = graph.has_tensor_subclasses
         self.is_compiled = graph.is_compiled and self.place.layer_index >= 0

@@ -9,15 +9,15 @@ from ..algebra import is_zero
 from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.derived_rows import QueryKeyPairs
-from ..workload.recompute import NONE, Recompute
-from ..workload.rows import ONCE, Rows
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
+from ..workload.rows import NO_ROWS, Rows
 from ..workload.run_config import RunConfig
 from .adapters import Adapters
 from .aten import Aten
 from .autograd import AutogradGraph
-from .choices import EAGER, KernelChoices
+from .choices import EAGER_CHOICES, KernelChoices
 from .meter import AllocationPlace
-from .module_frame import ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
+from .module_frame import ModuleFrame, ModulePath, ParameterSet, RecomputedModule, UnsupportedKernel
 from .strides import Shape, count
 from .tensor import INT64, Dtype, Tensor
 
@@ -36,9 +36,9 @@ class ValueTensors:
         run_config: RunConfig,
         dtype: Dtype,
         has_trained_weights: bool = True,
-        recompute: Recompute = NONE,
+        recompute: Recompute = NO_RECOMPUTATION,
         included_parts: frozenset[str] = frozenset(),
-        choices: KernelChoices = EAGER,
+        choices: KernelChoices = EAGER_CHOICES,
         adapters: Adapters | None = None,
     ) -> None:
         self.graph: AutogradGraph = autograd_graph
@@ -54,8 +54,8 @@ class ValueTensors:
         self.tensors_by_value: dict[int, Tensor] = {}
         self.inputs: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
-        self.buffers: set[Path] = set()
-        self.scales_of_quantizers: dict[Path, tuple[Tensor, ...]] = {}
+        self.buffers: set[ModulePath] = set()
+        self.scales_of_quantizers: dict[ModulePath, tuple[Tensor, ...]] = {}
         self.known_parameters: ParameterSet | None = None
         self.frames: list[ModuleFrame] = []
         self.first_trained_layer: int | None = None
@@ -65,7 +65,7 @@ class ValueTensors:
         self.result: Value | None = None
         self.head_of_loss: tuple[Step, Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
-        self.cached_tensors_by_path: dict[Path, tuple[Tensor, ...]] | None = None
+        self.cached_tensors_by_path: dict[ModulePath, tuple[Tensor, ...]] | None = None
         self.has_earlier_tokens = self.has_block_pool = self.only_finds_parameters = self.has_skipped_steps = (
             self.carries_tensors
         ) = False
@@ -78,7 +78,7 @@ class ValueTensors:
         self.analyzed_program: object = None
         self.analyzed_run: tuple[RunConfig, frozenset[str]] | None = None
         self.stacked_outputs: dict[int, list[Tensor]] = {}
-        self.modules: dict[int, tuple[Path, str]] = {}
+        self.modules: dict[int, tuple[ModulePath, str]] = {}
         self.read_storage_ids: dict[int, set[int]] = {}
         self.computed_value_ids: dict[int, set[int]] = {}
         self.recomputed_modules: dict[int, RecomputedModule] = {}
@@ -90,7 +90,7 @@ class ValueTensors:
     def shape(self, recorded_value: Value) -> Shape:
         """Returns the shape of a value: [batch, rows, *axes], [rows, *axes] if shared, or [*axes] without rows."""
         axis_sizes = tuple(axis.size for axis in recorded_value.axes)
-        if recorded_value.rows is ONCE:
+        if recorded_value.rows is NO_ROWS:
             return axis_sizes
         row_count = self.run_config.new_rows(recorded_value.rows)
         return (
@@ -112,7 +112,11 @@ class ValueTensors:
             raise self.unsupported("reads a value that no step has made")
         value_tensor, shape = self.tensor_of(recorded_value.view_source), self.shape(recorded_value)
         # rows of every sequence alike
-        if recorded_value.view_source.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched:
+        if (
+            recorded_value.view_source.rows is NO_ROWS
+            and recorded_value.rows is not NO_ROWS
+            and recorded_value.rows.batched
+        ):
             return self.aten.expand(self.aten.reshape(value_tensor, shape[1:]), shape)
         if (
             isinstance(value_tensor.count, int)
@@ -137,7 +141,7 @@ class ValueTensors:
         """Whether an earlier pass has computed all rows of a tensor, such as an encoder's output."""
         return (
             self.has_earlier_tokens
-            and value_rows is not ONCE
+            and value_rows is not NO_ROWS
             and is_zero(value_rows.new_rows(self.run_config.workload.with_changes(phase="decode")))
         )
 
@@ -199,7 +203,7 @@ class ValueTensors:
 
     # --- calls of modules -------------------------------------------------------------------------------------------
 
-    def module_path(self, levels_up: int = 0) -> Path:
+    def module_path(self, levels_up: int = 0) -> ModulePath:
         """Returns the current module's path, with the indices of the layers that own its parameters.
 
         levels_up: of which module around it instead, 1 for the nearest.
@@ -211,7 +215,7 @@ class ValueTensors:
             return innermost_frame.path
         return self._path_of_frames(self.frames[: len(self.frames) - levels_up])
 
-    def _path_of_frames(self, module_frames: Sequence[ModuleFrame]) -> Path:
+    def _path_of_frames(self, module_frames: Sequence[ModuleFrame]) -> ModulePath:
         """Returns the innermost module's path, with the index of the layer that owns the module's parameters."""
         path_parts: list[Any] = []
         for frame_index, module_frame in enumerate(module_frames):
@@ -228,7 +232,7 @@ class ValueTensors:
         return tuple(path_parts)
 
     @property
-    def cache_path(self) -> Path:
+    def cache_path(self) -> ModulePath:
         """The path of the current module with all layer indices, as the key in the cache."""
         return tuple(
             path_part

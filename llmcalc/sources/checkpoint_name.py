@@ -33,7 +33,7 @@ def _compressed_tensors_config(
     }
 
 
-LINEAR_ATTENTION = r"re:.*\.linear_attn\..*"
+LINEAR_ATTENTION_PATTERN = r"re:.*\.linear_attn\..*"
 """The gated DeltaNets of Qwen3-Next, Qwen3.5 and their successors, which llm-compressor's recipes leave in 16 bits.
 
 They do so where other layers are floats of 4 or 8 bits (vllm-project/llm-compressor, examples,
@@ -62,7 +62,9 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
         "int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     ),
     "fp8-dynamic": _compressed_tensors_config(
-        "float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}, LINEAR_ATTENTION
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
+        LINEAR_ATTENTION_PATTERN,
     ),
     "fp8-block128": {
         "quant_method": "fp8",
@@ -75,13 +77,13 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
     "nvfp4": _compressed_tensors_config(
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},
-        LINEAR_ATTENTION,
+        LINEAR_ATTENTION_PATTERN,
     ),
     "mxfp4": {"quant_method": "mxfp4"},
     "mxfp4-linear": _compressed_tensors_config(
         "mxfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32},
-        LINEAR_ATTENTION,
+        LINEAR_ATTENTION_PATTERN,
     ),
     "mxfp8": {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head", "*router", "*gate"]},
     "nf4-double": {
@@ -99,7 +101,7 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
 RECIPES_WITHOUT_LINEAR_ATTENTION = ("fp8-dynamic", "nvfp4", "mxfp4-linear")
 """Schemes whose table leaves gated DeltaNets in 16 bits, unlike the scheme of the same name for `--quantize`."""
 
-EVERY_LINEAR_LAYER = ("nvfp4", "mxfp4-linear", "mxfp8")
+SCHEMES_OF_ALL_LINEAR_LAYERS = ("nvfp4", "mxfp4-linear", "mxfp8")
 """Schemes whose checkpoints leave out layers by model and publisher, such as those of attention."""
 
 PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
@@ -171,7 +173,7 @@ def published_recipes() -> dict[str, dict[str, Any]]:
 FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(
     "float-quantized",
     {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [128, 128]},
-    LINEAR_ATTENTION,
+    LINEAR_ATTENTION_PATTERN,
 )
 """The table of checkpoints `-FP8-block` (llm-compressor's scheme FP8_BLOCK)."""
 
@@ -266,7 +268,7 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
     known_formats = sixteen_bit_layers_config(hub_id, preset.name, scheme)
     quantization_config, formats_text = known_formats or (TABLES_BY_SCHEME.get(scheme), scheme)
     leaves_out_attention = scheme.startswith("awq") and _has_linear_attention(preset)
-    if known_formats is None and (scheme in EVERY_LINEAR_LAYER or leaves_out_attention):
+    if known_formats is None and (scheme in SCHEMES_OF_ALL_LINEAR_LAYERS or leaves_out_attention):
         formats_text += " in every linear layer, of which publishers leave some out"
     if is_in_16_bits:
         formats_text = "16 bits"

@@ -26,7 +26,7 @@ LARGEST_TOML = 1_000_000
 LARGEST_CONFIG = 5_000_000
 """Largest `config.json` in bytes. Published ones are under 200 000, label tables included."""
 
-DEEPEST = 40
+DEEPEST_NESTING = 40
 """Largest nesting of tables. The deepest preset has 6 levels."""
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -63,7 +63,7 @@ def read_stdin() -> str:
     stream = getattr(sys.stdin, "buffer", None)
     read_limit = LARGEST_CONFIG + 1
     text_bytes = sys.stdin.read(read_limit).encode() if stream is None else stream.read(read_limit)
-    byte_limit = LARGEST_CONFIG if is_object(decode_text(text_bytes, "ignore")) else LARGEST_TOML
+    byte_limit = LARGEST_CONFIG if is_json_object(decode_text(text_bytes, "ignore")) else LARGEST_TOML
     if len(text_bytes) > byte_limit:
         raise InputError(f"-: standard input is too large for a model description (at most {byte_limit:,} bytes)")
     try:
@@ -75,7 +75,7 @@ def read_stdin() -> str:
     return str(model_text)
 
 
-def is_object(model_text: str) -> bool:
+def is_json_object(model_text: str) -> bool:
     """Whether a text is a JSON object (a `config.json`) instead of TOML, by the first character."""
     return model_text.lstrip().startswith("{")
 
@@ -102,7 +102,7 @@ def _require_short_keys(toml_text: str, error_location: str) -> None:
     dot_count = 0
     for line in toml_text.split("\n"):
         dot_count += line.partition("=")[0].count(".")
-        if line.count(".") > DEEPEST and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
+        if line.count(".") > DEEPEST_NESTING and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
             raise InputError(_too_deep_error(error_location))
     if dot_count > MOST_DOTS:
         raise InputError(f"{error_location}: {dot_count:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
@@ -110,7 +110,7 @@ def _require_short_keys(toml_text: str, error_location: str) -> None:
 
 _TOML_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+'  # one that does not end has the rest
 _KEY_PART = r'(?:(?<![A-Za-z0-9_-])[A-Za-z0-9_-]++|"")'
-_DEEP_KEY = rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST},}}"
+_DEEP_KEY = rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST_NESTING},}}"
 MOST_DOTS = 100_000
 """Largest number of dots in the dotted keys of a TOML text."""
 
@@ -152,8 +152,8 @@ def _json_error_text(error: JSONDecodeError) -> str:
 
 
 def require_shallow_nesting(parsed_value: Any, error_location: str) -> None:
-    """Raises `InputError` for a value nested deeper than `DEEPEST`."""
-    if not any(not values_at_depth for values_at_depth in islice(_values_by_depth(parsed_value), DEEPEST + 1)):
+    """Raises `InputError` for a value nested deeper than `DEEPEST_NESTING`."""
+    if not any(not values_at_depth for values_at_depth in islice(_values_by_depth(parsed_value), DEEPEST_NESTING + 1)):
         raise InputError(_too_deep_error(error_location))
 
 
@@ -182,7 +182,7 @@ def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
 
 
 def _too_deep_error(error_location: str) -> str:
-    return f"{error_location}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
+    return f"{error_location}: nested too deeply; expected at most {DEEPEST_NESTING} tables and lists in each other"
 
 
 def validate(model_class: type[Model], description: Any, error_location: str) -> Model:
@@ -238,7 +238,7 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
     return error_text + (f" (and {other_error_count} more)" if other_error_count else "")
 
 
-EXPECTED = {
+EXPECTED_BY_ERROR_TYPE = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
@@ -261,8 +261,8 @@ def explain_value(error: Mapping[str, Any]) -> str:
     """Describes a wrong value and the expected value. error: a validation error of pydantic."""
     value_text, error_type = short_repr(error.get("input")), error["type"]
     error_context: dict[str, Any] = error.get("ctx") or {}
-    if error_type in EXPECTED:
-        return f"{value_text} is not {EXPECTED[error_type]}"
+    if error_type in EXPECTED_BY_ERROR_TYPE:
+        return f"{value_text} is not {EXPECTED_BY_ERROR_TYPE[error_type]}"
     match error_type:
         case "value_error":
             return str(error_context["error"])

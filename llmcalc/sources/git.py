@@ -2,7 +2,7 @@
 
 A repository's own settings can name programs that git runs: hooks, transports, pagers, file-system monitors. No file
 that this module reads may choose one, so `git` runs in the folder that holds the repository's `.git`, runs only
-commands that read objects, and has the settings of `SETTINGS` and `ENVIRONMENT`. A folder of the work tree that looks
+commands that read objects, and has `GIT_SETTINGS` and `GIT_ENVIRONMENT`. A folder of the work tree that looks
 like a bare repository is never used as one, and git's check of who owns the repository stays on. An unpacked archive
 may hold a `.git` that its author wrote and the user owns, which that check accepts; the settings here hold against it
 as well.
@@ -23,13 +23,13 @@ from typing import IO
 from ..errors import InputError, one_line
 from .files import largest_description_bytes
 
-LONGEST_SECONDS = 30
+TIMEOUT_SECONDS = 30
 """Timeout of a call of git, in seconds."""
 
-LARGEST_MESSAGE = 64_000
+LARGEST_MESSAGE_BYTES = 64_000
 """Largest size of git's messages and of answers that are not files, in bytes."""
 
-SETTINGS = (
+GIT_SETTINGS = (
     "safe.bareRepository=explicit",  # a bare repository is one only where GIT_DIR names it
     "protocol.allow=never",
     "core.fsmonitor=false",
@@ -38,7 +38,7 @@ SETTINGS = (
 )
 """Settings of each call, which override those of the repository."""
 
-ENVIRONMENT = {
+GIT_ENVIRONMENT = {
     "GIT_NO_LAZY_FETCH": "1",  # a partial clone fetches nothing
     "GIT_ALLOW_PROTOCOL": "",  # no transport; unlike protocol.allow, no setting of a repository overrides it
     "GIT_TERMINAL_PROMPT": "0",
@@ -159,7 +159,9 @@ def _require_root_repository(git_ref: str, repo_root: Path) -> None:
     try:
         if expected_folder.is_file():
             with expected_folder.open("rb") as file:
-                expected_folder = repo_root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
+                expected_folder = repo_root / os.fsdecode(
+                    file.read(LARGEST_MESSAGE_BYTES).removeprefix(b"gitdir:").strip()
+                )
         is_same_folder = os.path.samefile(git_folder, expected_folder)
     except (OSError, ValueError):  # ValueError: a NUL in the path
         is_same_folder = False
@@ -169,18 +171,18 @@ def _require_root_repository(git_ref: str, repo_root: Path) -> None:
         )
 
 
-def _run_git(repo_root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE) -> GitAnswer:
-    """Runs git in a folder, for at most `LONGEST_SECONDS`. byte_limit: bytes of an answer.
+def _run_git(repo_root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE_BYTES) -> GitAnswer:
+    """Runs git in a folder, for at most `TIMEOUT_SECONDS`. byte_limit: bytes of an answer.
 
     Raises `InputError` if git is not installed, takes longer, or writes more.
     """
-    setting_arguments = [argument for git_setting in SETTINGS for argument in ("-c", git_setting)]
+    setting_arguments = [argument for git_setting in GIT_SETTINGS for argument in ("-c", git_setting)]
     git_environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
     # a new process group, so that processes that git starts end with it
     git_process = subprocess.Popen(
         [path_of_git(), "--no-pager", *setting_arguments, *git_arguments],
         cwd=repo_root,
-        env=git_environment | ENVIRONMENT,
+        env=git_environment | GIT_ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -197,19 +199,19 @@ def _run_git(repo_root: Path, *git_arguments: str, byte_limit: int = LARGEST_MES
 
     with git_process, ThreadPoolExecutor(2) as thread_pool:
         output_future = thread_pool.submit(read, git_process.stdout, byte_limit)
-        message_future = thread_pool.submit(read, git_process.stderr, LARGEST_MESSAGE)
+        message_future = thread_pool.submit(read, git_process.stderr, LARGEST_MESSAGE_BYTES)
         try:
-            output, error_output = output_future.result(LONGEST_SECONDS), message_future.result(LONGEST_SECONDS)
-            git_process.wait(LONGEST_SECONDS)
+            output, error_output = output_future.result(TIMEOUT_SECONDS), message_future.result(TIMEOUT_SECONDS)
+            git_process.wait(TIMEOUT_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
-                f"--git: git {git_arguments[0]} in {repo_root} took more than {LONGEST_SECONDS} s; expected a "
+                f"--git: git {git_arguments[0]} in {repo_root} took more than {TIMEOUT_SECONDS} s; expected a "
                 "repository that git reads faster"
             ) from None
         finally:
             if git_process.returncode is None:
                 _kill_process(git_process)
-    if len(output) > byte_limit or len(error_output) > LARGEST_MESSAGE:
+    if len(output) > byte_limit or len(error_output) > LARGEST_MESSAGE_BYTES:
         raise InputError(
             f"--git: git {git_arguments[0]} in {repo_root} wrote more than {byte_limit:,} bytes; expected fewer"
         )

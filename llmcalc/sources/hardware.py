@@ -22,8 +22,8 @@ from typing import Any
 from ..accelerator import Hardware, ListedHardware, MemoryConfiguration
 from ..errors import InputError, suggest
 from .files import parse_toml, read_text, validate
-from .names import normalized
 from .presets import presets_dir
+from .target_names import normalized
 
 COMMON_HARDWARE = (
     "t4",
@@ -50,7 +50,7 @@ COMMON_HARDWARE = (
 """The accelerators that `llmcalc memory` lists by default: common ones of every memory size."""
 
 MEMORY_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(gib|gb|tib|tb|mib|mb)", re.IGNORECASE)
-UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+BYTES_BY_UNIT = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def hardware_sort_key(hardware_name: str) -> list[tuple[int, int, str]]:
@@ -61,7 +61,7 @@ def hardware_sort_key(hardware_name: str) -> list[tuple[int, int, str]]:
     ]
 
 
-MAKER = re.compile(
+MAKER_WORDS = re.compile(
     r"^\s*(?:(?:nvidia|amd|intel|tesla|geforce|quadro|instinct|radeon|apple|macbook|mac|pro|air|studio|mini)[\s_-]+)+",
     re.I,
 )
@@ -96,12 +96,12 @@ SURROUNDING_WORDS = re.compile(
 )
 """Words for a computer, or for a service that lends accelerators, beside an accelerator's name: `T4 GPU (Colab)`."""
 
-PROCESSOR = re.compile(
+PROCESSOR_WORD = re.compile(
     r"\b(?:cpu|ram|xeon|epyc|threadripper|ryzen|i[3579][\s-]?[0-9]{4,5}[a-z]{0,3}|core i[3579])\b", re.I
 )
 """Words that name a processor, or its memory."""
 
-POCKET_COMPUTER = re.compile(
+SMALL_COMPUTER_WORD = re.compile(
     r"\b(?:raspberry|rpi ?[0-9]?|iphone|ipad|pixel ?[0-9]*|galaxy|android|steam ?deck|nuc)\b", re.I
 )
 """Words that name a telephone, a tablet or a small computer."""
@@ -114,7 +114,7 @@ COUNT_WORDS = {
 }  # fmt: skip
 """Words for a number of accelerators, before their name."""
 
-SEVERAL = (
+ACCELERATOR_COUNT_PATTERNS = (
     re.compile(r"(?P<count>[0-9]{1,7})\s*[x×*]\s*(?P<name>.+)", re.I),
     re.compile(r"(?P<name>.+?)\s*[x×*:]\s*(?P<count>[0-9]{1,7})", re.I),
     re.compile(rf"(?P<count>{'|'.join(COUNT_WORDS)})[\s-]+(?P<name>.+)", re.I),
@@ -220,7 +220,7 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
     if size_match is None:
         return None
     number_text, unit_text = size_match.group(1), size_match.group(2).lower()
-    memory_bytes = Fraction(number_text) * UNITS[unit_text]
+    memory_bytes = Fraction(number_text) * BYTES_BY_UNIT[unit_text]
     if memory_bytes.denominator != 1 or memory_bytes <= 0:
         raise InputError(
             f"--hardware: {hardware_argument}: not a memory size; expected whole bytes, more than 0, such as 24GiB"
@@ -228,7 +228,10 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
     memory_text = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit_text, unit_text.upper())
     is_decimal_unit = unit_text in ("mb", "gb", "tb")
     notes = (
-        (f"{memory_text}: 1 {unit_text.upper()} = {UNITS[unit_text]:,} bytes; cards are sold in GiB, called GB",)
+        (
+            f"{memory_text}: 1 {unit_text.upper()} = {BYTES_BY_UNIT[unit_text]:,} bytes; "
+            "cards are sold in GiB, called GB",
+        )
         if is_decimal_unit
         else ()
     )
@@ -242,8 +245,8 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
 
 
 @cache
-def machines() -> dict[str, tuple[str, int]]:
-    """Returns the contents of `machines.toml`: machine type → its accelerator and the number of them."""
+def machine_types() -> dict[str, tuple[str, int]]:
+    """Returns the contents of `machine_types.toml`: machine type → its accelerator and the number of them."""
     machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
     return {
         machine_type: (hardware_name, device_count)
@@ -254,12 +257,14 @@ def machines() -> dict[str, tuple[str, int]]:
 
 @cache
 def _machines_by_normalized_type() -> dict[str, tuple[str, int]]:
-    return {normalized(machine_type): machine for machine_type, machine in machines().items()}
+    return {normalized(machine_type): machine for machine_type, machine in machine_types().items()}
 
 
 @cache
 def _accelerators_by_family() -> dict[str, str]:
-    return {_machine_family(machine_type): hardware_name for machine_type, (hardware_name, _) in machines().items()}
+    return {
+        _machine_family(machine_type): hardware_name for machine_type, (hardware_name, _) in machine_types().items()
+    }
 
 
 def _machine_family(machine_type: str) -> str:
@@ -328,7 +333,7 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         raise InputError(
             f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
         )
-    for pattern, kind in ((PROCESSOR, "processors"), (POCKET_COMPUTER, "telephones and small computers")):
+    for pattern, kind in ((PROCESSOR_WORD, "processors"), (SMALL_COMPUTER_WORD, "telephones and small computers")):
         if pattern.search(typed_name):
             raise InputError(
                 f"--hardware: {typed_name}: {kind} have no figures here; expected the size of their memory alone, such "
@@ -346,7 +351,7 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
 
 def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
     """Returns the number of accelerators that an argument names, and the accelerator; None for other arguments."""
-    for count_pattern in SEVERAL:
+    for count_pattern in ACCELERATOR_COUNT_PATTERNS:
         if (count_match := count_pattern.fullmatch(typed_name.strip())) is None:
             continue
         accelerator_count = int(COUNT_WORDS.get(count_match["count"].lower(), count_match["count"]))
@@ -380,7 +385,11 @@ def _normalized_arguments(hardware_argument: str) -> set[str]:
     """Returns an argument without case and punctuation, with and without the names of the vendor and the computer."""
     clean_argument = TRADEMARK.sub(" ", hardware_argument)
     bare_argument = SURROUNDING_WORDS.sub(" ", clean_argument)
-    spellings = (hardware_argument, *(MAKER.sub("", text) for text in (clean_argument, bare_argument)), bare_argument)
+    spellings = (
+        hardware_argument,
+        *(MAKER_WORDS.sub("", text) for text in (clean_argument, bare_argument)),
+        bare_argument,
+    )
     return set(map(normalized, spellings)) - {""}
 
 

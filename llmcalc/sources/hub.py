@@ -35,10 +35,10 @@ REQUEST_SECONDS = 10
 RETRY_SECONDS = 300.0
 """Seconds in which an unreachable hub is not asked again for files beside cached configs."""
 
-FIRST_BYTES = 100_000
+FIRST_REQUEST_BYTES = 100_000
 """Bytes of a checkpoint that are asked for first. They hold most headers."""
 
-CONNECTIONS = 8
+MOST_CONNECTIONS = 8
 """Headers that are fetched at the same time."""
 
 Result = TypeVar("Result")
@@ -236,7 +236,8 @@ def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]
                 headers_by_file[file_name] = header_json
 
     threads = [
-        threading.Thread(target=fetch_waiting_files, daemon=True) for _ in range(min(CONNECTIONS, len(url_by_file)))
+        threading.Thread(target=fetch_waiting_files, daemon=True)
+        for _ in range(min(MOST_CONNECTIONS, len(url_by_file)))
     ]
     for thread in threads:
         thread.start()
@@ -248,7 +249,7 @@ def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]
 
 
 def _fetch_header(url: str, file_name: str, byte_limit: int, deadline: float) -> bytes:
-    first_bytes = _fetch_first_bytes(url, FIRST_BYTES, deadline)
+    first_bytes = _fetch_first_bytes(url, FIRST_REQUEST_BYTES, deadline)
     header_length = int.from_bytes(first_bytes[:8], "little")
     if len(first_bytes) < 10 or header_length < 2:
         raise InputError(f"{file_name}: header length {header_length:,}; not a safetensors checkpoint")

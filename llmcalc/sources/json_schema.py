@@ -13,21 +13,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..components.choice import PARTS
+from ..components.choice import PART_NAMES_KEY
 from ..components.stack import Stack
-from ..record import NONE
+from ..record import ABSENT_VALUE
 from .description_fields import models_of_field, reachable_models
-from .preset import NOT_IN_FILES, Preset
+from .preset import LOADED_FIELDS, Preset
 
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
+SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-ADDRESS = "https://llmcalc.github.io/llmcalc/description.schema.json"
+SCHEMA_URL = "https://llmcalc.github.io/llmcalc/description.schema.json"
 """Address of the schema: the documentation's site has it."""
 
-FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
+FIELD_LINE = re.compile(r"(\w+(?:, \w+)*): (.*)")
 """A line of a docstring that describes fields: their names and the beginning of the text."""
 
-PARTIAL = "Partial"
+PARTIAL_ENDING = "Partial"
 """The end of the name of a definition without required fields."""
 
 
@@ -45,16 +45,16 @@ def description_schema() -> dict[str, Any]:
     )
     for class_name in sorted(layer_class_names):
         class_definition = class_schemas[class_name]
-        class_schemas[class_name + PARTIAL] = {
+        class_schemas[class_name + PARTIAL_ENDING] = {
             key: _partial_schema(value) for key, value in class_definition.items() if key != "required"
         }
     root_schema = class_schemas.pop("Preset")
     root_schema["properties"] = {
-        key: value for key, value in root_schema["properties"].items() if key not in NOT_IN_FILES
+        key: value for key, value in root_schema["properties"].items() if key not in LOADED_FIELDS
     }
     return {
-        "$schema": DRAFT,
-        "$id": ADDRESS,
+        "$schema": SCHEMA_DIALECT,
+        "$id": SCHEMA_URL,
         "title": "llmcalc description",
         **_without_keys(root_schema, "title"),
         "$defs": class_schemas,
@@ -80,7 +80,7 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
         field_texts: dict[str, str] = {}
         paragraph_fields: list[str] = []
         for docstring_line in inspect.cleandoc(base_class.__dict__.get("__doc__") or "").splitlines():
-            field_match = FIELD.match(docstring_line)
+            field_match = FIELD_LINE.match(docstring_line)
             if field_match is not None:
                 paragraph_fields = field_match[1].split(", ")
                 field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field_match[2]))
@@ -103,12 +103,12 @@ def _with_references(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "null":
-        return {"const": NONE}
+        return {"const": ABSENT_VALUE}
     schema_with_references = {
-        key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")
+        key: _with_references(value) for key, value in schema.items() if key not in (PART_NAMES_KEY, "default")
     }
-    if PARTS in schema:
-        class_references = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
+    if PART_NAMES_KEY in schema:
+        class_references = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PART_NAMES_KEY]]
         return {
             **schema_with_references,
             **(class_references[0] if len(class_references) == 1 else {"anyOf": class_references}),
@@ -124,7 +124,9 @@ def _partial_schema(schema: Any) -> Any:
         return [_partial_schema(schema_element) for schema_element in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: f"{value}{PARTIAL}" if key == "$ref" else _partial_schema(value) for key, value in schema.items()}
+    return {
+        key: f"{value}{PARTIAL_ENDING}" if key == "$ref" else _partial_schema(value) for key, value in schema.items()
+    }
 
 
 def _without_keys(schema: Mapping[str, Any], *schema_keys: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..model import ModelSpec
 from ..record import TEXT_SECTIONS, FigureSource, Record
 from ..units import DTYPE_BITS
 from ..units import dtype as dtype_of
-from .names import STDIN, normalized
+from .target_names import STDIN, normalized
 
 if TYPE_CHECKING:
     from ..flow.module_names import Checkpoint
@@ -65,7 +65,7 @@ class Training(Record):
     note: str | None = None
 
 
-NOT_IN_FILES = ("name", "asked", "changes", "config", "named_checkpoint", "notes", "run_notes")
+LOADED_FIELDS = ("name", "asked", "changes", "config", "named_checkpoint", "notes", "run_notes")
 """Fields of `Preset` that no file states."""
 
 
@@ -215,7 +215,7 @@ class Preset(Record):
 
 
 @contextmanager
-def name_in_errors(preset: Preset | None) -> Iterator[None]:
+def target_in_errors(preset: Preset | None) -> Iterator[None]:
     """Returns a context manager that adds the TARGET, as typed, to an `InputError`, except for a missing package."""
     try:
         yield

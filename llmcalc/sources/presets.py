@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .files import parse_toml, read_text, validate
-from .names import normalized, normalized_with_points
 from .preset import Preset
+from .target_names import normalized, normalized_with_points
 
 
 @cache
@@ -250,13 +250,13 @@ def _has_size(model_name: str) -> bool:
     return re.search(r"[0-9][bm](?![a-z])", model_name, re.IGNORECASE) is not None
 
 
-_CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:/|$)")
+_HUB_CACHE_FOLDER = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:/|$)")
 """A folder of the hub's cache: `models--meta-llama--Llama-3.1-8B`."""
 
 
 def _repository_name(model_path: str) -> str:
     """Returns the repository name of a folder in the hub's cache; other names and paths only lose a final slash."""
-    cached_match = _CACHED.search(model_path)
+    cached_match = _HUB_CACHE_FOLDER.search(model_path)
     return cached_match[1].replace("--", "/") if cached_match else model_path.strip().rstrip("/")
 
 
@@ -452,14 +452,14 @@ def find_by_repository(preset_name: str) -> str | None:
     return _presets_by_repository().get(normalized_name) if normalized_name else None
 
 
-_UNQUANTIZED = re.compile(r"-(?:bf16|hf)$", re.IGNORECASE)
+_UNQUANTIZED_ENDING = re.compile(r"-(?:bf16|hf)$", re.IGNORECASE)
 """End of the name of a repository with unquantized weights, which names of its quantized versions leave out."""
 
 
-_META = re.compile(r"^meta-", re.IGNORECASE)
+_META_PREFIX = re.compile(r"^meta-", re.IGNORECASE)
 """Beginning of the names of Llama 2, 3 and 3.1, which most people leave out."""
 
-_VERSION = re.compile(r"-(?:v[0-9]+(?:\.[0-9]+)?|[0-9]{4})$", re.IGNORECASE)
+_VERSION_ENDING = re.compile(r"-(?:v[0-9]+(?:\.[0-9]+)?|[0-9]{4})$", re.IGNORECASE)
 """Version or date at the end of a repository's name: `Mixtral-8x7B-Instruct-v0.1`, `Apertus-70B-Instruct-2509`."""
 
 
@@ -475,9 +475,12 @@ def _presets_by_repository() -> dict[str, str]:
     for preset_name in model_names():
         for preset_alias in read_preset(preset_name).get("aliases", ()):
             repository = preset_alias.rpartition("/")[2]
-            short_name = _META.sub("", _UNQUANTIZED.sub("", repository))
+            short_name = _META_PREFIX.sub("", _UNQUANTIZED_ENDING.sub("", repository))
             presets_of_full_names[normalized(repository)] = preset_name
-            for shorter_name in {short_name, _VERSION.sub("", short_name) if _has_size(short_name) else short_name}:
+            for shorter_name in {
+                short_name,
+                _VERSION_ENDING.sub("", short_name) if _has_size(short_name) else short_name,
+            }:
                 presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
     unique_short_names = {
         name: min(preset_names) for name, preset_names in presets_of_short_names.items() if len(preset_names) == 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..errors import InputError, suggest
-from .names import normalized
 from .presets import find_preset, is_library_tag, load_preset, model_names, names_by_alias
+from .target_names import normalized
 
 
 def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:

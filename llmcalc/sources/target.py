@@ -13,10 +13,9 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra, one_line, suggest
-from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
+from .files import is_json_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
 from .hardware import preset_with_spelling
-from .names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
-from .preset import NOT_IN_FILES, Preset
+from .preset import LOADED_FIELDS, Preset
 from .presets import (
     LONGEST_NAME,
     NEWEST_TAG,
@@ -29,6 +28,7 @@ from .presets import (
     preset_within_name,
     read_preset,
 )
+from .target_names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 
 if TYPE_CHECKING:
     from ..components.head_kind import HeadKind
@@ -235,7 +235,7 @@ def _repository_of_gguf(file_stem: str) -> str:
 
 def _describe_text(model_text: str, error_location: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
     """Parses a `config.json` or a native description, distinguished by the first character."""
-    if not is_object(model_text):
+    if not is_json_object(model_text):
         return _parse_native(model_text, error_location)
     from .huggingface.config_file import describe_config_data, parse_config
 
@@ -249,7 +249,7 @@ def _describe_text(model_text: str, error_location: str, head: HeadKind | None, 
 def _parse_native(model_text: str, error_location: str) -> dict[str, Any]:
     """Parses a native description. Raises `InputError` for fields that only loaded models have."""
     preset_description = parse_toml(model_text, error_location)
-    for field_name in NOT_IN_FILES:
+    for field_name in LOADED_FIELDS:
         if field_name in preset_description:
             raise InputError(f"{error_location}: {field_name}: unknown field; remove it or correct its name")
     return preset_description
@@ -270,7 +270,7 @@ def _path_test_result(path_test: Callable[[], bool]) -> bool:
         return False
 
 
-VARIANT = re.compile(
+VARIANT_WORD = re.compile(
     r"^meta-|[-_ :](?:instruct|chat|it|base|hf|pt|gguf|awq|gptq|fp8|bnb-4bit|v[0-9.]+)(?=[-_ :]|$)", re.I
 )
 """Words of a repository's name that say how a model was tuned or stored."""
@@ -283,9 +283,9 @@ PRINTED_MESSAGE = re.compile(r"\bmemory\b|\ballocat|Error:|max[_ ](?:model|seq)[
 def _is_kind_of_drafts(name: str) -> bool:
     """Whether a name is that of a kind of draft models; false if config readers are missing, as on the web page."""
     with suppress(ModuleNotFoundError):
-        from .huggingface.drafts import CLASSES
+        from .huggingface.drafts import CLASS_PATTERN_BY_TYPE
 
-        return name.lower().replace("-", "_") in CLASSES
+        return name.lower().replace("-", "_") in CLASS_PATTERN_BY_TYPE
     return False
 
 
@@ -330,7 +330,7 @@ def _unknown_target_error(model_target: str) -> str:
 
 def _base_preset(model_name: str) -> str | None:
     """Returns the preset whose name is part of a fine-tune's name; None without one."""
-    return find_preset(VARIANT.sub("", model_name)) or preset_within_name(model_name)
+    return find_preset(VARIANT_WORD.sub("", model_name)) or preset_within_name(model_name)
 
 
 def _advice_on_base(model_name: str, base_preset: str) -> str:
@@ -350,11 +350,11 @@ def _wrapper_types(model_name: str, preset_name: str) -> list[str]:
     Empty where no configs are read, as on the page.
     """
     with suppress(ModuleNotFoundError):
-        from .huggingface.registry import FILE_OF, family_of
+        from .huggingface.registry import FILE_BY_TYPE, family_of
 
         return [
             model_type
-            for model_type in FILE_OF
+            for model_type in FILE_BY_TYPE
             if _starts_with_type(model_name, model_type)
             and not preset_name.startswith(normalized(model_type))
             and family_of(model_type).text_type
@@ -417,7 +417,7 @@ def _suggest_relatives(model_name: str) -> str:
     Words of tuning and storage are left out. If the rest is like no name, near are the presets with the longest
     beginning of it, which has more than the family's letters: `Phi-4-multimodal-instruct` begins as phi-4-mini.
     """
-    bare_name = VARIANT.sub("", model_name[:LONGEST_NAME])
+    bare_name = VARIANT_WORD.sub("", model_name[:LONGEST_NAME])
     family, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
     presets_of_family = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
     prefixes = (normalized_name[:prefix_length] for prefix_length in range(len(normalized_name), len(family), -1))

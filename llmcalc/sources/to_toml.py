@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..components.stack import BASE, Stack
+from ..components.stack import BASE_LAYER_NAME, Stack
 from ..model import ModelSpec
-from ..record import NONE, Record
-from .preset import NOT_IN_FILES, Preset
+from ..record import ABSENT_VALUE, Record
+from .preset import LOADED_FIELDS, Preset
 
-NOT_WRITTEN = {"model", *NOT_IN_FILES}
+UNWRITTEN_FIELDS = {"model", *LOADED_FIELDS}
 
 
 def preset_description(preset: Preset) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def preset_description(preset: Preset) -> dict[str, Any]:
     preset_fields = {
         field_name: value
         for field_name, value in preset.model_dump(exclude_defaults=True).items()
-        if field_name not in NOT_WRITTEN
+        if field_name not in UNWRITTEN_FIELDS
     }
     if preset.changes:
         preset_fields["title"] = preset.display
@@ -80,7 +80,7 @@ def _part_table(spec_part: BaseModel, base_table: dict[str, Any] | None = None) 
         part_fields["variants"] = {
             field_name: _difference_table(block, _part_table(layer, block))
             for field_name, layer in spec_part.variants.items()
-            if field_name != BASE
+            if field_name != BASE_LAYER_NAME
         }
     return part_fields
 
@@ -93,7 +93,7 @@ def _plain_value(field_value: Any, base_table: Any = None) -> Any:
         return {field_name: _plain_value(nested_value) for field_name, nested_value in field_value.items()}
     if isinstance(field_value, tuple):
         return [_plain_value(list_element) for list_element in field_value]
-    return NONE if field_value is None else field_value
+    return ABSENT_VALUE if field_value is None else field_value
 
 
 def _difference_table(base_table: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:

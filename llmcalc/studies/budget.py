@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.target import load
-from .budget_file import SETTINGS, Budget, BudgetLimit, FitsBound, ModelBudget, QuantityBound
+from .budget_file import SETTINGS_BY_KEY, Budget, BudgetLimit, FitsBound, ModelBudget, QuantityBound
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _prepare_checks(model_budget: ModelBudget, preset: Preset) -> Iterator[Calla
 
 def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[str, Any]:
     """Returns the values of a bound's settings. Raises `InputError` for an invalid value."""
-    declared_settings = SETTINGS[bound_key]
+    declared_settings = SETTINGS_BY_KEY[bound_key]
     return {
         declared_settings[setting_name].name: declared_settings[setting_name].checked_value(setting_value, setting_name)
         for setting_name, setting_value in bound.settings.items()

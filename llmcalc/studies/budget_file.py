@@ -18,18 +18,18 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import model_validator
 
-from ..device_memory.settings import SHORTHANDS
+from ..device_memory.settings import SETTINGS_BY_SHORTHAND
 from ..device_memory.settings import Settings as RunSettings
 from ..errors import InputError, short_repr, suggest
 from ..record import Record
 from ..sources.files import parse_toml, read_text, validate
-from ..units import LONGEST_NUMBER, NUMBER, exact_number
+from ..units import LONGEST_NUMBER, NUMBER_PATTERN, exact_number
 from ..workload.setting import DeclaredSetting, Setting, declarations_of
 from ..workload.workload import Phase
 
-Kind: TypeAlias = Literal["count", "FLOPs", "bytes"]
+QuantityKind: TypeAlias = Literal["count", "FLOPs", "bytes"]
 
-KINDS: Mapping[str, Kind] = {
+KIND_BY_QUANTITY: Mapping[str, QuantityKind] = {
     "params": "count",
     "active": "count",
     "kv_per_token": "bytes",
@@ -38,36 +38,44 @@ KINDS: Mapping[str, Kind] = {
 }
 """Key of a bound → the kind of its value."""
 
-RUN = {**declarations_of(RunSettings), **SHORTHANDS}
+RUN_SETTINGS = {**declarations_of(RunSettings), **SETTINGS_BY_SHORTHAND}
 """Name → setting of a run on one device."""
 
-CACHE_FORMAT = RUN["kv_dtype"]
-PASS = DeclaredSetting("phase", Phase, Setting("The pass that is counted.", "What runs"))
+CACHE_FORMAT_SETTING = RUN_SETTINGS["kv_dtype"]
+PHASE_SETTING = DeclaredSetting("phase", Phase, Setting("The pass that is counted.", "What runs"))
 
-SETTINGS: Mapping[str, Mapping[str, DeclaredSetting]] = {
+SETTINGS_BY_KEY: Mapping[str, Mapping[str, DeclaredSetting]] = {
     "params": {},
     "active": {},
-    "kv_per_token": {"kv_dtype": CACHE_FORMAT, "dtype": CACHE_FORMAT},
-    "flops_per_token": {"phase": PASS, "batch": RUN["batch"], "seq": RUN["seq"]},
-    "memory": RUN,
-    "fits": RUN,
+    "kv_per_token": {"kv_dtype": CACHE_FORMAT_SETTING, "dtype": CACHE_FORMAT_SETTING},
+    "flops_per_token": {"phase": PHASE_SETTING, "batch": RUN_SETTINGS["batch"], "seq": RUN_SETTINGS["seq"]},
+    "memory": RUN_SETTINGS,
+    "fits": RUN_SETTINGS,
 }
 """Key → settings that change its value, by their names in the file."""
 
-DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18, "z": 10**21}
-UNITS: Mapping[Kind, Mapping[str, int]] = {
+DECIMAL_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18, "z": 10**21}
+UNIT_FACTORS: Mapping[QuantityKind, Mapping[str, int]] = {
     "count": {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12},
-    "FLOPs": {**DECIMAL, "b": 10**9, **{f"{prefix}flops": factor for prefix, factor in DECIMAL.items()}},
+    "FLOPs": {
+        **DECIMAL_FACTORS,
+        "b": 10**9,
+        **{f"{prefix}flops": factor for prefix, factor in DECIMAL_FACTORS.items()},
+    },
     "bytes": {
         "": 1,
         "b": 1,
-        **{f"{prefix}b": factor for prefix, factor in DECIMAL.items() if prefix},
+        **{f"{prefix}b": factor for prefix, factor in DECIMAL_FACTORS.items() if prefix},
         **{f"{prefix}ib": 2 ** (10 * i) for i, prefix in enumerate("kmgtp", start=1)},
     },
 }
 """Kind of value → factors of its units, in lower case."""
 
-EXAMPLES: Mapping[Kind, str] = {"count": "8.1B or 350M", "FLOPs": "20 GFLOPs or 2e10", "bytes": "128 KiB or 24 GB"}
+LIMIT_EXAMPLES: Mapping[QuantityKind, str] = {
+    "count": "8.1B or 350M",
+    "FLOPs": "20 GFLOPs or 2e10",
+    "bytes": "128 KiB or 24 GB",
+}
 
 MOST_MODELS = 1_000
 """Largest number of models in one budget."""
@@ -79,7 +87,7 @@ Operator: TypeAlias = Literal["<=", ">=", "==", "<", ">"]
 
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
 
-_BOUND = re.compile(rf"\s*+(<=|>=|==|<|>)?\s*+({NUMBER})\s*+([A-Za-z]*+)\s*+")
+_LIMIT_PATTERN = re.compile(rf"\s*+(<=|>=|==|<|>)?\s*+({NUMBER_PATTERN})\s*+([A-Za-z]*+)\s*+")
 
 
 class BudgetLimit(Record):
@@ -118,7 +126,7 @@ class ModelBudget(Record):
     memory: QuantityBound | None = None
     fits: FitsBound | None = None
 
-    keys: ClassVar[tuple[str, ...]] = tuple(SETTINGS)
+    keys: ClassVar[tuple[str, ...]] = tuple(SETTINGS_BY_KEY)
 
     @model_validator(mode="before")
     @classmethod
@@ -129,7 +137,7 @@ class ModelBudget(Record):
         for field_name in budget_table:
             _check_key(field_name, cls.keys)
         bounds_by_key = {
-            key: _parse_bound(key, value) if key in KINDS else value for key, value in budget_table.items()
+            key: _parse_bound(key, value) if key in KIND_BY_QUANTITY else value for key, value in budget_table.items()
         }
         if "fits" in bounds_by_key:
             bounds_by_key["fits"] = _parse_fits(bounds_by_key["fits"])
@@ -166,7 +174,7 @@ def read_budget(budget_path: Path) -> Budget:
 
 def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a key that a model does not have."""
-    settings_key = next((key for key in reversed(known_keys) if field_name in SETTINGS[key]), None)
+    settings_key = next((key for key in reversed(known_keys) if field_name in SETTINGS_BY_KEY[key]), None)
     if settings_key is not None:
         raise ValueError(
             f"{field_name}: is a setting of a bound; expected it in one, such as {settings_key} = "
@@ -181,7 +189,7 @@ def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
 
 
 def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
-    quantity_kind, budget_limits = KINDS[bound_key], []
+    quantity_kind, budget_limits = KIND_BY_QUANTITY[bound_key], []
     bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
         bound_settings = {
@@ -231,8 +239,8 @@ def _accelerator_names(names_value: Any) -> Any:
 
 def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not apply to a key."""
-    allowed_keys = sorted([*other_keys, *SETTINGS[bound_key]])
-    if SETTINGS[bound_key] is RUN:
+    allowed_keys = sorted([*other_keys, *SETTINGS_BY_KEY[bound_key]])
+    if SETTINGS_BY_KEY[bound_key] is RUN_SETTINGS:
         expected_text = f"{', '.join(other_keys)} or an option of llmcalc memory"
     else:
         expected_text = ", ".join(allowed_keys)
@@ -245,14 +253,14 @@ def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_key
 
 
 def _parse_limit(
-    location: str, limit_value: Any, quantity_kind: Kind, default_operator: str, is_operator_fixed: bool = False
+    location: str, limit_value: Any, quantity_kind: QuantityKind, default_operator: str, is_operator_fixed: bool = False
 ) -> dict[str, Any]:
     """Parses a limit from text or a whole number.
 
     default_operator: the operator of text without one.
     is_operator_fixed: whether the text must not have one.
     """
-    example_text = EXAMPLES[quantity_kind]
+    example_text = LIMIT_EXAMPLES[quantity_kind]
     if isinstance(limit_value, bool) or not isinstance(limit_value, str | int):
         raise ValueError(
             f"{location}: {short_repr(limit_value)} is no bound; expected text such as '{example_text}', or a whole "
@@ -260,7 +268,7 @@ def _parse_limit(
         )
     if isinstance(limit_value, int) and abs(limit_value) >= 10**LONGEST_NUMBER:
         raise ValueError(f"{location}: {short_repr(limit_value)}; expected a number of at most {LONGEST_NUMBER} digits")
-    limit_match = _BOUND.fullmatch(str(limit_value))
+    limit_match = _LIMIT_PATTERN.fullmatch(str(limit_value))
     if limit_match is None:
         raise ValueError(
             f"{location}: {short_repr(limit_value)} is no bound; expected a number with a unit, such as {example_text}"
@@ -269,7 +277,7 @@ def _parse_limit(
         raise ValueError(
             f"{location}: '{limit_value}'; expected a number without {limit_match[1]}, since the key says which side"
         )
-    unit_factor = UNITS[quantity_kind].get(limit_match[3].lower())
+    unit_factor = UNIT_FACTORS[quantity_kind].get(limit_match[3].lower())
     if unit_factor is None:
         raise ValueError(f"{location}: '{limit_match[3]}' is no unit of it; expected a number such as {example_text}")
     return {

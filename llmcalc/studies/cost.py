@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .plan import LayoutPlan
     from .server import LoadPoint, Server
 
-NODE = 8
+NODE_DEVICES = 8
 """Accelerators of a node."""
 
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
@@ -33,7 +33,7 @@ class Cost:
     @property
     def includes_lost_time(self) -> bool:
         """Whether the upper end of a training run's seconds includes lost time, see `add_lost_time`."""
-        return self.devices > NODE and self.seconds.low < self.seconds.high
+        return self.devices > NODE_DEVICES and self.seconds.low < self.seconds.high
 
     @property
     def days(self) -> RangedAmount:
@@ -64,7 +64,7 @@ class Cost:
         }
 
 
-NOT_COUNTED = {
+UNCOUNTED_COSTS = {
     "training": ("restarts and failures", "stragglers", "data loading", "checkpoints", "evaluation", "storage"),
     "requests": ("idle hours", "bursts of arrivals", "failures", "storage", "network traffic"),
     "power": ("hosts", "network", "cooling"),
@@ -85,7 +85,7 @@ def add_lost_time(training_seconds: RangedAmount, devices: int) -> RangedAmount:
 
     Runs on the devices of one node keep their range: the published ones have hundreds of devices or more.
     """
-    if devices <= NODE:
+    if devices <= NODE_DEVICES:
         return training_seconds
     return training_seconds._replace(high=training_seconds.high / LEAST_TIME_IN_STEPS)
 

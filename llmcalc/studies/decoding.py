@@ -7,9 +7,9 @@ from dataclasses import replace
 from ..accelerator import Hardware
 from ..costs.quantization.mlx import MLXScheme
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import SERVED_PHASES
+from ..device_memory.settings import SERVING_PHASES
 from ..errors import InputError
-from ..frameworks.engines.engine import NEWEST
+from ..frameworks.engines.engine import NEWEST_VERSION
 from ..frameworks.engines.registry import USUAL_ENGINE, engine
 from ..parallel.layout import ONE_DEVICE, Layout
 from .run_time import TimeSettings, time_inference
@@ -45,7 +45,7 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
     )
     if has_both_stacks:
         return TRANSFORMERS_STACK
-    return engine(USUAL_ENGINE).software_stack(NEWEST, hardware.vendor)
+    return engine(USUAL_ENGINE).software_stack(NEWEST_VERSION, hardware.vendor)
 
 
 def runs_llama_cpp(hardware: Hardware) -> bool:
@@ -72,7 +72,7 @@ def time_decoded_token(
     stack_name: the software stack that runs it; default the usual one of the accelerator.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
-    if model_memory.settings.phase not in SERVED_PHASES or model_memory.spec.model_without_tokens:
+    if model_memory.settings.phase not in SERVING_PHASES or model_memory.spec.model_without_tokens:
         return None
     batch = int(model_memory.states.workload.batch) if users is None else users
     try:

@@ -18,12 +18,12 @@ from ..sources.to_toml import preset_description
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 
-Unit: TypeAlias = Literal["parameters", "FLOPs", "bytes"]
+QuantityUnit: TypeAlias = Literal["parameters", "FLOPs", "bytes"]
 
-Figure: TypeAlias = tuple[float | None, Unit]
+QuantityValue: TypeAlias = tuple[float | None, QuantityUnit]
 """A value and its unit."""
 
-INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
+LAYER_INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 """Indices of layers in the path of a node: `layers.0-31`."""
 
 
@@ -44,7 +44,7 @@ class FieldChange:
 class QuantityChange(FieldChange):
     """A count or a number of bytes: an exact integer, or a float for an average."""
 
-    unit: Unit
+    unit: QuantityUnit
 
     @property
     def change(self) -> float:
@@ -101,15 +101,15 @@ def diff(
         tuple(quantities),
         {
             quantity_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, quantity_name))
-            for quantity_name in COMPONENTS
+            for quantity_name in COMPARED_COSTS
         },
     )
 
 
-def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
+def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, QuantityValue]:
     """Returns the counts of a model: quantity → (value, unit)."""
     parameter_count = params(preset.model)
-    quantities: dict[str, Figure] = {
+    quantities: dict[str, QuantityValue] = {
         "parameters": (parameter_count.total, "parameters"),
         "active per token": (parameter_count.active, "parameters"),
         "embedding": (parameter_count.embedding, "parameters"),
@@ -128,7 +128,7 @@ def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figu
     return quantities
 
 
-def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
+def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, QuantityValue]:
     """Returns the bytes of one device's memory by part; empty if llmcalc cannot simulate an operation of the model."""
     from ..device_memory.estimate import memory
     from ..device_memory.settings import Settings
@@ -207,7 +207,7 @@ def _changed_nodes(
     earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str, quantity_name: str
 ) -> list[QuantityChange]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
-    cost_of_dtype, unit = COMPONENTS[quantity_name]
+    cost_of_dtype, unit = COMPARED_COSTS[quantity_name]
     cost_function = cost_of_dtype(dtype)
     old_costs, new_costs = (
         {}
@@ -222,7 +222,7 @@ def _changed_nodes(
     return sorted((preset for preset in compared_nodes if preset.has_changed), key=lambda preset: -abs(preset.change))
 
 
-COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
+COMPARED_COSTS: dict[str, tuple[Callable[[str], Cost], QuantityUnit]] = {
     "parameters": (lambda dtype: total_params_of, "parameters"),
     "forward FLOPs": (lambda dtype: forward_flops_of, "FLOPs"),
     "KV cache": (cache_bits_of, "bytes"),
@@ -230,13 +230,15 @@ COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
 """Quantity that is compared by node → (format of the cache → the cost of a node for one sequence), and its unit."""
 
 
-def _costs_by_path(model_tree: Node, cost_function: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
+def _costs_by_path(
+    model_tree: Node, cost_function: Cost, run_config: RunConfig, unit: QuantityUnit
+) -> dict[str, Number]:
     """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
     sums_by_path: dict[str, Number] = {}
     for node_position in model_tree.walk(run_config):
         if not node_position.optional_part and (
             node_cost := times(node_position.cost_of_operation(cost_function), node_position.copies)
         ):
-            node_path = INDEX.sub("", node_position.path)
+            node_path = LAYER_INDEX.sub("", node_position.path)
             sums_by_path[node_path] = sums_by_path.get(node_path, 0) + node_cost
     return {path: bits_to_bytes(cost) if unit == "bytes" else cost for path, cost in sums_by_path.items()}

@@ -29,19 +29,19 @@ MOST_BATCH = 2**20
 MOST_SEQ = 2**24
 """Longest sequence that is tried, in tokens."""
 
-CHUNK = 2048
+PROMPT_CHUNK_TOKENS = 2048
 """Tokens per chunk of a prompt, in the change that reads prompts in chunks."""
 
-NEAREST = 5
+MOST_INSUFFICIENT_CHANGES = 5
 """Number of insufficient changes that are reported: those that require least."""
 
-DEEP = 256
+DEEP_MODEL_LAYERS = 256
 """Layers beyond which few changes are tried, since each is a replay of all layers."""
 
-FEW_CHANGES = 4
+MOST_CHANGES_OF_DEEP_MODEL = 4
 """Number of changes of a deep model that are tried: those with the least weights, gradients' copies and states."""
 
-RANK = 16
+TRIED_LORA_RANK = 16
 """Rank of the adapters that are tried: the default of many recipes."""
 
 
@@ -207,7 +207,7 @@ def largest_fitting_number(
             if lower_number == maximum:
                 return maximum
             next_upper_number = min(
-                WIDEN * lower_number, _number_at_capacity(excess_by_number, lower_number) * 51 // 50
+                LARGEST_GROWTH_FACTOR * lower_number, _number_at_capacity(excess_by_number, lower_number) * 51 // 50
             )
             next_upper_number = (
                 max(lower_number + size_step if has_prediction else 2 * lower_number, next_upper_number)
@@ -218,7 +218,7 @@ def largest_fitting_number(
             is_next_number_tried = False
     initial_lower_number, trial_count = lower_number, 0
     while upper_number - lower_number > 1:
-        if upper_number > NEAR * lower_number and not has_prediction:
+        if upper_number > INTERPOLATION_RATIO * lower_number and not has_prediction:
             candidate_number = math.isqrt(lower_number * upper_number)
         else:
             candidate_number = max(
@@ -237,10 +237,10 @@ def largest_fitting_number(
     return lower_number
 
 
-WIDEN = 16
+LARGEST_GROWTH_FACTOR = 16
 """Largest factor by which the next number is greater, while everything fits."""
 
-NEAR = 4
+INTERPOLATION_RATIO = 4
 """Largest ratio of a bracket's ends at which it is searched by linear interpolation."""
 
 
@@ -271,7 +271,7 @@ def _number_at_capacity(excess_by_number: Mapping[int, int], fitting_number: int
     return (
         fitting_number + (fitting_number - lower_number) * -excess_by_number[fitting_number] // excess_difference
         if excess_difference > 0
-        else WIDEN * fitting_number
+        else LARGEST_GROWTH_FACTOR * fitting_number
     )
 
 
@@ -285,7 +285,7 @@ def _memory_saving_changes(
     """
     cheap_changes, costly_changes = single_setting_changes(model_memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
-    most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
+    most_changes = MOST_CHANGES_OF_DEEP_MODEL if has_many_layers(model_memory) else None
     evaluate_changes = partial(
         _evaluate_changes, model_memory, current_fit, insufficient_bytes, fit_with_engine, most_changes=most_changes
     )
@@ -322,7 +322,11 @@ def _memory_saving_changes(
         (setting_change for setting_change in candidates if setting_change.changed_fit.verdict == "no"),
         key=lambda setting_change: setting_change.changed_fit.needed_bytes,
     )
-    return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
+    return list(
+        {
+            change.option: change for change in (*fitting_changes, *insufficient_changes[:MOST_INSUFFICIENT_CHANGES])
+        }.values()
+    )
 
 
 WIDE_CACHES = ("bfloat16", "float16", "float32")
@@ -334,7 +338,7 @@ GGUF_SCHEMES, GGUF_CACHE = ("q8_0", "q4_k_m"), "q8_0"
 
 def has_many_layers(model_memory: Memory) -> bool:
     """Whether the model has so many layers that only a few changes are tried."""
-    return model_memory.spec.layer_count > DEEP
+    return model_memory.spec.layer_count > DEEP_MODEL_LAYERS
 
 
 def _evaluate_changes(
@@ -347,8 +351,8 @@ def _evaluate_changes(
 ) -> list[SettingChange]:
     """Returns the changes that need less memory than the current settings, in the order of the input.
 
-    A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the `NEAREST`
-    smallest.
+    A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the
+    `MOST_INSUFFICIENT_CHANGES` smallest.
 
     insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
     most_changes: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
@@ -370,7 +374,7 @@ def _evaluate_changes(
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed_bytes or (
             least_bytes > current_fit.capacity_bytes
-            and sum(byte_count < least_bytes for byte_count in insufficient_bytes) >= NEAREST
+            and sum(byte_count < least_bytes for byte_count in insufficient_bytes) >= MOST_INSUFFICIENT_CHANGES
         )
 
     while runs_by_bound:
@@ -440,7 +444,7 @@ def changes_with_more_devices(
     ]
 
 
-def shorter_narrow_runs(
+def change_to_narrow_weights(
     model_memory: Memory, current_fit: MemoryFit, fit_with_engine: EngineFit
 ) -> list[SettingChange]:
     """Returns the change to the narrowest weights, together with the longest sequences that then fit.
@@ -530,7 +534,7 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
         precision_without_master_weights = {None: "bf16", "fp16-master": "fp16"}
         if run_settings.precision in precision_without_master_weights and run_settings.dtype is None:
             costly_changes.append({"precision": precision_without_master_weights[run_settings.precision]})
-        adapter_settings = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
+        adapter_settings = {"lora_rank": TRIED_LORA_RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
         costly_changes += [adapter_settings, *([{**adapter_settings, "base": "nf4"}] if hardware.stores_nf4 else [])]
     elif run_settings.base is None and hardware.stores_nf4:
         costly_changes.append({"base": "nf4"})
@@ -550,8 +554,8 @@ def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[d
     cheap_changes: list[dict[str, Any]] = []
     if model_memory.attention != "flash":
         cheap_changes.append({"attn_implementation": "flash"})
-    if run_settings.phase == "prefill" and run_settings.chunk is None and memory_use.workload.seq > CHUNK:
-        cheap_changes.append({"chunk": CHUNK})
+    if run_settings.phase == "prefill" and run_settings.chunk is None and memory_use.workload.seq > PROMPT_CHUNK_TOKENS:
+        cheap_changes.append({"chunk": PROMPT_CHUNK_TOKENS})
     costly_changes: list[dict[str, Any]] = []
     if memory_use.kv_dtype in WIDE_CACHES and (is_llama_cpp or hardware.runs_fp8_weights):
         costly_changes.append({"kv_dtype": GGUF_CACHE if is_llama_cpp else "fp8"})

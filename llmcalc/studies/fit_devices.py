@@ -13,7 +13,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
 from ..frameworks.ranks import Cluster, rank_with_most_memory
-from ..frameworks.registry import WITHOUT_A_NAME, framework
+from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
@@ -22,11 +22,11 @@ from ..simulator.simulated_work import WorkBudget
 from .fit import MOST_BATCH, MOST_SEQ, SettingChange, devices_option, largest_fitting_number
 from .layout_candidates import Candidate
 from .plan import (
-    RECOMPUTED,
+    FULL_RECOMPUTE,
     LayoutEstimates,
     LayoutPlan,
-    Nearest,
-    Order,
+    NearestPolicy,
+    OrderName,
     incomplete_search_error,
     plan_of,
     replayed_bytes,
@@ -34,7 +34,7 @@ from .plan import (
 )
 from .step_size import usual_micro_batches
 
-MOST_TRIED = 2**16
+MOST_TRIED_DEVICES = 2**16
 """Largest number of accelerators that is tried."""
 
 
@@ -96,7 +96,7 @@ def fit_devices(
     work_budget = search_budget()
 
     def question_under_framework(run_memory: Memory, framework_request: LayoutRequest) -> DevicesQuestion:
-        framework_record = framework(framework_request.framework or WITHOUT_A_NAME)
+        framework_record = framework(framework_request.framework or DEFAULT_FRAMEWORK)
         return DevicesQuestion(
             LayoutEstimates(run_memory, framework_record), hardware, framework_request, global_batch, work_budget
         )
@@ -171,8 +171,8 @@ class DevicesQuestion:
     def plan_devices(
         self,
         devices: int,
-        suggests_nearest: Nearest = "if none fits",
-        order_name: Order | None = None,
+        suggests_nearest: NearestPolicy = "if none fits",
+        order_name: OrderName | None = None,
         tries_variants: bool = False,
     ) -> LayoutPlan:
         """Plans the layouts of a number of accelerators and replays the best one.
@@ -247,7 +247,7 @@ def _fewest_devices(devices_question: DevicesQuestion, plan: LayoutPlan) -> tupl
         fitting_candidate = devices_question.best_fitting_layout(devices)
         if fitting_candidate is not None:
             return devices, fitting_candidate
-    while 2 * devices <= MOST_TRIED and not devices_question.budget.is_spent():
+    while 2 * devices <= MOST_TRIED_DEVICES and not devices_question.budget.is_spent():
         devices *= 2
         candidate_that_fits = (devices_question.several_devices_question or devices_question).best_fitting_layout(
             devices
@@ -284,10 +284,10 @@ def _length_multiple(layout: Layout) -> int:
     return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 
-REPLAYS = 4
+SEARCH_REPLAYS = 4
 """Number of replays in the search for the largest run; there are more only if none fits."""
 
-CLOSE = 0.01
+SEARCH_TOLERANCE = 0.01
 """Relative distance at which the search ends; blocks of the allocator are larger."""
 
 
@@ -329,7 +329,7 @@ def _largest_number(
         return tensor_bytes(candidate_size) + allocator_overhead + margin_bytes
 
     replay_count = 0
-    while (replay_count < REPLAYS and not devices_question.budget.is_spent()) or fitting_point[0] == start_size:
+    while (replay_count < SEARCH_REPLAYS and not devices_question.budget.is_spent()) or fitting_point[0] == start_size:
         is_too_large_known = too_large_point[0] > fitting_point[0]
         largest_size = size_unit * largest_fitting_number(
             lambda number: needed_bytes(size_unit * number),
@@ -351,7 +351,7 @@ def _largest_number(
             continue
         fitting_point, margin_bytes = (largest_size, device_bytes - largest_tensor_bytes), 0
         if too_large_point[0] <= fitting_point[0] or too_large_point[0] - fitting_point[0] <= max(
-            size_unit, CLOSE * fitting_point[0]
+            size_unit, SEARCH_TOLERANCE * fitting_point[0]
         ):
             break
     return fitting_point[0] // size_unit * size_unit
@@ -375,7 +375,7 @@ def _changes_that_fit(
         recomputed_candidate = None if plan_with_recompute is None else _best_candidate(plan_with_recompute)
         if recomputed_candidate is not None:
             yield SettingChange(
-                f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),
+                f"--recompute {FULL_RECOMPUTE} {recomputed_candidate.layout.options()}".strip(),
                 recomputing_question.fit_of(recomputed_candidate),
             )
     if fewest_devices is not None and fewest_devices != devices and fewest_candidate is not None:

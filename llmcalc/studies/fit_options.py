@@ -39,7 +39,7 @@ MOST_TRAINING_COMPUTERS = 1
 MOST_SPLIT_DEVICES = 16
 """Largest number of accelerators among which llama.cpp divides layers: GGML_CUDA_MAX_DEVICES of ggml-cuda.h."""
 
-RuntimeOf = Callable[[Hardware], CudaRuntime]
+RuntimeFunction = Callable[[Hardware], CudaRuntime]
 """The CUDA runtime of a run on an accelerator."""
 
 
@@ -184,7 +184,7 @@ def hardware_options(
     model_memory: Memory,
     accelerators: Iterable[Hardware],
     layout_request: LayoutRequest,
-    cuda_runtime_of: RuntimeOf,
+    cuda_runtime_of: RuntimeFunction,
     option_with_engine: Callable[[Hardware], HardwareOption | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
     """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
@@ -296,7 +296,7 @@ def _hardware_option(
     return min(tried_options, key=lambda indexed_option: (indexed_option[1].fit.needed_bytes, indexed_option[0]))[1]
 
 
-MOST_PER_NUMBER = 2
+MOST_CHANGES_PER_NUMBER = 2
 """Largest number of changes that are listed for a number of accelerators."""
 
 
@@ -304,7 +304,7 @@ def fitting_changes_on_several_devices(
     model_memory: Memory,
     options: Sequence[HardwareOption],
     layout_request: LayoutRequest,
-    cuda_runtime_of: RuntimeOf,
+    cuda_runtime_of: RuntimeFunction,
     setting_changes: Sequence[Mapping[str, Any]],
 ) -> Iterator[SettingChange]:
     """Yields changes to several accelerators of a kind, fewest first, the unchanged run last.
@@ -334,7 +334,7 @@ def fitting_changes_on_several_devices(
             device_run, memory_fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
             changes_text = cli_options(changed_settings, model_memory.settings.phase != "training")
             options_text = f"{device_run.option(memory_fit).command_options} {changes_text}"
-            if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
+            if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MOST_CHANGES_PER_NUMBER:
                 changes_by_devices.append((device_run.devices, SettingChange(options_text, memory_fit)))
         yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
         if fits_without_changes and hardware_option.devices > 1:
@@ -345,7 +345,7 @@ def _fitting_runs(
     model_memory: Memory,
     hardware: Hardware,
     layout_request: LayoutRequest,
-    cuda_runtime_of: RuntimeOf,
+    cuda_runtime_of: RuntimeFunction,
     most_devices: int,
 ) -> Iterator[tuple[_RunOnDevices, MemoryFit]]:
     """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""

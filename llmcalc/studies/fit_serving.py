@@ -16,16 +16,16 @@ from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_program import model_axes
-from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, layout_refusal
+from ..parallel.search import UNDIVIDED_HEADS, UNDIVIDED_WIDTHS, check_depth, even_stage_sizes, layout_refusal
 from ..simulator.simulated_work import WorkBudget
 from .decoding import time_decoded_token
 from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
 from .timed_run import TimedRun
 
-NODE = 8
+NODE_DEVICES = 8
 """Largest tensor-parallel group that is tried: devices that share the fastest link."""
 
-MOST_TRIED = 2**10
+MOST_TRIED_DEVICES = 2**10
 """Largest number of accelerators that is tried."""
 
 
@@ -182,7 +182,7 @@ def serving_layouts(
     spec = model_memory.spec
     layer_count, axes = spec.layer_count, model_axes(spec)
     stage_counts = divisors(devices, layer_count) if layout_request.pp is None else [layout_request.pp]
-    tp_sizes = divisors(devices, NODE) if layout_request.tp is None else [layout_request.tp]
+    tp_sizes = divisors(devices, NODE_DEVICES) if layout_request.tp is None else [layout_request.tp]
     replica_sizes = sorted((tp * pp, pp, tp) for pp in stage_counts for tp in tp_sizes if devices % (tp * pp) == 0)
     for replica_size, pp, tp in replica_sizes:
         dp = devices // replica_size
@@ -195,7 +195,7 @@ def serving_layouts(
             check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue
-        if layout_refusal(axes, layout, layer_count, 1) in (HEADS, WIDTHS):
+        if layout_refusal(axes, layout, layer_count, 1) in (UNDIVIDED_HEADS, UNDIVIDED_WIDTHS):
             continue
         try:
             for rank in _first_and_last_ranks(layout):
@@ -226,7 +226,7 @@ def _layout_on_more_devices(model_memory: Memory, hardware: Hardware, layout_req
     """Returns the first layout that fits on twice the number of accelerators, four times the number, and so on."""
     assert layout_request.devices is not None
     devices = 2 * layout_request.devices
-    while devices <= MOST_TRIED:
+    while devices <= MOST_TRIED_DEVICES:
         for layout in serving_layouts(model_memory, replace(layout_request, dp=None), devices):
             if (
                 layout.replica_devices == layout.world_size

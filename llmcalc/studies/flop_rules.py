@@ -23,7 +23,7 @@ from ..costs.params import ParameterCount, params
 from ..frozen import frozen
 from ..model import ModelSpec
 
-RECOMPUTES = "megatron_recompute"
+RULE_WITH_RECOMPUTE = "megatron_recompute"
 """Key of the rule whose formula counts the second forward pass of every layer itself."""
 
 
@@ -199,12 +199,16 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
         )
 
 
-KAPLAN, CHINCHILLA, PALM = "Kaplan 2020, Table 1", "Hoffmann 2022, appendix F", "Chowdhery 2022, appendix B"
-MEGATRON, MEGATRON_AGAIN = "Korthikanti 2022, appendix A", "Narayanan 2021, eq. 3"
-HALF = "N non-embedding (active); half of all pairs; no logits"
-DENSE = "for MHA and a non-gated FFN; also counts the embedding, as a matrix product, and softmax"
-EVERY = "N all parameters (active), embedding included"
-MHA = "for MHA with heads × head_dim = h and a non-gated FFN with d_ff = 4h"
+KAPLAN_SOURCE, CHINCHILLA_SOURCE, PALM_SOURCE = (
+    "Kaplan 2020, Table 1",
+    "Hoffmann 2022, appendix F",
+    "Chowdhery 2022, appendix B",
+)
+MEGATRON_SOURCE, MEGATRON_RECOMPUTE_SOURCE = "Korthikanti 2022, appendix A", "Narayanan 2021, eq. 3"
+KAPLAN_REMARK = "N non-embedding (active); half of all pairs; no logits"
+CHINCHILLA_REMARK = "for MHA and a non-gated FFN; also counts the embedding, as a matrix product, and softmax"
+PALM_REMARK = "N all parameters (active), embedding included"
+MEGATRON_REMARK = "for MHA with heads × head_dim = h and a non-gated FFN with d_ff = 4h"
 
 
 def _rules_with_attention(
@@ -229,7 +233,12 @@ def _rules_with_attention(
     kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.total_key_width, context_tokens)
     formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
     yield make_rule(
-        "kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan_flops, (HALF, f"{HALF}; 3 × its forward")
+        "kaplan_table_1",
+        "Kaplan Table 1",
+        formulas,
+        KAPLAN_SOURCE,
+        kaplan_flops,
+        (KAPLAN_REMARK, f"{KAPLAN_REMARK}; 3 × its forward"),
     )
     chinchilla_flops = exact_div(pass_count * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
     formulas = "embed+ℓ(attn+dense)+logits", "embed+ℓ(attn+dense)+logits"
@@ -237,26 +246,26 @@ def _rules_with_attention(
         "chinchilla_f",
         "Chinchilla app. F",
         formulas,
-        CHINCHILLA,
+        CHINCHILLA_SOURCE,
         chinchilla_flops,
-        (DENSE, f"{DENSE}; 3 × its forward"),
+        (CHINCHILLA_REMARK, f"{CHINCHILLA_REMARK}; 3 × its forward"),
     )
     palm_flops = exact_div(
         pass_count * palm_appendix_b(parameter_count.active, model_sizes.total_key_width, context_tokens), 3
     )
-    phase_remarks = f"{EVERY}; a third of its training count", EVERY
-    yield make_rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm_flops, phase_remarks)
+    phase_remarks = f"{PALM_REMARK}; a third of its training count", PALM_REMARK
+    yield make_rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM_SOURCE, palm_flops, phase_remarks)
     flops_without_recompute, flops_with_recompute = (
         megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
     )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
-    phase_remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
+    phase_remarks = f"{MEGATRON_REMARK}; a third of its training count", f"{MEGATRON_REMARK}; nothing recomputed"
     flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
-    yield make_rule("megatron", "Megatron", formulas, MEGATRON, flops, phase_remarks)
+    yield make_rule("megatron", "Megatron", formulas, MEGATRON_SOURCE, flops, phase_remarks)
     if is_training:
-        formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MHA}; every layer recomputed"
+        formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MEGATRON_REMARK}; every layer recomputed"
         flops = exact_div(flops_with_recompute, context_tokens)
-        yield RECOMPUTES, "Megatron, recompute", formula, MEGATRON_AGAIN, tokens * flops, remark
+        yield RULE_WITH_RECOMPUTE, "Megatron, recompute", formula, MEGATRON_RECOMPUTE_SOURCE, tokens * flops, remark
 
 
 def _kaplan_n(parameter_count: ParameterCount) -> int:

@@ -11,9 +11,9 @@ from ..errors import InputError, short_repr
 from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..parallel.schedule_formulas import bubble_fraction
-from ..timing.time_ranges import TIE
+from ..timing.time_ranges import TIE_SHARE
 
-AS_CONFIGURED = ""
+CONFIGURED_RECOMPUTE = ""
 """A candidate's recomputation where it is that of the run's settings."""
 
 
@@ -39,7 +39,7 @@ class Candidate:
     seconds: float | None = None
     is_replayed: bool = False
     upper_bound_bytes: int = 0
-    recompute: str = AS_CONFIGURED
+    recompute: str = CONFIGURED_RECOMPUTE
 
     @property
     def headroom(self) -> int:
@@ -63,7 +63,7 @@ class Candidate:
     @property
     def options(self) -> str:
         """The layout and recomputation as options of `memory` and `time`."""
-        recompute = "" if self.recompute == AS_CONFIGURED else f"--recompute {self.recompute}"
+        recompute = "" if self.recompute == CONFIGURED_RECOMPUTE else f"--recompute {self.recompute}"
         return f"{self.layout.options()} {recompute}".strip()
 
 
@@ -90,12 +90,12 @@ def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
 
 
 def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each candidate, sorted by time, whether its time ties with the candidate before it (see `TIE`)."""
+    """Returns for each candidate, sorted by time, whether its time ties with the one before it (see `TIE_SHARE`)."""
     tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:
         seconds = candidate.seconds or 0.0
-        tie_flags.append(bool(least_seconds) and seconds <= (1 + TIE) * least_seconds)
+        tie_flags.append(bool(least_seconds) and seconds <= (1 + TIE_SHARE) * least_seconds)
         least_seconds = min(least_seconds, seconds) if tie_flags[-1] else seconds
     return tie_flags
 

@@ -20,13 +20,13 @@ from ..costs.params import params
 from ..device_memory.settings import Settings
 from ..device_memory.static import memory
 from ..errors import InputError
-from ..sources.names import hub_id_of, is_hub_id
 from ..sources.preset import Preset
 from ..sources.presets import find_preset
+from ..sources.target_names import hub_id_of, is_hub_id
 from ..sources.to_toml import model_description
 from ..units import short_dtype
 
-FORMATS = ("fp8", "int8", "nf4", "awq-int4-g128", "mxfp4", "q8_0", "q4_k_m")
+LOCKED_FORMATS = ("fp8", "int8", "nf4", "awq-int4-g128", "mxfp4", "q8_0", "q4_k_m")
 """Formats, as `--quantize` names them, in which the bytes of the weights are locked beside those of the checkpoint."""
 
 
@@ -121,8 +121,10 @@ def _weight_bytes(preset: Preset) -> dict[str, int | None]:
     """Returns the bytes of the weights as published and by number format; None for formats that cannot store them."""
     published_memory = memory(preset.model, published_dtype=preset.dtype, model_config=preset.checkpoint)
     bytes_by_format: dict[str, int | None] = {"published": published_memory.weights}
-    for format_name in (short_dtype("bfloat16"), *FORMATS):
-        scheme_settings = Settings(quantize=format_name) if format_name in FORMATS else Settings(dtype=format_name)
+    for format_name in (short_dtype("bfloat16"), *LOCKED_FORMATS):
+        scheme_settings = (
+            Settings(quantize=format_name) if format_name in LOCKED_FORMATS else Settings(dtype=format_name)
+        )
         try:
             bytes_by_format[format_name] = memory(
                 preset.model, scheme_settings, preset.dtype, model_config=preset.checkpoint

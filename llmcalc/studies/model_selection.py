@@ -11,7 +11,7 @@ from ..frozen import frozen
 if TYPE_CHECKING:
     from ..model import ModelSpec
 
-KINDS = ("decoder", "encoder", "encoder-decoder")
+MODEL_KINDS = ("decoder", "encoder", "encoder-decoder")
 
 KINDS_BY_HEADS = ("mha", "gqa", "mqa", "sliding")
 """Kinds of attention that its heads and its window make; any other is the `type` of a token mixer."""
@@ -24,7 +24,7 @@ ATTENTION_EXAMPLES = f"{', '.join(KINDS_BY_HEADS)}, mla, mamba2, gated_delta_net
 class ModelFilter:
     """The filter for models; a field with None filters nothing.
 
-    kind: one of `KINDS`.
+    kind: one of `MODEL_KINDS`.
     attention: one of the names that `attention_kinds` returns.
     moe: whether the model is a mixture of experts.
     min_params, max_params: smallest and largest number of total parameters.
@@ -38,10 +38,10 @@ class ModelFilter:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for an unknown kind or kind of attention, or a lower bound above the upper bound."""
-        if self.kind is not None and self.kind not in KINDS:
+        if self.kind is not None and self.kind not in MODEL_KINDS:
             raise InputError(
-                f"--kind: '{self.kind}' is not known; expected one of {', '.join(KINDS)}."
-                f"{suggest(self.kind, list(KINDS))}"
+                f"--kind: '{self.kind}' is not known; expected one of {', '.join(MODEL_KINDS)}."
+                f"{suggest(self.kind, list(MODEL_KINDS))}"
             )
         if self.attention is not None:
             _check_attention_name(self.attention)

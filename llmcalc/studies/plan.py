@@ -19,45 +19,45 @@ from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate
 from ..frameworks.ranks import Cluster
-from ..frameworks.registry import WITHOUT_A_NAME, framework
+from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_layouts
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
-from ..timing.time_ranges import TIE, TimeRange
-from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
+from ..timing.time_ranges import TIE_SHARE, TimeRange
+from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory, sorted_by_time
 from .layout_replays import LayoutReplays, LayoutRun, ReplayTask, replay_layout
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
 
-Order: TypeAlias = Literal["time", "memory"]
+OrderName: TypeAlias = Literal["time", "memory"]
 """Orders of the layouts of a plan."""
 
-NODE = 8
+NODE_DEVICES = 8
 """Default number of devices that share the fastest link."""
 
-RECOMPUTED = "full"
+FULL_RECOMPUTE = "full"
 """The value of `--recompute` that recomputes every layer."""
 
-Nearest: TypeAlias = Literal["always", "if none fits", "never"]
+NearestPolicy: TypeAlias = Literal["always", "if none fits", "never"]
 """When a plan searches for the layout that requires least, of those that do not fit."""
 
-TOO_MUCH = "needs more than the usable memory"
+TOO_MUCH_MEMORY = "needs more than the usable memory"
 
-UNTRIED = "not tried: the search ended before it"
+UNTRIED_REASON = "not tried: the search ended before it"
 """The reason of layouts that were left when the budget of a search was spent."""
 
 WORK_OF_SEARCH = 14_000_000
 """Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/simulated_work.py`."""
 
-FEWER_LAYOUTS = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
+FEWER_LAYOUTS_ADVICE = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
 """What mends a search that ended early."""
 
 WORK_OF_COMPARISON = 2_000_000
 """Units of work after which the search under another framework ends, of which one row is compared."""
 
-SHARE_OF_ESTIMATES = 0.35
+ESTIMATES_WORK_SHARE = 0.35
 """Share of a search's work after which it estimates no further layouts."""
 
 
@@ -108,11 +108,11 @@ class LayoutEstimates:
     @property
     def recomputed(self) -> LayoutEstimates:
         """The memory estimates with every layer recomputed in the backward pass."""
-        return self.with_recompute(RECOMPUTED)
+        return self.with_recompute(FULL_RECOMPUTE)
 
     def with_recompute(self, recompute_mode: str) -> LayoutEstimates:
         """Returns the estimates with another value of `--recompute`; the same object for an equal value."""
-        if recompute_mode == AS_CONFIGURED:
+        if recompute_mode == CONFIGURED_RECOMPUTE:
             return self
         if recompute_mode not in self._estimates_by_recompute:
             recomputing_memory = self.memory.with_changes(recompute=recompute_mode)
@@ -260,7 +260,7 @@ class LayoutPlan:
         if (
             is_recompute_chosen
             or self.ranked_layouts.ended_early
-            or TOO_MUCH not in self.ranked_layouts.refusal_counts
+            or TOO_MUCH_MEMORY not in self.ranked_layouts.refusal_counts
             or len(self.ranked_layouts.feasible) >= self.rows
         ):
             return None
@@ -274,7 +274,7 @@ class LayoutPlan:
         )
 
 
-MOST_LAYERS = 256
+MOST_SEARCHED_LAYERS = 256
 """The largest number of layers of a model whose training layouts are searched."""
 
 
@@ -286,8 +286,8 @@ def plan_of(
     global_batch: int | None,
     row_limit: int,
     layout_estimates: LayoutEstimates | None = None,
-    suggests_nearest: Nearest = "always",
-    order_name: Order | None = "memory",
+    suggests_nearest: NearestPolicy = "always",
+    order_name: OrderName | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
     may_recompute: bool = True,
     budget: WorkBudget | None = None,
@@ -309,17 +309,17 @@ def plan_of(
     is given, and if the search ended early and nothing that it tried may fit.
     """
     assert layout_request.devices is not None
-    framework_record = framework(layout_request.framework or WITHOUT_A_NAME)
+    framework_record = framework(layout_request.framework or DEFAULT_FRAMEWORK)
     memory_use, spec = model_memory.states, model_memory.spec
     interconnect = hardware.interconnect
-    node_devices = min(NODE, (interconnect.domain_size if interconnect is not None else None) or NODE)
+    node_devices = min(NODE_DEVICES, (interconnect.domain_size if interconnect is not None else None) or NODE_DEVICES)
     micro_batches = model_memory.settings.num_microbatches
     if micro_batches is not None:
         raise InputError(
             f"--num-microbatches {micro_batches}: in a plan it follows from the layout and --global-batch, the "
             "sequences of a step of all devices; expected --global-batch"
         )
-    check_depth(spec, MOST_LAYERS)
+    check_depth(spec, MOST_SEARCHED_LAYERS)
     micro_batch, seq = int(memory_use.workload.batch), int(memory_use.workload.seq)
     is_batch_assumed = global_batch is None
     if global_batch is None:
@@ -384,7 +384,7 @@ def plan_of(
             None if layout_times is None else step_seconds,
             _recompute_modes(model_memory, framework_record)
             if may_recompute and layout_times is not None
-            else (AS_CONFIGURED,),
+            else (CONFIGURED_RECOMPUTE,),
             least_bytes,
             exceeds,
             budget,
@@ -429,7 +429,7 @@ def incomplete_search_error(plan: LayoutPlan) -> InputError:
     ranked_layouts = plan.ranked_layouts
     return InputError(
         f"--devices {plan.devices}: nothing fits so far, and the search ended before all "
-        f"{ranked_layouts.tried_count:,} layouts were tried and replayed; {FEWER_LAYOUTS}"
+        f"{ranked_layouts.tried_count:,} layouts were tried and replayed; {FEWER_LAYOUTS_ADVICE}"
     )
 
 
@@ -439,14 +439,14 @@ def _recompute_modes(model_memory: Memory, framework_record: Framework) -> tuple
     The values are none, selective and full, unless the user chose one.
     """
     if model_memory.settings.recompute is not None:
-        return (AS_CONFIGURED,)
-    return AS_CONFIGURED, framework_record.selective_recompute, RECOMPUTED
+        return (CONFIGURED_RECOMPUTE,)
+    return CONFIGURED_RECOMPUTE, framework_record.selective_recompute, FULL_RECOMPUTE
 
 
 def _layout_times(
     model_memory: Memory,
     hardware: Hardware,
-    order_name: Order | None,
+    order_name: OrderName | None,
     time_settings: Callable[[Framework], TimeSettings] | None,
     framework_record: Framework,
 ) -> tuple[TrainingTimes | None, str]:
@@ -519,14 +519,14 @@ class LayoutOrder:
     replayed_bytes: Callable[[Layout, int, str, int | None], int]
     estimate_errors: EstimateErrors
     step_seconds: Callable[[Layout, int, str], float] | None = None
-    recompute_modes: Sequence[str] = (AS_CONFIGURED,)
+    recompute_modes: Sequence[str] = (CONFIGURED_RECOMPUTE,)
     least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
     has_too_large_rank: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: WorkBudget = field(default_factory=search_budget)
     begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
-    def plan(self, rows: int, suggests_nearest: Nearest = "always") -> RankedLayouts:
+    def plan(self, rows: int, suggests_nearest: NearestPolicy = "always") -> RankedLayouts:
         """Returns the ranked layouts, of which at least `rows` fit if possible.
 
         rows: number of fitting layouts after which replays end.
@@ -555,7 +555,7 @@ class LayoutOrder:
             unfit_candidates = self._all_unfit_candidates(unfit_candidates, too_large_layouts)
             too_large_layouts = []
             ranked_layouts.nearest_candidate = self._smallest_replayed_candidate(unfit_candidates)
-        ranked_layouts.ended_early |= UNTRIED in layout_search.refusal_counts
+        ranked_layouts.ended_early |= UNTRIED_REASON in layout_search.refusal_counts
         return self._with_refusals(ranked_layouts, len(unfit_candidates) + len(too_large_layouts))
 
     def plan_of_fastest(self) -> RankedLayouts:
@@ -578,9 +578,9 @@ class LayoutOrder:
         def with_tied_candidates(candidates: list[Candidate]) -> list[Candidate]:
             nonlocal too_large_count
             while untried_layouts and not any(
-                untried_layouts[-1][0] > (1 + TIE) * (candidate.seconds or 0.0) for candidate in candidates
+                untried_layouts[-1][0] > (1 + TIE_SHARE) * (candidate.seconds or 0.0) for candidate in candidates
             ):
-                if len(untried_layouts) < len(timed_layouts) and self.budget.is_spent(SHARE_OF_ESTIMATES):
+                if len(untried_layouts) < len(timed_layouts) and self.budget.is_spent(ESTIMATES_WORK_SHARE):
                     ranked_layouts.ended_early = True
                     break
                 _, layout_run = untried_layouts.pop()
@@ -626,7 +626,7 @@ class LayoutOrder:
         if not (ranked_layouts.feasible or ranked_layouts.unreplayed or too_large_count):
             self._raise_most_frequent_error(refusal_counts)
         if too_large_count:
-            refusal_counts[TOO_MUCH] = too_large_count
+            refusal_counts[TOO_MUCH_MEMORY] = too_large_count
         return ranked_layouts
 
     def _least_seconds(self, layout: Layout, micro_batches: int) -> float:
@@ -689,7 +689,7 @@ class LayoutOrder:
 
     def _raise_most_frequent_error(self, counts_by_reason: Mapping[str, int]) -> None:
         """Raises the most frequent error against layouts, if all were tried and the error is not about group sizes."""
-        if not counts_by_reason or UNTRIED in counts_by_reason:
+        if not counts_by_reason or UNTRIED_REASON in counts_by_reason:
             return
         counts_without_replicas = {
             reason: layout_count for reason, layout_count in counts_by_reason.items() if reason != NO_REPLICAS
@@ -712,13 +712,13 @@ class LayoutOrder:
 
         The entry is None for a layout that surely does not fit and whose kernels other layouts have; nothing more of it
         is estimated. Layouts with many stages come first, because they show how many bytes layers save. Layouts that
-        remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
+        remain when the budget's share is spent have the error `UNTRIED_REASON`, but those that surely do not fit.
         """
         candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp)):
-            if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._estimated_sizes:
-                candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED)
+            if self.budget.is_spent(ESTIMATES_WORK_SHARE) and self._estimated_sizes:
+                candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED_REASON)
             elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._estimated_sizes:
                 try:
                     candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recompute_modes, needs_fit=True)
@@ -728,7 +728,7 @@ class LayoutOrder:
 
     def _has_too_large_static_bytes(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
-        return self._is_too_large(layout, 0, AS_CONFIGURED)
+        return self._is_too_large(layout, 0, CONFIGURED_RECOMPUTE)
 
     def _least_layout_bytes(self, layout: Layout, micro_batches: int) -> int:
         """Returns a lower bound of a layout's bytes with the most recomputation; 0 if unknown."""
@@ -833,7 +833,7 @@ class LayoutOrder:
             return self._has_too_large_static_bytes(layout_run[0]), self._least_layout_bytes(*layout_run)
 
         for layout, micro_batches in sorted(too_large_layouts, key=least_bytes_key):
-            if unfit_candidates and self.budget.is_spent(SHARE_OF_ESTIMATES):
+            if unfit_candidates and self.budget.is_spent(ESTIMATES_WORK_SHARE):
                 break
             try:
                 candidate = self._fitting_candidate(layout, micro_batches, self.recompute_modes)

@@ -26,7 +26,7 @@ from ..units import DTYPE_BITS
 HIDDEN_VECTORS = 4
 """Vectors of the hidden size that are alive per token in a layer's pass without gradients."""
 
-TRAINED = ("weights", "gradients", "optimizer")
+TRAINED_STATE_KINDS = ("weights", "gradients", "optimizer")
 """Kinds of memory of the trained model that stay between its passes."""
 
 
@@ -72,7 +72,7 @@ class _PhaseCalculator:
         self.cluster, self.rollout, self.preset, self.device = cluster, rollout, preset, device
         self.context = device.device_bytes - device.reserved_bytes
         step_bytes = device.moments.get("step", {})
-        self.states = {memory_kind: step_bytes.get(memory_kind, 0) for memory_kind in TRAINED}
+        self.states = {memory_kind: step_bytes.get(memory_kind, 0) for memory_kind in TRAINED_STATE_KINDS}
         other_memory_terms = ("weights", "optimizer", "overhead")
         self.states["gradients"] = max(
             0, device.after_step_bytes - sum(step_bytes.get(memory_kind, 0) for memory_kind in other_memory_terms)
@@ -139,7 +139,7 @@ class _PhaseCalculator:
 
     def _trained_model_terms(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
-        for memory_kind in TRAINED:
+        for memory_kind in TRAINED_STATE_KINDS:
             if memory_kind not in self.rollout.offloaded_states or memory_kind in loaded_states:
                 yield PhaseTerm(memory_kind, self.states[memory_kind], "source", self.rollout.source)
 

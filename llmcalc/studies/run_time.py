@@ -15,7 +15,7 @@ from ..costs.cache_formats import cache_bits_in, cache_format
 from ..costs.trained_tensors import trained_tensors
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
-from ..device_memory.settings import NARROW_PRODUCTS
+from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION
 from ..device_memory.simulated_run import supports_sdpa
 from ..errors import InputError
 from ..flow.module_names import config_fields
@@ -23,7 +23,7 @@ from ..frozen import frozen
 from ..parallel.layout import Layout, Schedule
 from ..parallel.rank_program import check_exchanged_heads
 from ..simulator.versions import is_older_version
-from ..timing.calibration import UNCHANGED, CalibrationFactors
+from ..timing.calibration import UNIT_FACTORS, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankWork
@@ -42,9 +42,9 @@ from ..timing.stack import (
     with_schedule,
 )
 from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
-from ..timing.time_estimator import QUANTIZED, NumberFormats, TimedOperation, TimedPass
+from ..timing.time_estimator import QUANTIZED_FORMAT, NumberFormats, TimedOperation, TimedPass
 from ..timing.time_ranges import TimeRange, expected_range, untested_layout_text
-from ..timing.timing_constants import TimeStack
+from ..timing.timing_constants import SoftwareStack
 from ..units import DTYPE_BITS, short_dtype
 from ..workload.execution import CrossEntropy
 from ..workload.lora import stored_bytes
@@ -76,13 +76,13 @@ UNMEASURED_SCHEDULES = "zb-h1", "dualpipe"
 GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 """Number formats of gradients whose sums are timed."""
 
-BLACKWELL = 10.0
+BLACKWELL_CAPABILITY = 10.0
 """NVIDIA's first compute capability whose units multiply numbers with a scale per 32 elements (mxfp8)."""
 
-LARGE_WEIGHT = 2**24
+LARGE_WEIGHT_ELEMENTS = 2**24
 """Elements of a weight matrix by which the bits of an element with its scales are counted."""
 
-KEPT_PRODUCTS = 0.5
+SELECTIVE_RECOMPUTE_SHARE = 0.5
 """Share of a layer that runs again where checkpointing keeps some of its products."""
 
 
@@ -106,7 +106,7 @@ class TimeSettings:
     overlap: str | None = None
     nic: float | None = None
     product_format: str = ""
-    factors: CalibrationFactors = UNCHANGED
+    factors: CalibrationFactors = UNIT_FACTORS
     overlapped_groups: frozenset[str] | None = None
     unpriced_settings: tuple[str, ...] = ()
     calls_torch_attention: bool = False
@@ -115,14 +115,14 @@ class TimeSettings:
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
 
-    def supporting_stack(self, phase: TimePhase) -> TimeStack:
+    def supporting_stack(self, phase: TimePhase) -> SoftwareStack:
         """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
         software_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         software_stack = with_overlapped_groups(software_stack, self.overlapped_groups)
         return self.factors.stack(with_overlap(software_stack, self.overlap))
 
 
-PREFERS_CUDNN = (2, 11)
+PREFERS_CUDNN_SINCE = (2, 11)
 """First version of torch whose scaled_dot_product_attention prefers cuDNN's kernel on compute capabilities 9 and 10.
 
 Its code does so for cuDNN above 9.15.0 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
@@ -135,8 +135,8 @@ CUDNN_CAPABILITIES = "9.", "10."
 
 
 def _with_attention_of_run(
-    software_stack: TimeStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
-) -> TimeStack:
+    software_stack: SoftwareStack, model_memory: Memory, hardware: Hardware, calls_torch: bool = False
+) -> SoftwareStack:
     """Returns a software stack with the stated attention implementation, by default the one of transformers.
 
     Torch's own attention runs the kernel that the run's version of torch prefers on the accelerator. calls_torch:
@@ -148,7 +148,7 @@ def _with_attention_of_run(
         implementation = "eager"
     prefers_cudnn = (hardware.compute_capability or "").startswith(CUDNN_CAPABILITIES)
     is_torch_attention = implementation in (None, "sdpa") or (calls_torch and implementation == "flash")
-    if is_torch_attention and prefers_cudnn and not is_older_version(run_settings.torch or "", PREFERS_CUDNN):
+    if is_torch_attention and prefers_cudnn and not is_older_version(run_settings.torch or "", PREFERS_CUDNN_SINCE):
         software_stack = with_cudnn_attention(software_stack)
     return with_attention(software_stack, implementation)
 
@@ -172,7 +172,7 @@ class TrainingTimes:
             software_stack = with_16_bit_adapters(software_stack)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not software_stack.host_update
-        self.stack: TimeStack = with_optimizer(
+        self.stack: SoftwareStack = with_optimizer(
             software_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host, is_stepwise_adamw(model_memory)
         )
         self._set_timers()
@@ -181,9 +181,12 @@ class TrainingTimes:
         if model_memory.settings.fake_quantize is not None:
             raise InputError("--fake-quantize: the time of rounding is not modelled; expected none")
         self.dtype: str = time_settings.product_format or _training_format(model_memory)
-        if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
+        if self.dtype in PRODUCT_FORMAT_BY_PRECISION.values() and self.device.format_of(self.dtype) != self.dtype:
             raise missing_units_error(model_memory.settings.precision or self.dtype, self.dtype, hardware)
-        if model_memory.settings.precision == "mxfp8" and float(hardware.compute_capability or BLACKWELL) < BLACKWELL:
+        if (
+            model_memory.settings.precision == "mxfp8"
+            and float(hardware.compute_capability or BLACKWELL_CAPABILITY) < BLACKWELL_CAPABILITY
+        ):
             raise InputError(
                 f"--precision mxfp8: {hardware.name} (compute capability {hardware.compute_capability}) has no units "
                 "for products with a scale per 32 elements; expected fp8, bf16-master or another --hardware"
@@ -250,7 +253,7 @@ class TrainingTimes:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
-    def seconds_on(self, software_stack: TimeStack, layout: Layout, micro_batches: int) -> float:
+    def seconds_on(self, software_stack: SoftwareStack, layout: Layout, micro_batches: int) -> float:
         """Returns the seconds of a step of a layout under another software stack."""
         step_timer = StepTimer(self.memory.spec, self.device, software_stack)
         return float(step_timer.step(self.plan(layout, micro_batches)).seconds)
@@ -361,7 +364,7 @@ class TrainingTimes:
         device, software_stack = self.device, self.stack
         older_stack = software_stack.model_copy(update={"attention": "fa2"})
         unfused_stack = software_stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
-        slower_settings: list[tuple[str, Device, TimeStack, StepPlan]] = [
+        slower_settings: list[tuple[str, Device, SoftwareStack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", device, with_overlap(software_stack, "none"), step_plan),
             ("attention of an older kernel", device, older_stack, step_plan),
             (
@@ -387,7 +390,7 @@ class TrainingTimes:
 
 def recomputed_share(recompute: Recompute) -> float:
     """Returns the share of the layers whose whole forward pass runs again."""
-    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) * recompute.share_of_layers
+    return (SELECTIVE_RECOMPUTE_SHARE if recompute.saved_operations else 1.0) * recompute.share_of_layers
 
 
 def _gradient_buffer_bytes(model_memory: Memory) -> float | None:
@@ -441,7 +444,9 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = run_adapters.base_format != "none"
     bits_per_element = (
-        8 * stored_bytes(run_adapters.base_format, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
+        8 * stored_bytes(run_adapters.base_format, 1, LARGE_WEIGHT_ELEMENTS) / LARGE_WEIGHT_ELEMENTS
+        if is_in_4_bits
+        else 0.0
     )
     return Adapters(
         run_adapters.rank,
@@ -461,8 +466,8 @@ def _refuse_wide_products(model_memory: Memory) -> None:
 def _training_format(model_memory: Memory) -> str:
     """Returns the number format of matrix products in training, which is 16-bit under autocast."""
     precision = model_memory.settings.precision or ""
-    if precision in NARROW_PRODUCTS:
-        return NARROW_PRODUCTS[precision]
+    if precision in PRODUCT_FORMAT_BY_PRECISION:
+        return PRODUCT_FORMAT_BY_PRECISION[precision]
     return "fp32" if model_memory.states.precision == "fp32" or model_memory.settings.precision == "fp32" else "bf16"
 
 
@@ -478,7 +483,9 @@ def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
         return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.parameter_count.total), cache_bits)
     scheme_label = quantized_weights.scheme.label
-    dtype = next((format_name for prefix, format_name in SCHEME_FORMATS if scheme_label.startswith(prefix)), QUANTIZED)
+    dtype = next(
+        (format_name for prefix, format_name in SCHEME_FORMATS if scheme_label.startswith(prefix)), QUANTIZED_FORMAT
+    )
     elements_by_component = memory_use.parameter_count.by_component
     head_kinds = [component for component in ("lm_head", "embedding") if component in elements_by_component]
     layer_bits, *head_bits = (
@@ -521,7 +528,7 @@ def time_training(
     )
 
 
-def with_format_of_stack(model_memory: Memory, software_stack: TimeStack) -> Memory:
+def with_format_of_stack(model_memory: Memory, software_stack: SoftwareStack) -> Memory:
     """Returns an inference run with the software stack's weight format, unless the user states a format.
 
     The format is 16 bits if the stack halves weights published in float32, and the stack's own scheme for weights
@@ -572,7 +579,7 @@ def time_inference(
     number_formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
     run_formats = number_formats.formats_on(device)
 
-    def pass_on(device: Device, software_stack: TimeStack) -> InferencePass:
+    def pass_on(device: Device, software_stack: SoftwareStack) -> InferencePass:
         if phase == "decode":
             return decode(spec, device, software_stack, batch, seq, replica_layout, run_formats)
         return prefill(

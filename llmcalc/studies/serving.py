@@ -26,27 +26,27 @@ from ..timing.batching import Replica, RequestSizes
 from ..timing.device import Device
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
-from ..timing.time_ranges import TIE
-from ..timing.timing_constants import TimeStack
+from ..timing.time_ranges import TIE_SHARE
+from ..timing.timing_constants import SoftwareStack
 from ..timing.trace import StepBudget
-from .fit_serving import NODE
+from .fit_serving import NODE_DEVICES
 from .run_time import inference_formats
 from .serve_trace import RequestTrace, TraceTimes, size_server_for_trace
 from .server import LatencyLimits, LayoutSizes, LoadPoint, Server, largest_number
 
-MOST_REPLICA = 32
+MOST_REPLICA_DEVICES = 32
 """Largest number of devices of a replica that is tried."""
 
 MOST_DEVICES = 1024
 """Largest number of devices of a server."""
 
-STAGES = (1, 2, 4)
+STAGE_COUNTS = (1, 2, 4)
 """Pipeline stages that are tried."""
 
 ATTENTION_RANKS = (2, 4, 8, 16)
 """Ranks with attention of their own that are tried, of models with experts."""
 
-TENSOR_RANKS = (1, 2, 4, NODE)
+TENSOR_RANKS = (1, 2, 4, NODE_DEVICES)
 """Ranks that divide heads and widths that are tried."""
 
 MOST_STAGES = 8
@@ -80,11 +80,11 @@ class SizesRequest:
             attention_dp = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
             yield self._layouts_by_devices([LayoutSizes(tp, self.pp or 1, attention_dp, ep)], self.devices)
             return
-        most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
+        most_devices = min(MOST_REPLICA_DEVICES, self.devices or MOST_REPLICA_DEVICES)
         tried_sizes = self._layouts_by_devices(
             [
                 candidate_sizes
-                for candidate_sizes in _replica_layouts(STAGES, ATTENTION_RANKS, experts)
+                for candidate_sizes in _replica_layouts(STAGE_COUNTS, ATTENTION_RANKS, experts)
                 if candidate_sizes.devices <= most_devices
             ],
             self.devices,
@@ -92,9 +92,9 @@ class SizesRequest:
         yield tried_sizes
         if self.devices is None:
             return
-        further_sizes = set(_replica_layouts(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA + 1), experts))
+        further_sizes = set(_replica_layouts(range(1, MOST_STAGES + 1), range(2, MOST_REPLICA_DEVICES + 1), experts))
         further_sizes.difference_update(tried_sizes)
-        for used_devices in range(self.devices, max(0, self.devices - NODE * MOST_STAGES), -1):
+        for used_devices in range(self.devices, max(0, self.devices - NODE_DEVICES * MOST_STAGES), -1):
             sizes_to_try = self._layouts_by_devices(further_sizes, used_devices)
             further_sizes.difference_update(sizes_to_try)
             for stage_count in range(1, MOST_STAGES + 1):
@@ -182,7 +182,7 @@ class ServeStudy:
     preset: Preset
     hardware: Hardware
     device: Device
-    stack: TimeStack
+    stack: SoftwareStack
     engine: Engine
     version: EngineVersion
     memory_by_formats: dict[tuple[str | None, str | None], Memory]
@@ -470,7 +470,7 @@ def _cheapest_server_index(
                 key=lambda indexed_point: (indexed_point[1].devices, traces[indexed_point[0]].tpot[50].estimate),
             )
         )
-    least_rate = max(load_point.tokens_per_second_per_device for _, load_point in candidates) * (1 - TIE)
+    least_rate = max(load_point.tokens_per_second_per_device for _, load_point in candidates) * (1 - TIE_SHARE)
     tied_servers = [(index, point) for index, point in candidates if point.tokens_per_second_per_device >= least_rate]
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
 

@@ -36,9 +36,9 @@ LEAST_ASPECT, MOST_ASPECT = 8, 1024
 """Smallest and largest h/L of a study's shapes."""
 LEAST_WIDTHS, MOST_WIDTHS = 48, 256
 """Smallest and largest number of hidden sizes that a study counts; a budget may allow fewer."""
-FEWEST_WIDTHS = 6
+FEWEST_ALLOWED_WIDTHS = 6
 """Where a budget allows fewer hidden sizes than these, their step is halved."""
-UNIT, LEAST_UNIT = 64, 16
+SIZE_MULTIPLE, SMALL_SIZE_MULTIPLE = 64, 16
 """Hidden sizes and FFN widths are multiples of the first number, and for a small budget of the second."""
 LEAST_HEAD_DIM = 16
 """The smallest head size that a study makes by halving a model's head size."""
@@ -46,11 +46,11 @@ LARGEST_WIDTH, LARGEST_DEPTH = 2**21, 2**16
 
 BudgetKind: TypeAlias = Literal["parameters", "train_flops"]
 
-STANDARD, SMALL_STANDARD = "llama3-8b", "smollm2-135m"
+STANDARD_PRESET, SMALL_STANDARD_PRESET = "llama3-8b", "smollm2-135m"
 """The presets whose ratios are used for a budget without a model, and for a small budget without a model."""
-SMALL = 500_000_000
-"""Number of parameters below which a budget uses `SMALL_STANDARD`. SmolLM2's models of 135 M and 360 M parameters have
-the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
+SMALL_BUDGET_PARAMETERS = 500_000_000
+"""Number of parameters below which a budget uses `SMALL_STANDARD_PRESET`. SmolLM2's models of 135 M and 360 M
+parameters have the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
 """
 
 
@@ -63,7 +63,7 @@ def standard_preset(parameters: int | None = None, train_flops: int | None = Non
     if parameters is None and train_flops is not None:
         size_divisor = 6 * TOKENS_PER_PARAMETER if tokens is None else 6 * tokens
         parameters = math.isqrt(train_flops // size_divisor) if tokens is None else train_flops // size_divisor
-    return SMALL_STANDARD if parameters is not None and parameters < SMALL else STANDARD
+    return SMALL_STANDARD_PRESET if parameters is not None and parameters < SMALL_BUDGET_PARAMETERS else STANDARD_PRESET
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ShapeFamily:
     kv_ratio: Fraction | None = None
     ffn_ratio: Fraction | None = None
     head_divisor: int = 1
-    size_unit: int = UNIT
+    size_unit: int = SIZE_MULTIPLE
 
     def _distinct_blocks(self) -> list[Layer]:
         return [self.spec.main.block, *self.spec.main.variants.values()]
@@ -130,7 +130,9 @@ class ShapeFamily:
         has_even_heads = all(head_dim % 2 == 0 and head_dim // 2 >= LEAST_HEAD_DIM for head_dim in head_dims)
         for head_factor in (1,) if keep_heads or not has_even_heads else (2, 1):
             finer_family = replace(
-                self, size_unit=max(LEAST_UNIT, self.size_unit // 2), head_divisor=head_factor * self.head_divisor
+                self,
+                size_unit=max(SMALL_SIZE_MULTIPLE, self.size_unit // 2),
+                head_divisor=head_factor * self.head_divisor,
             )
             try:
                 finer_family.scaled_to(finer_family.width_step, finer_family.least_depth)
@@ -429,11 +431,11 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, tolerance_pe
 
 
 def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float, keep_heads: bool) -> ShapeFamily:
-    """Reduces the step between hidden sizes until the budget allows `FEWEST_WIDTHS` sizes, if possible.
+    """Reduces the step between hidden sizes until the budget allows `FEWEST_ALLOWED_WIDTHS` sizes, if possible.
 
     keep_heads: whether head sizes must stay unchanged.
     """
-    while len(allowed_widths(model_family, budget, tolerance)) < FEWEST_WIDTHS:
+    while len(allowed_widths(model_family, budget, tolerance)) < FEWEST_ALLOWED_WIDTHS:
         finer_family = model_family.finer_family(keep_heads)
         if finer_family is None:
             break

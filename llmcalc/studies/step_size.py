@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STEP_TOKENS = 2**22
 """Tokens of a usual training step: 4M, as of Llama 2 (arXiv:2307.09288) and of the first steps of Llama 3 405B."""
 
-DEVICE_TOKENS = 2**10
+LEAST_DEVICE_TOKENS = 2**10
 """Fewest tokens of a device in a usual step: Llama 3 405B had 16M tokens on 16,384 H100 (arXiv:2407.21783, table 4).
 
 With fewer, most of a step on many devices is the pipeline's bubble and messages, so a run takes more tokens.
@@ -32,7 +32,7 @@ MOST_MICRO_BATCHES = 64
 
 def usual_step_tokens(devices: int) -> int:
     """Returns the tokens of a usual training step: 4M, or 1,024 per device if this is more."""
-    return max(STEP_TOKENS, DEVICE_TOKENS * devices)
+    return max(STEP_TOKENS, LEAST_DEVICE_TOKENS * devices)
 
 
 def usual_batch(seq: int, devices: int) -> int:

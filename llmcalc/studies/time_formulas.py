@@ -23,7 +23,7 @@ from ..timing.timing_constants import AcceleratorGeneration, FigureSource, accel
 from ..timing.work_recorder import rank_work
 from ..workload.workload import Phase
 
-SYMBOLS = {
+SYMBOL_MEANINGS = {
     "F": "FLOPs of the kernel's matrix products",
     "B": "bytes that it reads and writes",
     "P": "peak FLOP/s of the device in the products' number format",
@@ -115,13 +115,13 @@ def time_formulas(
     ]
 
 
-LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
+LAYER_PATH = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 """A path with the numbers of its layers: `layers.0-31.mlp`, `decoder.layers.{1,5}`."""
 
 
 def _belongs_to_node(kernel: Kernel, node: str | None, pass_work: RankWork) -> bool:
     """Whether a kernel belongs to a node of the model or a descendant."""
-    layer_match = LAYERS.fullmatch(node or "")
+    layer_match = LAYER_PATH.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
     stack, layer_numbers, layer_condition = layer_match.groups()

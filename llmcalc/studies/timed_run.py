@@ -19,7 +19,7 @@ from ..timing.kernels import RankPass, RankWork
 from ..timing.step import StepPlan
 from ..timing.time_estimator import NumberFormats, TimedOperation, TimeEstimator
 from ..timing.time_ranges import TimeRange
-from ..timing.timing_constants import TimeStack
+from ..timing.timing_constants import SoftwareStack
 from ..timing.traffic import MemoryTraffic, kernel_traffic
 from ..timing.work_recorder import rank_work
 from ..units import signed_percent
@@ -34,18 +34,18 @@ Bound: TypeAlias = Literal["compute", "memory", "network", "wait"]
 
 BOUNDS: tuple[Bound, ...] = ("compute", "memory", "network", "wait")
 
-UTILIZATION = 0.45
+ASSUMED_UTILIZATION = 0.45
 """Model FLOPs utilization that the rules 6ND and 8ND assume."""
 
 HOST_BANDWIDTH = 100_000_000_000
 """Bytes/s of a host's memory for which a bound is printed: DDR5-6400 of two channels has 102.4 GB/s."""
 
-SAMPLING = "sampling on the host"
+HOST_SAMPLING = "sampling on the host"
 
-NOT_COUNTED = {
+UNCOUNTED_EFFECTS = {
     "training": ("stragglers", "data loading", "checkpoints", "evaluation", "uneven routing of experts"),
     "prefill": ("queueing", "tokenization", "uneven routing of experts"),
-    "decode": ("prompts that join the batch", "queueing", SAMPLING, "uneven routing of experts"),
+    "decode": ("prompts that join the batch", "queueing", HOST_SAMPLING, "uneven routing of experts"),
 }
 """Phase → what no estimate counts."""
 
@@ -101,7 +101,7 @@ class TimedRun:
     phase: TimePhase
     hardware: Hardware
     device: Device
-    stack: TimeStack
+    stack: SoftwareStack
     layout: Layout
     sequences: int
     seq: int
@@ -122,7 +122,7 @@ class TimedRun:
     unpriced_options: tuple[str, ...] = ()
     engine_notes: tuple[str, ...] = ()
     seconds_of_alternatives: dict[str, float] = field(default_factory=dict)
-    seconds_on: Callable[[Device, TimeStack], float] | None = field(default=None, repr=False)
+    seconds_on: Callable[[Device, SoftwareStack], float] | None = field(default=None, repr=False)
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -130,8 +130,8 @@ class TimedRun:
         includes_sampling = self.phase == "decode" and self.stack.host_sequence > 0
         return tuple(
             uncounted_text
-            for uncounted_text in NOT_COUNTED[self.phase]
-            if not (includes_sampling and uncounted_text == SAMPLING)
+            for uncounted_text in UNCOUNTED_EFFECTS[self.phase]
+            if not (includes_sampling and uncounted_text == HOST_SAMPLING)
         )
 
     @property
@@ -222,7 +222,7 @@ class TimedRun:
         if self.step_plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
         active_params = ParameterCount(self.spec, self.spec.tree(), self.include).active
-        seconds = self.tokens * active_params / (self.devices * self.peak * UTILIZATION)
+        seconds = self.tokens * active_params / (self.devices * self.peak * ASSUMED_UTILIZATION)
         if self.step_plan.adapters is not None:
             return {"4ND": 4 * seconds, "6ND": None, "8ND": None}
         return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.step_plan.recomputed_share else None}

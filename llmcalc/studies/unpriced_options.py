@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.settings import Settings
-from ..timing.timing_constants import TimeStack
+from ..timing.timing_constants import SoftwareStack
 from ..workload.setting import option
 
 UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_library", "logits_to_keep")
@@ -19,7 +19,7 @@ def is_stepwise_adamw(memory: Memory) -> bool:
     return is_adamw and memory.settings.optimizer_impl in ("foreach", "loop")
 
 
-def unpriced_options(memory: Memory, software_stack: TimeStack) -> list[str]:
+def unpriced_options(memory: Memory, software_stack: SoftwareStack) -> list[str]:
     """Returns the options of a training run whose effect on kernels the time estimate ignores.
 
     software_stack: the software that the run is timed with.

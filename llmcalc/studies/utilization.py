@@ -12,7 +12,7 @@ from ..accelerator import Hardware
 from ..costs.flops import FlopCount
 from ..errors import InputError
 from ..frozen import frozen
-from .flop_rules import RECOMPUTES, FlopRule, flop_rules_for
+from .flop_rules import RULE_WITH_RECOMPUTE, FlopRule, flop_rules_for
 
 
 @frozen(slots=True)
@@ -88,7 +88,9 @@ def utilization(
             utilization_of(flop_rule.total + recomputed_flops),
         )
 
-    flop_rules: Sequence[FlopRule] = [rule for rule in flop_rules_for(model_flop_count) if rule.key != RECOMPUTES]
+    flop_rules: Sequence[FlopRule] = [
+        rule for rule in flop_rules_for(model_flop_count) if rule.key != RULE_WITH_RECOMPUTE
+    ]
     recomputed_flops = (kernel_flop_count.causal - model_flop_count.causal) / tokens
     return Utilization(
         hardware,

@@ -20,23 +20,23 @@ from ..simulator.choices import KernelChoices
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
-from ..workload.recompute import MODES
+from ..workload.recompute import RECOMPUTE_MODES
 from .explain import Explanation, FormulaSection, check_layer_kinds, components, merge_sections
-from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, FormulaSetting, TrainingSetting
-from .saved_bytes import LOSS, NodeTrackingEager, Path, PathNames, RecordedPass, SavedBlock, saved_blocks
+from .formulas import DEFAULT_SETTING, DEFAULT_TRAINING_SETTING, FormulaNode, Formulas, FormulaSetting, TrainingSetting
+from .saved_bytes import LOSS_PATH, LabelledPath, NodeTrackingEager, PathNames, RecordedPass, SavedBlock, saved_blocks
 from .symbolic_int import SymbolicInt, formula_of
-from .symbolic_model import SEQUENCES, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
+from .symbolic_model import SEQUENCES_LETTER, SymbolMeaning, keys_symbol, sequences_symbol, spec_with_formulas
 
-LOSS_NAMES: PathNames = tuple(name for name, _ in LOSS)
+LOSS_NAMES: PathNames = tuple(name for name, _ in LOSS_PATH)
 
-Notation: TypeAlias = Literal["numbers", "letters"]
+SizeNotation: TypeAlias = Literal["numbers", "letters"]
 
 
 def explain_activations(
     spec: ModelSpec,
     query: str | None = None,
-    formula_setting: FormulaSetting = DEFAULT,
-    training: TrainingSetting = DEFAULT_TRAINING,
+    formula_setting: FormulaSetting = DEFAULT_SETTING,
+    training: TrainingSetting = DEFAULT_TRAINING_SETTING,
     included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Explains the saved activations of `query` (any suffix of a path in the tree), or of every component of the model.
@@ -76,10 +76,10 @@ class ActivationFormulas:
         if formulas.has_symbols:
             meanings = formulas.meanings
             meanings[keys_symbol()] = replace(meanings[keys_symbol()], field="tokens of a sequence")
-            meanings[sequences_symbol()] = SymbolMeaning(SEQUENCES, "sequences at once", training.batch)
+            meanings[sequences_symbol()] = SymbolMeaning(SEQUENCES_LETTER, "sequences at once", training.batch)
             self.symbolic_sums = self.saved_sums("letters", training.batch)
 
-    def saved_sums(self, notation: Notation, batch: int) -> SavedByteSums:
+    def saved_sums(self, notation: SizeNotation, batch: int) -> SavedByteSums:
         """Returns the saved bytes of every node, for a number of sequences."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
         repeats_by_stack = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.is_extrapolated}
@@ -94,7 +94,7 @@ class ActivationFormulas:
             seq,
             DTYPES[self.training.dtype],
             KernelChoices(attention=self.training.attention, norm=self.training.norm),
-            recompute=MODES[self.training.recompute],
+            recompute=RECOMPUTE_MODES[self.training.recompute],
             included_parts=self.formulas.include,
             layer_repeats=repeats_by_stack,
         )
@@ -177,18 +177,18 @@ class SavedByteSums:
     loss_bytes: sum of the loss.
     """
 
-    def __init__(self, root_node: FormulaNode, memory_blocks: Iterable[SavedBlock], notation: Notation) -> None:
-        self.notation: Notation = notation
+    def __init__(self, root_node: FormulaNode, memory_blocks: Iterable[SavedBlock], notation: SizeNotation) -> None:
+        self.notation: SizeNotation = notation
         self.by_location: dict[int, Any] = {}
         self.repeat_counts: dict[int, Any] = {}
         self.layer_indices: set[int] = set()
         self.shared_bytes: dict[PathNames, Any] = {}
         self.loss_bytes: Any = 0
-        bytes_by_path_and_layer: defaultdict[Path, Counter[int]] = defaultdict(Counter)
-        repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
+        bytes_by_path_and_layer: defaultdict[LabelledPath, Counter[int]] = defaultdict(Counter)
+        repeats_of_path: defaultdict[LabelledPath, set[int]] = defaultdict(set)
         for memory_block in memory_blocks:
             storage_location, byte_count = memory_block.location, formula_of(memory_block.bytes)
-            if storage_location.path == LOSS:
+            if storage_location.path == LOSS_PATH:
                 self.loss_bytes += byte_count
             elif storage_location.layer_path and memory_block.is_shared:
                 self._add_shared_bytes(storage_location.stack_path, byte_count)
@@ -217,7 +217,9 @@ class SavedByteSums:
     def _add_shared_bytes(self, stack_path: PathNames, byte_count: Any) -> None:
         self.shared_bytes[stack_path] = self.shared_bytes.get(stack_path, 0) + byte_count
 
-    def _layer_sum(self, node_path: Path, bytes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
+    def _layer_sum(
+        self, node_path: LabelledPath, bytes_by_repeat: Counter[int], repeats_of_path: dict[LabelledPath, set[int]]
+    ) -> Any:
         """Returns the saved bytes of a layer. Storages that only some of the equal layers save count as shared."""
         layer_path = next((node_path[:i] for i in range(len(node_path), 0, -1) if node_path[:i] in self._paths), ())
         if not layer_path:
@@ -232,7 +234,11 @@ class SavedByteSums:
         return common_bytes
 
     def _subtree_bytes(
-        self, formula_node: FormulaNode, node_path: Path, unclaimed_bytes: dict[Path, Any], repeat_count: Any = None
+        self,
+        formula_node: FormulaNode,
+        node_path: LabelledPath,
+        unclaimed_bytes: dict[LabelledPath, Any],
+        repeat_count: Any = None,
     ) -> Any:
         """Returns the saved bytes of a node with all nodes below, and stores the bytes of each node.
 

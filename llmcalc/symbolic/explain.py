@@ -8,11 +8,20 @@ from typing import Literal, TypeAlias
 
 from ..errors import InputError
 from ..model import ModelSpec
-from ..optional import WITHOUT_FLOPS
-from .formulas import DEFAULT, Formula, FormulaNode, Formulas, FormulaSetting, Quantity, TrainingSetting, merge_nodes
+from ..optional import PARTS_WITHOUT_FLOPS
+from .formulas import (
+    DEFAULT_SETTING,
+    Formula,
+    FormulaNode,
+    Formulas,
+    FormulaSetting,
+    Quantity,
+    TrainingSetting,
+    merge_nodes,
+)
 
 QuantityOrAll: TypeAlias = Literal["params", "flops", "kv", "all"]
-ANSWERS: dict[QuantityOrAll, tuple[Quantity, ...]] = {
+SHOWN_QUANTITIES: dict[QuantityOrAll, tuple[Quantity, ...]] = {
     "params": ("params", "active"),
     "flops": ("flops", "flops_absorbed"),
     "kv": ("kv", "state"),
@@ -20,7 +29,7 @@ ANSWERS: dict[QuantityOrAll, tuple[Quantity, ...]] = {
 }
 
 
-MOST_KINDS = 40
+MOST_LAYER_KINDS = 40
 """Largest number of kinds of layers in one stack; a formula has a term for each."""
 
 
@@ -60,7 +69,7 @@ def explain(
     spec: ModelSpec,
     query: str | None = None,
     quantity: QuantityOrAll = "all",
-    formula_setting: FormulaSetting = DEFAULT,
+    formula_setting: FormulaSetting = DEFAULT_SETTING,
     included_parts: frozenset[str] = frozenset(),
 ) -> Explanation:
     """Explains `query` (any suffix of a path in the tree) or the whole model by formulas with values.
@@ -87,7 +96,7 @@ def explain(
     formula_sections = merge_sections(
         replace(section, formulas=_remove_equal_forms(section.formulas)) for section in sections_of_nodes
     )
-    if not formula_sections and any(node.optional_part in WITHOUT_FLOPS for node in formulas.find_nodes(query)):
+    if not formula_sections and any(node.optional_part in PARTS_WITHOUT_FLOPS for node in formulas.find_nodes(query)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not formula_sections:
         raise InputError(f"--quantity {quantity}: {query} has no cache; expected params or flops")
@@ -112,8 +121,10 @@ def merge_sections(formula_sections: Iterable[FormulaSection]) -> list[FormulaSe
 def check_layer_kinds(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many kinds of layers."""
     kind_count = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
-    if kind_count > MOST_KINDS:
-        raise InputError(f"{kind_count} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
+    if kind_count > MOST_LAYER_KINDS:
+        raise InputError(
+            f"{kind_count} kinds of layers are too many for one formula; expected at most {MOST_LAYER_KINDS}"
+        )
 
 
 def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
@@ -134,8 +145,8 @@ def _remove_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
 def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> FormulaSection:
     formulas_of_quantities = [
         shown_quantity
-        for shown_quantity in ANSWERS[quantity]
-        if node.optional_part not in WITHOUT_FLOPS or shown_quantity in ANSWERS["params"]
+        for shown_quantity in SHOWN_QUANTITIES[quantity]
+        if node.optional_part not in PARTS_WITHOUT_FLOPS or shown_quantity in SHOWN_QUANTITIES["params"]
     ]  # their FLOPs are not counted
     formulas_by_quantity = {
         shown_quantity: formula

@@ -20,12 +20,12 @@ from ..flow.tree import Cost, CountedOp, Node, NodePosition
 from ..model import ModelSpec
 from ..ops import KVCache, State
 from ..workload.counting import Counting, Pairs
-from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
+from ..workload.execution import EAGER_EXECUTION, AttentionImplementation, Execution, NormImplementation
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .symbolic_model import (
-    ELEMENT_BYTES,
-    KEYS,
+    ELEMENT_BYTES_LETTER,
+    KEYS_LETTER,
     SymbolicModel,
     SymbolMeaning,
     bytes_symbol,
@@ -36,7 +36,7 @@ from .symbolic_model import (
 )
 
 Quantity: TypeAlias = Literal["params", "active", "flops", "flops_absorbed", "kv", "state", "activations"]
-QUANTITIES: dict[Quantity, tuple[str, str]] = {
+QUANTITY_NAMES: dict[Quantity, tuple[str, str]] = {
     "params": ("parameters", "parameters"),
     "active": ("active per token", "parameters"),
     "flops": ("FLOPs per token", "FLOPs/token"),
@@ -51,9 +51,9 @@ flops_absorbed: FLOPs with latent attention in its absorbed form.
 activations: activations saved for the backward pass (`activations`).
 """
 
-WIDTHS = frozenset({"intermediate_size", "embedding_size", "q_lora_rank", "kv_lora_rank"})
-HEADS = frozenset({"num_attention_heads", "num_key_value_heads"})
-HEAD_SIZES = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
+WIDTH_FIELDS = frozenset({"intermediate_size", "embedding_size", "q_lora_rank", "kv_lora_rank"})
+HEAD_COUNT_FIELDS = frozenset({"num_attention_heads", "num_key_value_heads"})
+HEAD_SIZE_FIELDS = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
 LARGEST_DENOMINATOR = 1000
 
 RecomputeChoice: TypeAlias = Literal["none", "full", "selective", "attention", "attention+matmuls"]
@@ -80,7 +80,7 @@ class FormulaSetting:
     dtype: str = "bfloat16"
 
 
-DEFAULT = FormulaSetting()
+DEFAULT_SETTING = FormulaSetting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class TrainingSetting:
     dtype: str = "bfloat16"
 
 
-DEFAULT_TRAINING = TrainingSetting()
+DEFAULT_TRAINING_SETTING = TrainingSetting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,10 @@ class Formulas:
     """The formulas of one model in one setting; without sympy, each formula is only a number."""
 
     def __init__(
-        self, spec: ModelSpec, formula_setting: FormulaSetting = DEFAULT, included_parts: frozenset[str] = frozenset()
+        self,
+        spec: ModelSpec,
+        formula_setting: FormulaSetting = DEFAULT_SETTING,
+        included_parts: frozenset[str] = frozenset(),
     ) -> None:
         self.has_symbols: bool = has_sympy()
         self._stored_format: CacheFormat = cache_format(formula_setting.dtype)
@@ -178,8 +181,10 @@ class Formulas:
             cached_element_text = f"bytes of a cached element ({formula_setting.dtype})"
             self.meanings = {
                 **self.symbolic.symbol_meanings,
-                keys_symbol(): SymbolMeaning(KEYS, "number of keys (= sequence length)", formula_setting.seq),
-                bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, cached_element_text, Fraction(self._element_bits) / 8),
+                keys_symbol(): SymbolMeaning(KEYS_LETTER, "number of keys (= sequence length)", formula_setting.seq),
+                bytes_symbol(): SymbolMeaning(
+                    ELEMENT_BYTES_LETTER, cached_element_text, Fraction(self._element_bits) / 8
+                ),
             }
 
         self._preorder_nodes: dict[tuple[int, RunConfig | None], list[NodePosition]] = {}
@@ -222,7 +227,7 @@ class Formulas:
                     components.setdefault(node.numeric_node.kind, node.path_names[-1][0])
             known_node_names = components | {path_end: path_end for path_end in sorted(path_ends)}
             suggestion = suggest(query, known_node_names) or f" Expected one of {', '.join(component_names)}."
-            if query.lower() in QUANTITIES:
+            if query.lower() in QUANTITY_NAMES:
                 suggestion = f" It is a quantity of every node: --quantity {query.lower()}"
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
         return exact_matches
@@ -311,7 +316,7 @@ class Formulas:
         if quantity in ("params", "active"):
             return [CostTerm(total_params_of if quantity == "params" else active_params_of)]
         if quantity in ("flops", "flops_absorbed"):
-            execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
+            execution = EAGER_EXECUTION if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
             return [CostTerm(_scaled_cost(forward_flops_of, inverse_token_count), run_config)]
         run_without_tokens, run_of_one_token = (
@@ -412,16 +417,18 @@ class Formulas:
             head_exponent = sum(
                 exponent
                 for (_, exponent), factor_field in zip(factors, factor_fields, strict=True)
-                if factor_field in HEADS
+                if factor_field in HEAD_COUNT_FIELDS
             )
             head_size_exponent = sum(
                 exponent
                 for (_, exponent), factor_field in zip(factors, factor_fields, strict=True)
-                if factor_field in HEAD_SIZES
+                if factor_field in HEAD_SIZE_FIELDS
             )
-            rewritten_fields = WIDTHS | (HEADS | HEAD_SIZES if head_exponent == head_size_exponent else frozenset())
+            rewritten_fields = WIDTH_FIELDS | (
+                HEAD_COUNT_FIELDS | HEAD_SIZE_FIELDS if head_exponent == head_size_exponent else frozenset()
+            )
             for (base, exponent), field_name in zip(factors, factor_fields, strict=True):
-                hidden_exponent = exponent if field_name in WIDTHS | HEAD_SIZES else 0
+                hidden_exponent = exponent if field_name in WIDTH_FIELDS | HEAD_SIZE_FIELDS else 0
                 changed_factor = (
                     sympy.Rational(self.meanings[base].value) ** exponent
                     * (hidden_symbol / self.meanings[hidden_symbol].value) ** hidden_exponent
@@ -448,13 +455,13 @@ class Formulas:
 
         hidden_widths, heads, head_sizes = (
             symbols_of(frozenset({"hidden_size"})),
-            symbols_of(HEADS),
-            symbols_of(HEAD_SIZES),
+            symbols_of(HEAD_COUNT_FIELDS),
+            symbols_of(HEAD_SIZE_FIELDS),
         )
         if len(hidden_widths) != 1:
             return []
         (hidden_symbol,) = hidden_widths
-        width_ratios = [(width, ratio(value_of_symbol[width], hidden_symbol)) for width in symbols_of(WIDTHS)]
+        width_ratios = [(width, ratio(value_of_symbol[width], hidden_symbol)) for width in symbols_of(WIDTH_FIELDS)]
         if len(head_sizes) == 1:
             width_ratios += [
                 (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden_symbol))

@@ -15,23 +15,23 @@ from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..model import ModelSpec
 from ..simulator.autograd import AutogradGraph
-from ..simulator.checkpoint import Run
-from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.checkpoint import RegionFunction
+from ..simulator.choices import EAGER_CHOICES, KernelChoices
 from ..simulator.lowering import ModuleFrame
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, count_storages_as, empty
-from ..workload.recompute import NONE, Recompute
-from ..workload.rows import SOURCE, TOKENS
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
+from ..workload.rows import SOURCE_TOKENS, TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 
-Path: TypeAlias = tuple[tuple[str, str], ...]
+LabelledPath: TypeAlias = tuple[tuple[str, str], ...]
 """(name, label) of each node on the way to a node."""
 
 PathNames: TypeAlias = tuple[str, ...]
 """The names of a path."""
 
-LOSS: Path = (("loss", ""),)
+LOSS_PATH: LabelledPath = (("loss", ""),)
 """The loss, which is not a node of the model."""
 
 
@@ -43,12 +43,12 @@ class StorageLocation(NamedTuple):
     layer_index: index of the layer in the run; -1 outside of layers.
     """
 
-    path: Path = ()
+    path: LabelledPath = ()
     depth: int = 0
     layer_index: int = -1
 
     @property
-    def layer_path(self) -> Path:
+    def layer_path(self) -> LabelledPath:
         """The path of the enclosing layer; empty outside of layers."""
         return self.path[: self.depth]
 
@@ -154,7 +154,7 @@ class NodeTrackingEager(EagerKernels):
             memory_block.shared_layer_ends += 1
         return layer_output
 
-    def layer_runner(self, frame: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, frame: ModuleFrame, layer_input: Value, layer_output: Value) -> RegionFunction:
         for read_value in self.read_storage_ids[id(frame.scope)]:
             if read_value in self.tensors_by_value:
                 self.graph.meter.reclassify(self.tensors_by_value[read_value].storage.block, "activations")
@@ -187,8 +187,8 @@ class RecordedPass:
     batch: Number
     seq: Number
     dtype: Dtype = BFLOAT16
-    kernel_choices: KernelChoices = EAGER
-    recompute: Recompute = NONE
+    kernel_choices: KernelChoices = EAGER_CHOICES
+    recompute: Recompute = NO_RECOMPUTATION
     included_parts: frozenset[str] = frozenset()
     layer_repeats: Mapping[int, int] = field(default_factory=dict)
 
@@ -213,14 +213,14 @@ def saved_blocks(
     )
     lowering.run_repeats_by_stack = dict(training_pass.layer_repeats)
     with count_storages_as(memory_meter, "input"):
-        token_ids = lowering.inputs[TOKENS] = lowering.inputs[SOURCE] = empty(
+        token_ids = lowering.inputs[TOKENS] = lowering.inputs[SOURCE_TOKENS] = empty(
             memory_meter, (training_pass.batch, training_pass.seq), INT64
         )
         lowering.create_input_frames(program)
         labels = lowering.aten.flatten(token_ids)
     model_output = lowering.run(program)
     if spec.head.type == "lm":
-        memory_meter.place = StorageLocation(LOSS)
+        memory_meter.place = StorageLocation(LOSS_PATH)
         model_output = lowering.logits_for_loss(model_output)
         model_output = lowering.losses(model_output, labels)
     output_node = model_output.node

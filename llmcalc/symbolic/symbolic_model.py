@@ -17,20 +17,20 @@ from pydantic.fields import FieldInfo
 from ..algebra import Number, is_zero
 from ..components.base import Network, Part, SizeSymbol, TokenMixer
 from ..components.layers.block import Layer
-from ..components.stack import BASE, SHARED, Stack
+from ..components.stack import BASE_LAYER_NAME, SHARED_LABEL_SUFFIX, Stack
 from ..errors import MissingExtra
 from ..flow.tree import Node
 from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
 from .symbolic_int import SymbolicInt
 
-KEYS = "S"
+KEYS_LETTER = "S"
 """The number of keys that a token attends to, which is the number of tokens of a sequence."""
-ELEMENT_BYTES = "b"
+ELEMENT_BYTES_LETTER = "b"
 """Bytes per cached element."""
-SEQUENCES = "B"
+SEQUENCES_LETTER = "B"
 """The number of sequences of a pass."""
-DEPTH = "num_hidden_layers"
+DEPTH_FIELD = "num_hidden_layers"
 
 PART_NAMES = {"attention": "self", "cross_attention": "cross", "feed_forward": "dense", "shared_expert": "shared"}
 """Field of a part → its subscript; other parts use their own names."""
@@ -92,11 +92,15 @@ def numeric_tree(spec: ModelSpec) -> SymbolicModel:
     return SymbolicModel(spec, model_tree, model_tree, {}, {})
 
 
-GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}
+GROUP_MEANINGS = {
+    "tp": "ranks of a tensor group",
+    "ep": "ranks that divide the experts",
+    "etp": "ranks that divide an expert",
+}
 """Size of a layout in the formulas of a rank → its meaning."""
 
 
-_latest: dict[int, tuple[ModelSpec, SymbolicModel]] = {}
+_latest_models: dict[int, tuple[ModelSpec, SymbolicModel]] = {}
 """The latest model, by its identity, with its tree in symbols."""
 
 
@@ -105,10 +109,10 @@ def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
 
     A caller that explains one component after another, such as the web page, builds the tree only once.
     """
-    cached_model = _latest.get(id(spec))
+    cached_model = _latest_models.get(id(spec))
     if cached_model is None:
-        _latest.clear()
-        cached_model = _latest[id(spec)] = spec, model_in_symbols(spec)
+        _latest_models.clear()
+        cached_model = _latest_models[id(spec)] = spec, model_in_symbols(spec)
     return cached_model[1]
 
 
@@ -171,7 +175,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
             layer_groups[size_occurrence.side, layer_name] = (
                 symbol(
                     f"{base_name}_{labels_by_kind[layer_name]}",
-                    f"{DEPTH} ({labels_by_kind[layer_name]}){label_suffix}",
+                    f"{DEPTH_FIELD} ({labels_by_kind[layer_name]}){label_suffix}",
                     layer_count,
                 ),
                 labels_by_kind[layer_name],
@@ -220,7 +224,7 @@ def _rank_in_symbols(
     if layout.expert_tp == layout.tp:
         del layout_sizes["etp"]
     degrees: dict[str, Any] = {
-        size_name: SymbolicInt(group_size, create_symbol(size_name, GROUPS[size_name], group_size))
+        size_name: SymbolicInt(group_size, create_symbol(size_name, GROUP_MEANINGS[size_name], group_size))
         for size_name, group_size in layout_sizes.items()
         if group_size > 1
     }
@@ -275,17 +279,17 @@ def bytes_symbol() -> Any:
     """Returns the symbol of the bytes per cached element, which may be a fraction (4 bits)."""
     import sympy
 
-    return sympy.Symbol(ELEMENT_BYTES, positive=True)
+    return sympy.Symbol(ELEMENT_BYTES_LETTER, positive=True)
 
 
 def keys_symbol() -> Any:
     """Returns the symbol of the number of keys that a query attends to."""
-    return _symbol(KEYS)
+    return _symbol(KEYS_LETTER)
 
 
 def sequences_symbol() -> Any:
     """Returns the symbol of the number of sequences."""
-    return _symbol(SEQUENCES)
+    return _symbol(SEQUENCES_LETTER)
 
 
 # --- where the sizes stand --------------------------------------------------------------------------------------------
@@ -320,7 +324,7 @@ def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> M
 def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
     layer_labels = _layer_labels(stack)
     changed_fields = _symbol_changes(
-        stack, stack_name, "", "", size_replacer, unchanged_fields=frozenset({"block", "variants", DEPTH})
+        stack, stack_name, "", "", size_replacer, unchanged_fields=frozenset({"block", "variants", DEPTH_FIELD})
     )
 
     def layer_with_symbols(layer_name: str, layer: Layer) -> Part:
@@ -330,7 +334,7 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
             else layer
         )
 
-    changed_fields["block"] = layer_with_symbols(BASE, stack.block)
+    changed_fields["block"] = layer_with_symbols(BASE_LAYER_NAME, stack.block)
     changed_fields["variants"] = {name: layer_with_symbols(name, layer) for name, layer in stack.variants.items()}
     return stack.model_copy(update=changed_fields)
 
@@ -365,9 +369,10 @@ def _symbol_changes(
 
 
 def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
-    symbol_letter = letter_of_field(Stack.model_fields[DEPTH]) or "L"
+    symbol_letter = letter_of_field(Stack.model_fields[DEPTH_FIELD]) or "L"
     return [
-        SizeOccurrence(name, "", "", DEPTH, symbol_letter, stack.num_hidden_layers) for name, stack in spec.stacks()
+        SizeOccurrence(name, "", "", DEPTH_FIELD, symbol_letter, stack.num_hidden_layers)
+        for name, stack in spec.stacks()
     ]
 
 
@@ -401,10 +406,13 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     traits_of_other_layers = {
-        trait for name, layer in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(layer))
+        trait
+        for name, layer in blocks_by_kind.items()
+        if name != BASE_LAYER_NAME
+        for trait in (name, *_layer_traits(layer))
     }
     trait_of_base = next((trait for trait in _layer_traits(stack.block) if trait not in traits_of_other_layers), "base")
-    return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
+    return {layer_name: trait_of_base if layer_name == BASE_LAYER_NAME else layer_name for layer_name in blocks_by_kind}
 
 
 def _layer_traits(layer: Layer) -> tuple[str, str]:
@@ -425,14 +433,22 @@ def _add_depth_symbols(
     """
     stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
     shared_labels = frozenset(
-        child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
+        child.label.removesuffix(SHARED_LABEL_SUFFIX)
+        for child in node.children
+        if child.label.endswith(SHARED_LABEL_SUFFIX)
     )
     child_nodes = tuple(_add_depth_symbols(child, stack_name, layer_groups, shared_labels) for child in node.children)
     if node.kind != "layer":
         return replace(node, children=child_nodes)
-    layer_kind = node.label.removesuffix(SHARED) or BASE
+    layer_kind = node.label.removesuffix(SHARED_LABEL_SUFFIX) or BASE_LAYER_NAME
     layer_count, layer_label = layer_groups[stack_name, layer_kind]
-    repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in shared_kinds else layer_count
+    repeat = (
+        layer_count - 1
+        if node.label.endswith(SHARED_LABEL_SUFFIX)
+        else 1
+        if layer_kind in shared_kinds
+        else layer_count
+    )
     return replace(node, repeat=repeat, label=node.label or layer_label, children=child_nodes)
 
 
@@ -446,7 +462,9 @@ def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence
         letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.symbol_letter == letter]
         for i, field_name in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
             base_name = (
-                letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field_name)}"
+                letter
+                if i == 0 and letter not in (KEYS_LETTER, ELEMENT_BYTES_LETTER)
+                else f"{letter}_{_short_name(field_name)}"
             )
             occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field_name]
             subscripts = _subscripts(occurrences_of_field)

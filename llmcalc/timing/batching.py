@@ -13,7 +13,7 @@ between the first token and the others. For one request these are the seconds of
 
 A request that follows another one's end arrives when the next step has begun, and waits for all of it; one that arrives
 at any time waits for half of a step. An engine whose scheduler works beside the device has planned the step after that
-too (`TimeStack.steps_ahead`). The stages of a pipeline start a batch in turn, of which the next one takes the prompt.
+too (`SoftwareStack.steps_ahead`). The stages of a pipeline start a batch in turn; the next batch takes the prompt.
 
 Where all requests arrive at once (`LoadLatencies.latencies_in_waves`), W is half of the other prompts, in steps that
 are full of them, or half of the prompts of a step that takes several: equal requests of a benchmark stay together from
@@ -25,7 +25,7 @@ requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows b
 
 A step with a prompt and decoding sequences reads the weights once for all of its tokens (Orca, OSDI 2022; chunks of
 prompts: Sarathi, arXiv:2308.16369), so e is less than the seconds of the prompt alone. An engine that runs prompts in
-steps of their own (`TimeStack.mixed_steps`) does not save that.
+steps of their own (`SoftwareStack.mixed_steps`) does not save that.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from .inference import (
     seconds_without_graphs,
 )
 from .speculation import Speculation
-from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedOperation
-from .timing_constants import TimeStack
+from .time_estimator import SIXTEEN_BIT_FORMATS, NumberFormats, TimedOperation
+from .timing_constants import SoftwareStack
 
-PER_SEQUENCE = frozenset({"attention", "state"})
+PER_SEQUENCE_KERNELS = frozenset({"attention", "state"})
 """Kinds of kernels that run for each sequence by itself, whatever else the step computes."""
 
-SHARED_WEIGHTS = frozenset({"product", "experts"})
+SHARED_WEIGHT_KERNELS = frozenset({"product", "experts"})
 """Kinds of kernels whose weights a step reads once for all of its tokens."""
 
 
@@ -142,10 +142,10 @@ class Replica:
 
     spec: ModelSpec
     device: Device
-    stack: TimeStack
+    stack: SoftwareStack
     requests: RequestSizes
     layout: Layout = ONE_DEVICE
-    number_formats: NumberFormats = SIXTEEN_BITS
+    number_formats: NumberFormats = SIXTEEN_BIT_FORMATS
     step_tokens: int | None = None
     speculation: Speculation | None = None
     graph_batches: tuple[int, ...] = ()
@@ -392,9 +392,11 @@ def _added_operation_seconds(operation: TimedOperation) -> float:
     """Returns the seconds that a decoding operation adds to a step with prompts."""
     if operation.is_message:
         return 0.0
-    if operation.kind in SHARED_WEIGHTS:
+    if operation.kind in SHARED_WEIGHT_KERNELS:
         return float(operation.compute)
-    return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
+    return float(
+        max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE_KERNELS else operation.memory
+    )
 
 
 def _poisson_probability(maximum: int, mean: float) -> float:

@@ -20,19 +20,19 @@ from typing import TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from .device import Device
-from .time_ranges import TIE
-from .timing_constants import TimeStack
+from .time_ranges import TIE_SHARE
+from .timing_constants import SoftwareStack
 
 Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
 """Seconds that are estimated for a run with these factors."""
 
-WAITS = (
+WAIT_CONSTANTS = (
     "kernel_gap", "host_kernel", "host_expert", "host_prompt_kernel", "host_step", "host_sequence", "first_token",
     "layer_wait", "exchange_wait", "host_update", "offloaded_update", "dtensor_operation",
 )  # fmt: skip
 """Seconds of a stack in which no kernel runs."""
 
-WAITS_BY_FORMAT = "product_wait", "expert_wait"
+WAIT_CONSTANTS_BY_FORMAT = "product_wait", "expert_wait"
 """Those that a stack states for each number format."""
 
 
@@ -68,19 +68,19 @@ class CalibrationFactors:
             ),
         )
 
-    def stack(self, software_stack: TimeStack) -> TimeStack:
+    def stack(self, software_stack: SoftwareStack) -> SoftwareStack:
         """Returns the time stack with waits and network times scaled by the factors."""
-        scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAITS}
+        scaled_waits = {factor_name: getattr(software_stack, factor_name) * self.wait for factor_name in WAIT_CONSTANTS}
         waits_by_format = {
             factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(software_stack, factor_name).items()}
-            for factor_name in WAITS_BY_FORMAT
+            for factor_name in WAIT_CONSTANTS_BY_FORMAT
         }
         return software_stack.model_copy(update=scaled_waits | waits_by_format)
 
 
-NAMES = tuple(field.name for field in fields(CalibrationFactors))
+FACTOR_NAMES = tuple(field.name for field in fields(CalibrationFactors))
 
-UNCHANGED = CalibrationFactors()
+UNIT_FACTORS = CalibrationFactors()
 
 
 @frozen
@@ -100,7 +100,7 @@ class MeasuredRun:
 class LinearizedRuns:
     """The estimates of several runs, linearized in the four factors."""
 
-    def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNCHANGED) -> None:
+    def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNIT_FACTORS) -> None:
         self.measured_seconds: list[float] = [measured_run.seconds for measured_run in measured_runs]
         self.seconds_by_factor: list[tuple[float, ...]] = [
             tuple(_seconds_by_factor(measured_run.estimate_seconds, base_factors)) for measured_run in measured_runs
@@ -133,10 +133,10 @@ class LinearizedRuns:
         ]
 
 
-STEP = 1.1
+FACTOR_STEP = 1.1
 """Factor by which one part of an estimate is changed to find its share."""
 
-RANGE = (1 / 8, 8.0)
+FACTOR_RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
 
 
@@ -144,16 +144,16 @@ def _seconds_by_factor(pricer: Pricer, base_factors: CalibrationFactors) -> Iter
     """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
     base_seconds = pricer(base_factors)
     seconds_by_factor = []
-    for factor_name in NAMES:
+    for factor_name in FACTOR_NAMES:
         factor_value = getattr(base_factors, factor_name)
-        changed_estimate = pricer(replace(base_factors, **{factor_name: factor_value * STEP}))
-        seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor_value * (STEP - 1))))
+        changed_estimate = pricer(replace(base_factors, **{factor_name: factor_value * FACTOR_STEP}))
+        seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor_value * (FACTOR_STEP - 1))))
     total_seconds = sum(
         factor_seconds * getattr(base_factors, factor_name)
-        for factor_seconds, factor_name in zip(seconds_by_factor, NAMES, strict=True)
+        for factor_seconds, factor_name in zip(seconds_by_factor, FACTOR_NAMES, strict=True)
     )
     for factor_seconds in seconds_by_factor:
-        yield factor_seconds * base_seconds / total_seconds if total_seconds else base_seconds / len(NAMES)
+        yield factor_seconds * base_seconds / total_seconds if total_seconds else base_seconds / len(FACTOR_NAMES)
 
 
 COMMON_SPREAD = 0.05
@@ -164,7 +164,7 @@ spread grows with what is found (a prior with heavy tails), so that a clear diff
 FACTOR_SPREAD = 0.2
 """The typical logarithm of what separates one factor from the common one."""
 
-LEAST_SCALE = 0.02
+LEAST_ERROR_SCALE = 0.02
 """Smallest typical error of a fit's runs: equal runs repeat no better."""
 
 MOST_ROUNDS = 60
@@ -178,16 +178,16 @@ def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
     that of normal ones around a common factor, which is itself near 1. Each round is a step of Gauss and Newton with
     runs weighed by 1 / (typical error² + error²). It starts with the median error as common factor.
     """
-    logarithms = [-median(linearized_runs.errors(astuple(UNCHANGED)))] * len(NAMES)
-    factor_indices = range(len(NAMES))
+    logarithms = [-median(linearized_runs.errors(astuple(UNIT_FACTORS)))] * len(FACTOR_NAMES)
+    factor_indices = range(len(FACTOR_NAMES))
     for _ in range(MOST_ROUNDS):
         factors = [math.exp(logarithm) for logarithm in logarithms]
         log_errors = linearized_runs.errors(factors)
-        error_scale = max(LEAST_SCALE, NORMAL_SCALE * median(map(abs, log_errors)))
+        error_scale = max(LEAST_ERROR_SCALE, NORMAL_SCALE * median(map(abs, log_errors)))
         common_variance = COMMON_SPREAD**2 + mean(logarithms) ** 2
         # the inverse of FACTOR_SPREAD² I + common_variance 1 1ᵀ
         prior_diagonal = 1 / FACTOR_SPREAD**2
-        prior_coupling = prior_diagonal / (len(NAMES) + FACTOR_SPREAD**2 / common_variance)
+        prior_coupling = prior_diagonal / (len(FACTOR_NAMES) + FACTOR_SPREAD**2 / common_variance)
         curvature = [
             [prior_diagonal * (row_index == column_index) - prior_coupling for column_index in factor_indices]
             for row_index in factor_indices
@@ -212,7 +212,9 @@ def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
         logarithms = list(map(operator.sub, logarithms, clipped_step))
         if max(map(abs, clipped_step)) < 1e-3:
             break
-    return CalibrationFactors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
+    return CalibrationFactors(
+        *(min(FACTOR_RANGE[1], max(FACTOR_RANGE[0], math.exp(logarithm))) for logarithm in logarithms)
+    )
 
 
 NORMAL_SCALE = 1 / NormalDist().inv_cdf(0.75)
@@ -283,16 +285,16 @@ def _regret(layout_group: Sequence[tuple[float, float]], choice_count: int) -> f
 LEAST_RUNS = 3
 """Fewest runs from which factors are fitted."""
 
-GAIN = 0.9
+LARGEST_ERROR_RATIO = 0.9
 """Largest median error of runs that are left out over that without a fit by which a fit is proved."""
 
-BETTER = 2 / 3
+LEAST_BETTER_SHARE = 2 / 3
 """Smallest share of the runs that are left out which a proved fit estimates better: else a few far ones decided it."""
 
-SURE = NormalDist().inv_cdf(0.975)
+LEAST_Z_SCORE = NormalDist().inv_cdf(0.975)
 """The smallest score of the runs' gains by which a fit is proved: chance alone gives it once in forty times."""
 
-CAUTIOUS = 0.05
+UNPROVED_CHANGE_SHARE = 0.05
 """Largest change of an estimate by a fit that is not proved, as a share of the median error.
 
 Such a change lowers the median error of other runs of the source more often than not, and cannot raise it by much.
@@ -321,7 +323,7 @@ class Calibration:
     @property
     def factors(self) -> CalibrationFactors:
         """The factors in use: the fitted factors, or all 1 if the fit is refused."""
-        return UNCHANGED if self.refusal_reason else self.fitted_factors
+        return UNIT_FACTORS if self.refusal_reason else self.fitted_factors
 
 
 def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
@@ -329,7 +331,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     if len(measured_runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(measured_runs)} measured runs; expected at least {LEAST_RUNS}")
     linearized_runs = LinearizedRuns(measured_runs)
-    estimates = [measured_run.estimate_seconds(UNCHANGED) for measured_run in measured_runs]
+    estimates = [measured_run.estimate_seconds(UNIT_FACTORS) for measured_run in measured_runs]
     log_errors = [
         math.log(estimated_seconds / run.seconds)
         for run, estimated_seconds in zip(measured_runs, estimates, strict=True)
@@ -341,7 +343,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
         applied_share = 1 - _mean_ratio(left_out_fit_errors, log_errors) ** 2
     else:
         largest_change = max(map(abs, map(operator.sub, linearized_runs.errors(astuple(factors)), log_errors)))
-        applied_share = min(1.0, CAUTIOUS * median(map(abs, log_errors)) / max(largest_change, 1e-12))
+        applied_share = min(1.0, UNPROVED_CHANGE_SHARE * median(map(abs, log_errors)) / max(largest_change, 1e-12))
     factors = CalibrationFactors(*(factor**applied_share for factor in astuple(factors)))
     damped_errors = [
         applied_share * left_out_fit_error + (1 - applied_share) * log_error
@@ -387,9 +389,9 @@ def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequenc
     ]
     median_ratio = median(map(abs, left_out_fit_errors)) / max(median(map(abs, log_errors)), 1e-12)
     return (
-        median_ratio <= GAIN
-        and mean(error_gain > 0 for error_gain in error_gains) >= BETTER
-        and _z_score_of_mean(error_gains) >= SURE
+        median_ratio <= LARGEST_ERROR_RATIO
+        and mean(error_gain > 0 for error_gain in error_gains) >= LEAST_BETTER_SHARE
+        and _z_score_of_mean(error_gains) >= LEAST_Z_SCORE
     )
 
 
@@ -412,8 +414,8 @@ def _z_score_of_mean(error_gains: Sequence[float]) -> float:
 
 def _rejection_reason(errors_without_fit: ErrorStatistics, errors_with_fit: ErrorStatistics) -> str:
     """Returns the reason to reject a fit; empty if accepted."""
-    if errors_without_fit.median_error <= TIE:
-        return f"the estimates are within {100 * TIE:.0f} % already, as near as equal runs are to each other"
+    if errors_without_fit.median_error <= TIE_SHARE:
+        return f"the estimates are within {100 * TIE_SHARE:.0f} % already, as near as equal runs are to each other"
     if (
         errors_without_fit.regret is not None
         and errors_with_fit.regret is not None

@@ -18,11 +18,11 @@ from typing import Literal, TypeAlias
 from ..accelerator import Hardware
 from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
-from .timing_constants import AcceleratorGeneration, TimeStack, accelerator_generations
+from .timing_constants import AcceleratorGeneration, SoftwareStack, accelerator_generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 
-PEAKS = {
+PEAK_NAMES_BY_FORMAT = {
     "fp32": ("float32", "tfloat32"),
     "bf16": ("bfloat16", "float16"),
     "fp8": ("float8",),
@@ -34,16 +34,16 @@ PEAKS = {
 torch multiplies float32 in full precision unless it is told otherwise (`torch.backends.cuda.matmul.allow_tf32`).
 """
 
-DEEP = 4096
+DEEP_PRODUCT_SIZE = 4096
 """Inner size of the products whose rates the generations state."""
 
-UNKNOWN_DOMAIN = 8
+DEFAULT_DOMAIN_SIZE = 8
 """Accelerators of a scale-up domain whose size no source states."""
 
-UNKNOWN_NIC = 25_000_000_000
+DEFAULT_NIC_RATE = 25_000_000_000
 """Bytes/s of an accelerator's network where its record has none: 200 Gbit/s, or as a slower link to the host."""
 
-SLOW_LINK = 64_000_000_000
+PCIE_LINK_RATE = 64_000_000_000
 """Bytes/s of a link in one direction up to which it is PCI Express 5.0 or older."""
 
 PCIE_SHARE, UNPEERED_SHARE = 0.4, 0.26
@@ -124,7 +124,7 @@ class Device:
     is_mesh: bool = False
     vendor: str = ""
 
-    def evidence_class(self, software_stack: TimeStack) -> Literal["profiled", "tested"] | None:
+    def evidence_class(self, software_stack: SoftwareStack) -> Literal["profiled", "tested"] | None:
         """Returns whether a device is `profiled` or `tested` under a software stack, for the class of its estimates.
 
         `profiled` if kernel tables of its generation are behind the figures, `tested` if only measured runs under this
@@ -166,10 +166,10 @@ class Device:
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product by a short inner axis.
 
-        inner_size: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
+        inner_size: size of the axis that it sums over; the rates are for products over `DEEP_PRODUCT_SIZE` elements.
         """
         half_rate_depth = self.generation.half_rate_depth[self.format_of(dtype)]
-        return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP))
+        return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP_PRODUCT_SIZE))
 
     def wave_factor(self, row_count: Number, column_count: Number) -> Number:
         """Returns the slowdown of a product whose last tiles leave compute units idle, compared with large products.
@@ -345,7 +345,7 @@ class Device:
 
 def has_product_units(hardware: Hardware, dtype: str) -> bool:
     """Whether an accelerator has matrix units for a number format; true if none of its peak rates is known."""
-    return not hardware.peak_flops or any(peak_name in hardware.peak_flops for peak_name in PEAKS[dtype])
+    return not hardware.peak_flops or any(peak_name in hardware.peak_flops for peak_name in PEAK_NAMES_BY_FORMAT[dtype])
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
@@ -358,7 +358,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         format_name: float(
             next(hardware.peak_flops[peak_name] for peak_name in names_of_peak if peak_name in hardware.peak_flops)
         )
-        for format_name, names_of_peak in PEAKS.items()
+        for format_name, names_of_peak in PEAK_NAMES_BY_FORMAT.items()
         if any(peak_name in hardware.peak_flops for peak_name in names_of_peak)
     }
     if not {"bf16", "fp32"} & set(peak_rates):
@@ -368,16 +368,19 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     )  # values in 16 bits are multiplied in the faster format
     generation = accelerator_generation(hardware)
     interconnect = hardware.interconnect
-    link_rate = float(interconnect.bandwidth_per_direction if interconnect is not None else UNKNOWN_NIC)
-    domain_size = (interconnect.domain_size or UNKNOWN_DOMAIN) if interconnect is not None else 1
+    link_rate = float(interconnect.bandwidth_per_direction if interconnect is not None else DEFAULT_NIC_RATE)
+    domain_size = (interconnect.domain_size or DEFAULT_DOMAIN_SIZE) if interconnect is not None else 1
     is_pcie = (
-        interconnect is not None and link_rate <= SLOW_LINK and domain_size > 1 and "NVLink" not in interconnect.name
+        interconnect is not None
+        and link_rate <= PCIE_LINK_RATE
+        and domain_size > 1
+        and "NVLink" not in interconnect.name
     )
     has_peer_access = interconnect is None or interconnect.peer_access
     pcie_share = PCIE_SHARE if has_peer_access else UNPEERED_SHARE
     low_latency, simple_protocol = PCIE_PROTOCOLS
     pcie_protocols = PCIE_PROTOCOLS if has_peer_access else ((*low_latency[:2], UNPEERED_LL_STEP), simple_protocol)
-    unknown_nic = min(UNKNOWN_NIC, link_rate * pcie_share) if is_pcie else UNKNOWN_NIC
+    unknown_nic = min(DEFAULT_NIC_RATE, link_rate * pcie_share) if is_pcie else DEFAULT_NIC_RATE
     return Device(
         name=hardware.name,
         evidence=_evidence(hardware, generation),

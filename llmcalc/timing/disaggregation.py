@@ -22,10 +22,10 @@ from .batching import LoadLatencies, Replica
 from .inference import rank_pass
 from .work_recorder import rank_work
 
-ROUNDS = 12
+ITERATIONS = 12
 """Iterations in which the decoding sequences at a concurrency are found: d(c) grows slowly."""
 
-MOST_DECODING = 8
+MOST_DECODING_REPLICAS = 8
 """Largest number of decoding replicas of a group whose ratio is chosen."""
 
 
@@ -54,7 +54,7 @@ class DisaggregatedServer:
                 cls(replica, prefill_replicas, replicas - prefill_replicas) for prefill_replicas in range(1, replicas)
             ]
         else:
-            replica_counts = range(1, MOST_DECODING + 1)
+            replica_counts = range(1, MOST_DECODING_REPLICAS + 1)
             candidate_groups = [
                 cls(replica, max(1, ceil(prompts_per_decoder * decode_replicas)), decode_replicas)
                 for decode_replicas in replica_counts
@@ -129,7 +129,7 @@ class DisaggregatedServer:
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
         tpot = self.token_seconds(1)
-        for _ in range(ROUNDS):
+        for _ in range(ITERATIONS):
             requests_per_second = min(
                 concurrency / (first_token_seconds + (output_tokens - 1) * tpot),
                 self.prefill_replicas / self.busy_seconds,

@@ -12,8 +12,8 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .kernels import RankPass
-from .time_estimator import NARROW_FORMATS, SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
-from .timing_constants import TimeStack
+from .time_estimator import NARROW_FORMATS, SIXTEEN_BIT_FORMATS, NumberFormats, TimedPass, time_pass
+from .timing_constants import SoftwareStack
 from .work_recorder import rank_work
 
 
@@ -35,7 +35,7 @@ class InferencePass:
 def forward_pass(
     spec: ModelSpec,
     device: Device,
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     rank_pass: RankPass,
     number_formats: NumberFormats,
     pp: Number = 1,
@@ -68,7 +68,7 @@ def forward_pass(
 
 def _launched_seconds(
     timed_pass: TimedPass,
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     number_formats: NumberFormats,
     is_decoding: bool,
     graph_tokens: int,
@@ -86,7 +86,7 @@ def _launched_seconds(
     return maximum(timed_pass.seconds, launches * max(software_stack.host_kernel, prompt_launch_seconds))
 
 
-def graph_prompt_tokens(spec: ModelSpec, software_stack: TimeStack, pp: Number = 1) -> int:
+def graph_prompt_tokens(spec: ModelSpec, software_stack: SoftwareStack, pp: Number = 1) -> int:
     """Returns the largest prompt step in tokens that a captured CUDA graph can launch; 0 without such graphs.
 
     pp: pipeline stages.
@@ -96,7 +96,7 @@ def graph_prompt_tokens(spec: ModelSpec, software_stack: TimeStack, pp: Number =
 
 
 def seconds_without_graphs(
-    prompt_pass: InferencePass, software_stack: TimeStack, number_formats: NumberFormats, graph_tokens: int
+    prompt_pass: InferencePass, software_stack: SoftwareStack, number_formats: NumberFormats, graph_tokens: int
 ) -> float:
     """Returns the seconds by which a prompt's pass takes longer where the host launches every kernel.
 
@@ -114,11 +114,11 @@ def seconds_without_graphs(
 def decode(
     spec: ModelSpec,
     device: Device,
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     batch: Number,
     cached_tokens: Number,
     layout: Layout = ONE_DEVICE,
-    number_formats: NumberFormats = SIXTEEN_BITS,
+    number_formats: NumberFormats = SIXTEEN_BIT_FORMATS,
 ) -> InferencePass:
     """Returns the seconds of decoding one token of each of `batch` sequences, with `cached_tokens` cached tokens."""
     return forward_pass(
@@ -134,13 +134,13 @@ def decode(
 def prefill(
     spec: ModelSpec,
     device: Device,
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     batch: Number,
     seq: int,
     cached_tokens: int = 0,
     chunk: int | None = None,
     layout: Layout = ONE_DEVICE,
-    number_formats: NumberFormats = SIXTEEN_BITS,
+    number_formats: NumberFormats = SIXTEEN_BIT_FORMATS,
     has_server_delay: bool = False,
 ) -> InferencePass:
     """Returns the seconds of the prompts of `batch` sequences.
@@ -179,7 +179,7 @@ def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[
 
 
 def rank_pass(
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     layout: Layout,
     batch: Number,
     seq: Number,

@@ -26,7 +26,7 @@ cost only its op knows, `adapter` the element-wise work around an adapter's prod
 16-bit copies of a frozen weight in 4 bits for a product, and `expert-bias` the sum of the experts' outputs and biases.
 """
 
-BEFORE, AFTER = -1, -2
+BEFORE_LAYERS, AFTER_LAYERS = -1, -2
 """The layer index of what runs before the first layer, and after the last one."""
 
 STATE_BITS = 16

@@ -11,15 +11,15 @@ passes of the draft and one pass of the model over K + 1 tokens of each sequence
 from __future__ import annotations
 
 from ..algebra import Number
-from ..costs.draft import states_reader_of
+from ..costs.draft import hidden_state_reader
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
 from .device import Device
 from .inference import forward_pass, prefill, rank_pass
-from .time_estimator import SIXTEEN_BITS, NumberFormats
-from .timing_constants import TimeStack
+from .time_estimator import SIXTEEN_BIT_FORMATS, NumberFormats
+from .timing_constants import SoftwareStack
 
 BISECTIONS = 60
 """Halvings of the interval in which the chance of a drafted token is sought."""
@@ -74,11 +74,11 @@ class Speculation:
     @property
     def drafts_a_block(self) -> bool:
         """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one by one."""
-        states_reader = None if self.draft_model is None else states_reader_of(self.draft_model)
+        states_reader = None if self.draft_model is None else hidden_state_reader(self.draft_model)
         return states_reader is not None and states_reader.start == "embedding"
 
     def draft_seconds(
-        self, spec: ModelSpec, device: Device, software_stack: TimeStack, batch: Number, cached_tokens: Number,
+        self, spec: ModelSpec, device: Device, software_stack: SoftwareStack, batch: Number, cached_tokens: Number,
         layout: Layout, number_formats: NumberFormats,
     ) -> float:  # fmt: skip
         """Returns the seconds in which a step's tokens are drafted. spec, number_formats: of the target model."""
@@ -88,7 +88,7 @@ class Speculation:
                 software_stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode"
             )
             return draft_passes * float(
-                forward_pass(self.draft_model, device, software_stack, draft_pass, SIXTEEN_BITS).seconds
+                forward_pass(self.draft_model, device, software_stack, draft_pass, SIXTEEN_BIT_FORMATS).seconds
             )
         if not self.with_mtp:
             return 0.0
@@ -102,7 +102,7 @@ class Speculation:
         return self.drafted_tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 
     def prompt_seconds(
-        self, device: Device, software_stack: TimeStack, batch: Number, seq: int, layout: Layout
+        self, device: Device, software_stack: SoftwareStack, batch: Number, seq: int, layout: Layout
     ) -> float:
         """Returns the seconds in which a draft model fills its cache with prompts; 0 without a draft model."""
         if self.draft_model is None:

@@ -7,9 +7,9 @@ from typing import Literal
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .timing_constants import MOST_SETTINGS, TimeStack, combined_stack, software_stacks
+from .timing_constants import MOST_SETTINGS, SoftwareStack, combined_stack, software_stacks
 
-OVERLAPS = ("none", "dp", "tp", "ep", "all")
+OVERLAP_VALUES = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
 
 
@@ -20,7 +20,7 @@ def stack_names(phase: str = "") -> list[str]:
     ]
 
 
-def find_stack(stack_name: str, phase: str = "") -> TimeStack:
+def find_stack(stack_name: str, phase: str = "") -> SoftwareStack:
     """Returns a time stack by its name; `+` joins the names of a stack and of settings.
 
     phase: the required phase, `training` or `inference`; default either.
@@ -59,7 +59,7 @@ class Overlap:
     ep: float = 0.45
 
 
-WITH_OVERLAP = Overlap()
+FULL_OVERLAP = Overlap()
 """What Megatron-Core's options of overlap hide (the stack `megatron`)."""
 
 
@@ -70,7 +70,7 @@ def stack_of_vendor(vendor: str, phase: str) -> str:
     )
 
 
-def with_attention(software_stack: TimeStack, implementation: str | None) -> TimeStack:
+def with_attention(software_stack: SoftwareStack, implementation: str | None) -> SoftwareStack:
     """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
     if implementation not in ("eager", "sdpa-math") or software_stack.attention == "scores":
         return software_stack
@@ -82,14 +82,14 @@ def with_attention(software_stack: TimeStack, implementation: str | None) -> Tim
     return software_stack.model_copy(update={"attention": "scores", "kernels": software_stack.kernels | eager_kernels})
 
 
-def with_cudnn_attention(software_stack: TimeStack) -> TimeStack:
+def with_cudnn_attention(software_stack: SoftwareStack) -> SoftwareStack:
     """Returns a software stack whose scaled_dot_product_attention runs cuDNN's kernel; others unchanged."""
     return (
         software_stack.model_copy(update={"attention": "cudnn"}) if software_stack.torch_attention else software_stack
     )
 
 
-def with_schedule(software_stack: TimeStack, schedule: Schedule) -> TimeStack:
+def with_schedule(software_stack: SoftwareStack, schedule: Schedule) -> SoftwareStack:
     """Returns a software stack with a pipeline schedule: DualPipe hides the exchanges of experts' tokens.
 
     DualPipe runs each exchange beside the products of a micro-batch in the other direction (DeepSeek-V3,
@@ -98,11 +98,11 @@ def with_schedule(software_stack: TimeStack, schedule: Schedule) -> TimeStack:
     if schedule != "dualpipe":
         return software_stack
     return software_stack.model_copy(
-        update={"hidden": {**software_stack.hidden, "ep": max(software_stack.hidden.get("ep", 0.0), WITH_OVERLAP.ep)}}
+        update={"hidden": {**software_stack.hidden, "ep": max(software_stack.hidden.get("ep", 0.0), FULL_OVERLAP.ep)}}
     )
 
 
-def with_gradient_buffers(software_stack: TimeStack, buffer_bytes: float | None) -> TimeStack:
+def with_gradient_buffers(software_stack: SoftwareStack, buffer_bytes: float | None) -> SoftwareStack:
     """Returns a software stack that sends gradients in the gradient buffers' format.
 
     buffer_bytes: bytes per element of a gradient's buffer; None for the stack's own.
@@ -112,7 +112,7 @@ def with_gradient_buffers(software_stack: TimeStack, buffer_bytes: float | None)
     return software_stack.model_copy(update={"gradient_bytes": buffer_bytes})
 
 
-def with_loss(software_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
+def with_loss(software_stack: SoftwareStack, cross_entropy: str | None) -> SoftwareStack:
     """Returns a software stack with the run's loss implementation, if the stack states the bytes that the loss moves.
 
     cross_entropy: the value of `--cross-entropy`; None for the stack's own loss.
@@ -123,7 +123,7 @@ def with_loss(software_stack: TimeStack, cross_entropy: str | None) -> TimeStack
     return software_stack.model_copy(update={"logit_bytes": loss_bytes[0], "logit_gradient_bytes": loss_bytes[1]})
 
 
-def with_norms(software_stack: TimeStack, norm: str | None) -> TimeStack:
+def with_norms(software_stack: SoftwareStack, norm: str | None) -> SoftwareStack:
     """Returns a software stack with one kernel per norm, and with `liger` one kernel per gated activation.
 
     norm: the value of `--norm`; None for the stack's own norms, which those of fused software are anyway.
@@ -139,13 +139,13 @@ NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
     "input": (0.0, 6.0),
     "output": (10.0, 4.0),
 }
-"""Bytes per element that PEFT's adapters in 16 bits move beside their products, as `TimeStack.adapter_bytes`: no cast,
-the output is scaled (4) and added to the layer's (6), its gradient scaled (4), and that of the input added (6)
+"""Bytes per element that PEFT's adapters in 16 bits move beside their products, as `SoftwareStack.adapter_bytes`: no
+cast, the output is scaled (4) and added to the layer's (6), its gradient scaled (4), and that of the input added (6)
 (peft/tuners/lora/layer.py).
 """
 
 
-def with_16_bit_adapters(software_stack: TimeStack) -> TimeStack:
+def with_16_bit_adapters(software_stack: SoftwareStack) -> SoftwareStack:
     """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused.
 
     Unchanged too if the stack's adapters cast no input, as they are in 16 bits anyway.
@@ -171,12 +171,12 @@ states have two (torch/optim/adamw.py, _multi_tensor_adamw and _single_tensor_ad
 
 
 def with_optimizer(
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     state_bytes: float,
     flops: float = 0.0,
     is_on_host: bool = False,
     is_stepwise: bool = False,
-) -> TimeStack:
+) -> SoftwareStack:
     """Returns a software stack whose update reads and writes the states of the run's optimizer.
 
     state_bytes, flops: per parameter; flops are those of the update's matrix products. is_on_host: whether the host
@@ -198,7 +198,7 @@ def with_optimizer(
     )
 
 
-def with_overlapped_groups(software_stack: TimeStack, overlapped_groups: frozenset[str] | None) -> TimeStack:
+def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: frozenset[str] | None) -> SoftwareStack:
     """Returns a software stack whose messages within these groups overlap with computation; unchanged for None.
 
     overlapped_groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
@@ -206,10 +206,10 @@ def with_overlapped_groups(software_stack: TimeStack, overlapped_groups: frozens
     if overlapped_groups is None:
         return software_stack
     usual_hidden_shares = {
-        "dp": WITH_OVERLAP.dp,
-        "weights": WITH_OVERLAP.dp,
-        "tp": WITH_OVERLAP.tp,
-        "ep": WITH_OVERLAP.ep,
+        "dp": FULL_OVERLAP.dp,
+        "weights": FULL_OVERLAP.dp,
+        "tp": FULL_OVERLAP.tp,
+        "ep": FULL_OVERLAP.ep,
     }
     hidden_share_by_group = {
         group_name: hidden_share if group_name in overlapped_groups else 0.0
@@ -218,19 +218,19 @@ def with_overlapped_groups(software_stack: TimeStack, overlapped_groups: frozens
     return software_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
 
 
-def with_overlap(software_stack: TimeStack, overlap: str | None) -> TimeStack:
+def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> SoftwareStack:
     """Returns a time stack with the stated overlap of each group's messages; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """
     if overlap is None:
         return software_stack
-    if overlap not in OVERLAPS:
-        raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
+    if overlap not in OVERLAP_VALUES:
+        raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAP_VALUES)}")
     overlapped_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
     return software_stack.model_copy(
         update={
-            "hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in overlapped_groups},
+            "hidden": {group_name: getattr(FULL_OVERLAP, group_name) for group_name in overlapped_groups},
             "overlapped_stages": (0, 1, 2, 3),
         }
     )

@@ -21,9 +21,9 @@ from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
 from ..workload.recompute import check_node_names
 from .device import Device
-from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_share
+from .kernels import AFTER_LAYERS, BEFORE_LAYERS, Adapters, LayerKind, RankPass, rank_share
 from .time_estimator import NumberFormats, TimedPass, time_pass
-from .timing_constants import TimeStack
+from .timing_constants import SoftwareStack
 from .work_recorder import rank_work
 
 WEIGHT_BYTES = 2.0
@@ -32,10 +32,10 @@ WEIGHT_BYTES = 2.0
 FP32_BYTES = 4.0
 """Bytes per gradient in messages where the weights are in 32 bits."""
 
-UPDATED_BYTES = 8.0
+UPDATE_BYTES_PER_PARAMETER = 8.0
 """Bytes per parameter of a rank that an update moves beside optimizer states: gradients, and new 16-bit weights."""
 
-BESIDE_PRODUCTS = 0.7
+BACKWARD_WORK_SHARE = 0.7
 """Share of a step's work beside which gradients can be sent: its backward pass."""
 
 
@@ -97,7 +97,7 @@ class StepPlan:
             **run_fields,
         )
 
-    def rank_pass(self, software_stack: TimeStack) -> RankPass:
+    def rank_pass(self, software_stack: SoftwareStack) -> RankPass:
         """Returns the pass of one micro-batch on one rank."""
         return RankPass(
             self.micro_batch,
@@ -191,7 +191,7 @@ class LayerCosts(NamedTuple):
         )
 
 
-def layer_costs(timed_pass: TimedPass, software_stack: TimeStack, step_plan: StepPlan) -> LayerCosts:
+def layer_costs(timed_pass: TimedPass, software_stack: SoftwareStack, step_plan: StepPlan) -> LayerCosts:
     """Sums the seconds of a timed micro-batch by kind of layer. step_plan: the step plan with the recomputation.
 
     Raises `InputError` for a recomputed module that no layer has.
@@ -226,8 +226,8 @@ def layer_costs(timed_pass: TimedPass, software_stack: TimeStack, step_plan: Ste
         tuple(pass_work.layer_kinds),
         both_pass_seconds,
         repeated_passes,
-        timed_pass.layer_seconds(BEFORE),
-        timed_pass.layer_seconds(AFTER),
+        timed_pass.layer_seconds(BEFORE_LAYERS),
+        timed_pass.layer_seconds(AFTER_LAYERS),
         [pass_work.params_by_layer.get((kind_index, False), 0) for kind_index in kind_indices],
         [pass_work.params_by_layer.get((kind_index, True), 0) for kind_index in kind_indices],
         sum(
@@ -247,7 +247,7 @@ def _layer_module_paths(timed_pass: TimedPass) -> Iterator[str]:
 
 
 def host_wait(
-    timed_pass: TimedPass, software_stack: TimeStack, layer: int, is_backward: bool, kernel_seconds: Number
+    timed_pass: TimedPass, software_stack: SoftwareStack, layer: int, is_backward: bool, kernel_seconds: Number
 ) -> Number:
     """Returns the seconds in which a device waits for kernel launches in a layer's forward or backward pass.
 
@@ -351,7 +351,7 @@ def idle_micro_batches(schedule: Schedule, pp: int) -> float:
     return float(step_timetable.time) / 3 - micro_batch_count
 
 
-def training_step(spec: ModelSpec, device: Device, software_stack: TimeStack, step_plan: StepPlan) -> StepTime:
+def training_step(spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan) -> StepTime:
     """Estimates the seconds of a training step (scalars only).
 
     Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
@@ -368,7 +368,7 @@ def training_step(spec: ModelSpec, device: Device, software_stack: TimeStack, st
 def step_time_of_pass(
     spec: ModelSpec,
     device: Device,
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     step_plan: StepPlan,
     timed_pass: TimedPass,
     costs: LayerCosts,
@@ -381,7 +381,7 @@ def step_time_of_pass(
 def _step_seconds(
     spec: ModelSpec,
     device: Device,
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     step_plan: StepPlan,
     ranks: PipelineRanks,
     timed_pass: TimedPass,
@@ -401,7 +401,9 @@ def _step_seconds(
     update_seconds = (
         software_stack.host_update * updated_params
         if software_stack.host_update
-        else device.memory_seconds(software_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
+        else device.memory_seconds(
+            software_stack.optimizer_bytes * updated_params + UPDATE_BYTES_PER_PARAMETER * parameters
+        )
         + software_stack.optimizer_flops * updated_params / device.product_rate("bf16", is_sustained=True)
     )
     part_seconds = {
@@ -419,7 +421,7 @@ def _step_seconds(
     )
 
 
-def _hop_seconds(spec: ModelSpec, device: Device, software_stack: TimeStack, step_plan: StepPlan) -> Number:
+def _hop_seconds(spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan) -> Number:
     """Returns the seconds to send a micro-batch's activations to the next pipeline stage."""
     is_divided = step_plan.sequence_parallel or software_stack.scatters_hops
     return device.hop_seconds(
@@ -427,7 +429,7 @@ def _hop_seconds(spec: ModelSpec, device: Device, software_stack: TimeStack, ste
     )
 
 
-def _exposed_hop_count(step_plan: StepPlan, software_stack: TimeStack) -> Number:
+def _exposed_hop_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
     """Returns the number of forward (or backward) messages for which a stage waits while the pipeline is full.
 
     A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input
@@ -441,7 +443,7 @@ def _exposed_hop_count(step_plan: StepPlan, software_stack: TimeStack) -> Number
 
 
 def _data_parallel_seconds(
-    step_plan: StepPlan, device: Device, software_stack: TimeStack, ranks: PipelineRanks
+    step_plan: StepPlan, device: Device, software_stack: SoftwareStack, ranks: PipelineRanks
 ) -> tuple[Number, Number]:
     """Returns the exposed seconds of gradient and weight messages, and the parameters updated per rank.
 
@@ -479,8 +481,8 @@ def _data_parallel_seconds(
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     sends_once = _sends_once_per_step(step_plan, software_stack)
     reduced_seconds = pipeline_seconds if step_plan.zero == 2 else ranks.slowest_seconds
-    backward_seconds = BESIDE_PRODUCTS * choose(sends_once, ranks.slowest_seconds, reduced_seconds)
-    forward_seconds = (1 - BESIDE_PRODUCTS) * ranks.slowest_seconds
+    backward_seconds = BACKWARD_WORK_SHARE * choose(sends_once, ranks.slowest_seconds, reduced_seconds)
+    forward_seconds = (1 - BACKWARD_WORK_SHARE) * ranks.slowest_seconds
     exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, software_stack.hidden_share("weights"))
     exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, software_stack.hidden_share("dp"))
     if step_plan.zero == 3:
@@ -492,7 +494,7 @@ def _data_parallel_seconds(
     return exposed_seconds, updated_params
 
 
-def _sends_once_per_step(step_plan: StepPlan, software_stack: TimeStack) -> Any:
+def _sends_once_per_step(step_plan: StepPlan, software_stack: SoftwareStack) -> Any:
     """Whether ranks of a pipeline keep gathered weights and unreduced gradients until the last micro-batch."""
     return software_stack.keeps_weights_in_pipelines and step_plan.pp > 1
 
@@ -508,7 +510,7 @@ def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_sh
 def _data_group_seconds(
     step_plan: StepPlan,
     device: Device,
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     ranks: Number,
     rank_stride: Number,
     parameters: Number,
@@ -568,10 +570,10 @@ class StepTimer:
     It times each micro-batch once: the kernels of a rank with these tp, ep and cp, number format and recomputation.
     """
 
-    def __init__(self, spec: ModelSpec, device: Device, software_stack: TimeStack) -> None:
+    def __init__(self, spec: ModelSpec, device: Device, software_stack: SoftwareStack) -> None:
         self.spec: ModelSpec = spec
         self.device: Device = device
-        self.stack: TimeStack = software_stack
+        self.stack: SoftwareStack = software_stack
         self._timed_passes: dict[tuple[Any, ...], tuple[TimedPass, LayerCosts]] = {}
 
     def step(self, step_plan: StepPlan) -> StepTime:
@@ -591,16 +593,16 @@ class StepTimer:
         return step_time_of_pass(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
 
 
-COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
+PLAN_COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
 """Fields of a plan that `training_steps` takes as columns, beside tp."""
 
 
 def training_steps(
-    spec: ModelSpec, device: Device, software_stack: TimeStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
+    spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
 ) -> Any:
     """Returns the seconds of many layouts as an array (needs NumPy).
 
-    step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `COLUMNS`.
+    step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `PLAN_COLUMNS`.
     """
     import numpy
 

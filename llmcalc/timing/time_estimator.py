@@ -19,9 +19,9 @@ from ..parallel.placements import Collective, CollectiveKind
 from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
 from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
-from .timing_constants import TimeStack
+from .timing_constants import SoftwareStack
 
-BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
+OPERAND_BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
 
 CAST_BYTES = {"fp8": 4.0, "fp4": 5.125}
@@ -31,14 +31,14 @@ It reads 16 bits and writes the rows and the columns of the operand, as the back
 a cast to 4 bits finds the largest magnitude first (transformer_engine/common/cast). Kernels of products start after it.
 """
 
-FROZEN_CAST = 0.75
+FROZEN_CAST_SHARE = 0.75
 """Share of these bytes where no gradient of the weight is computed, so that no columns are written."""
 
 NARROW_FORMATS = frozenset({"fp8", "fp4", "int8"})
 """Formats of products whose inputs, in 16 bits, are cast first."""
 
-QUANTIZED = "quantized"
-"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `TimeStack.quantized` names."""
+QUANTIZED_FORMAT = "quantized"
+"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to those of `SoftwareStack.quantized`."""
 
 DEQUANTIZATION_FLOPS = 75.0
 """Operations in float32 whose time the decoding of a weight in 4 bits takes: 2.62e9 weights in 2.96 ms on an H200
@@ -57,30 +57,30 @@ EAGER_SCORE_BYTES = 30.0
 """The same where every step reads and writes by itself, with softmax in float32: product (2), scale (4), mask (4), to
 float32 (6), softmax (8), to 16 bits (6)."""
 
-ATTENTION_BACKWARD = 2.5
+ATTENTION_BACKWARD_FACTOR = 2.5
 """Products of fused attention's backward pass, which computes the scores again, over the two of its forward pass."""
 
 DECODED_TILE_ROWS = 16
 """Rows that the smallest tile of a kernel computes which decodes weights to 16 bits: Marlin's, 16 · thread_m_blocks."""
 
-MOST_VECTORS = 8
+MOST_VECTOR_KERNEL_TOKENS = 8
 """Tokens up to which llama.cpp multiplies by its kernel for vectors (MMVQ_MAX_BATCH_SIZE in ggml-cuda/mmvq.cuh)."""
 
 FUSED_HEAD_DIM = 256
 """Width of a head up to which attention has kernels of an accelerator's generation: FlashAttention and cuDNN refuse
 more (check_head_dim_size_flash in torch's sdp_utils.cpp), so that torch runs its memory-efficient kernel. Servers have
-kernels of their own, and so has Megatron-Core for a single key of all heads (`TimeStack.wide_single_keys`).
+kernels of their own, and so has Megatron-Core for a single key of all heads (`SoftwareStack.wide_single_keys`).
 """
 
-LOSS_BACKWARD = 0.7
+LOSS_BACKWARD_FACTOR = 0.7
 """Bytes of the loss's backward pass over those of its forward pass."""
 
-RING_EXPOSED = 0.3
+EXPOSED_RING_SHARE = 0.3
 """Share of a context-parallel exchange that attention does not hide."""
 
 
 KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
-"""Verb → kernels that a stack's host launches for it, forward and backward (`TimeStack.kernels`)."""
+"""Verb → kernels that a stack's host launches for it, forward and backward (`SoftwareStack.kernels`)."""
 
 
 @frozen
@@ -108,10 +108,10 @@ class NumberFormats:
         is_decoded = (
             self.product_format in NARROW_FORMATS and device.format_of(self.product_format) != self.product_format
         )
-        return replace(self, product_format=QUANTIZED) if is_decoded else self
+        return replace(self, product_format=QUANTIZED_FORMAT) if is_decoded else self
 
 
-SIXTEEN_BITS = NumberFormats()
+SIXTEEN_BIT_FORMATS = NumberFormats()
 """Weights, cache and products in 16 bits."""
 
 
@@ -319,7 +319,7 @@ class TimeEstimator:
     """Estimates the seconds of kernels and messages on a device, with a software stack's efficiencies."""
 
     device: Device
-    stack: TimeStack
+    stack: SoftwareStack
     number_formats: NumberFormats
     rank_pass: RankPass
 
@@ -337,12 +337,12 @@ class TimeEstimator:
 
     def _units_format(self, dtype: str) -> str:
         """Returns the number format whose units run the products of a format."""
-        return self.stack.quantized if dtype == QUANTIZED else dtype
+        return self.stack.quantized if dtype == QUANTIZED_FORMAT else dtype
 
     def product_rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
         unit_format = self._units_format(dtype)
-        if dtype == QUANTIZED and unit_format == "int8" and self.device.generation.block_quantized:
+        if dtype == QUANTIZED_FORMAT and unit_format == "int8" and self.device.generation.block_quantized:
             return self.device.peak_rates["int8"] * self.device.generation.block_quantized
         has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
         efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
@@ -424,8 +424,8 @@ class TimeEstimator:
         if kernel.kind != "product" and not is_last_expert_product:
             return 0.0
         dtype = self._inference_format(kernel)
-        decoding_wait = waits_by_format.get(QUANTIZED, 0.0) if dtype == QUANTIZED else 0.0
-        if is_last_expert_product and dtype == QUANTIZED and self.stack.server:
+        decoding_wait = waits_by_format.get(QUANTIZED_FORMAT, 0.0) if dtype == QUANTIZED_FORMAT else 0.0
+        if is_last_expert_product and dtype == QUANTIZED_FORMAT and self.stack.server:
             decoding_wait += self.device.generation.decoded_experts
         return waits_by_format.get(self.device.format_of(self._units_format(dtype)), 0.0) + decoding_wait
 
@@ -449,7 +449,7 @@ class TimeEstimator:
             vector_seconds = weight_bytes / self.vector_rate(kernel)
             copied_bytes = self._copied_bytes(kernel, dtype, weight)
             read_bytes = choose(copied_bytes > 0, copied_bytes, weight_bytes)
-            if dtype != QUANTIZED or not self.stack.reads_before_products:
+            if dtype != QUANTIZED_FORMAT or not self.stack.reads_before_products:
                 read_seconds = device.memory_seconds(read_bytes + value_bytes)
                 yield False, compute_seconds, maximum(read_seconds, vector_seconds)
                 if self.stack.copies_weights_from:
@@ -465,7 +465,7 @@ class TimeEstimator:
             if kernel.in_16_bits and self.number_formats.product_format != "fp32"
             else self.number_formats.product_format
         )
-        product_rate, bytes_per_element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
+        product_rate, bytes_per_element = self.product_rate(dtype), OPERAND_BYTES.get(dtype, 2.0)
         if self.stack.keeps_unaligned_sizes and dtype == "bf16":
             product_rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
@@ -487,7 +487,11 @@ class TimeEstimator:
                 kernel, True, input_gradient_seconds, bytes_per_element * weight, moved_bytes
             )
             if cast_bytes and casts_gradient:
-                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.is_frozen else 1.0) * cast_bytes * m * n)
+                yield (
+                    True,
+                    0.0,
+                    device.memory_seconds((FROZEN_CAST_SHARE if kernel.is_frozen else 1.0) * cast_bytes * m * n),
+                )
             if kernel.is_frozen:
                 return
             backward_seconds = (
@@ -514,7 +518,7 @@ class TimeEstimator:
 
     def _is_vector_product(self, kernel: Kernel) -> Number:
         """Whether a product has so few tokens that llama.cpp runs its matrix-vector kernel."""
-        return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTORS
+        return (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) <= MOST_VECTOR_KERNEL_TOKENS
 
     def vector_rate(self, kernel: Kernel) -> Number:
         """Returns the bytes/s at which the units read a product's weights for few tokens; inf without that kernel."""
@@ -561,7 +565,7 @@ class TimeEstimator:
         """The ratio of computed rows to a product's rows, because matrix units compute whole tiles of rows."""
         if kernel.kind == "experts" or dtype == "fp32" or not self.stack.pads_rows or is_zero(kernel.m):
             return 1.0
-        tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
+        tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED_FORMAT else self.device.generation.tile_rows
         return maximum(1.0, tile_rows / kernel.m)
 
     def _copied_bytes(self, kernel: Kernel, dtype: str, element_count: Number) -> Number:
@@ -570,7 +574,7 @@ class TimeEstimator:
         0 for a kernel that decodes the weights that it multiplies. element_count: of the weights, in all passes.
         """
         fewest_tokens = self.stack.copies_weights_from
-        if dtype != QUANTIZED or not fewest_tokens or not self.device.generation.matrix_units:
+        if dtype != QUANTIZED_FORMAT or not fewest_tokens or not self.device.generation.matrix_units:
             return 0.0
         return choose(kernel.m >= fewest_tokens, 2.0 * element_count, 0.0)
 
@@ -591,7 +595,7 @@ class TimeEstimator:
         """Returns the number format in which an inference run computes a product."""
         return (
             "bf16"
-            if kernel.in_16_bits and self.number_formats.product_format not in (QUANTIZED, "fp32")
+            if kernel.in_16_bits and self.number_formats.product_format not in (QUANTIZED_FORMAT, "fp32")
             else self.number_formats.product_format
         )
 
@@ -603,7 +607,7 @@ class TimeEstimator:
         weight_bits = self.number_formats.weight_bits
         if kernel.in_16_bits:
             wide_format_bits = (
-                weight_bits if self.number_formats.product_format == QUANTIZED else max(16.0, weight_bits)
+                weight_bits if self.number_formats.product_format == QUANTIZED_FORMAT else max(16.0, weight_bits)
             )
             weight_bits = wide_format_bits if self.number_formats.head_bits is None else self.number_formats.head_bits
         return element_count * weight_bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
@@ -677,7 +681,7 @@ class TimeEstimator:
             if self.stack.attention == "cudnn":
                 efficiency *= older_kernels["fa2"]
             forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.key_width + kernel.k)
-            flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
+            flops_of_passes = forward_flops, ATTENTION_BACKWARD_FACTOR * forward_flops
         for is_backward in (False, True):
             flops = kernel.head_padding_ratio * flops_of_passes[is_backward]
             seconds = device.attention_seconds(flops, key_count, kernel.key_width, is_backward, efficiency)
@@ -753,7 +757,7 @@ class TimeEstimator:
         logit_bytes = self.stack.logit_bytes if self.is_training else 4.0
         gradient_bytes = self.stack.logit_gradient_bytes
         if gradient_bytes is None:
-            gradient_bytes = LOSS_BACKWARD * logit_bytes
+            gradient_bytes = LOSS_BACKWARD_FACTOR * logit_bytes
         yield False, 0.0, self.device.memory_seconds(logit_count * logit_bytes)
         yield True, 0.0, self.device.memory_seconds(logit_count * gradient_bytes)
 
@@ -779,7 +783,7 @@ class TimeEstimator:
         exposed_share = 1 - self.stack.hidden_share(message.process_group, message.collective_kind)
         if message.process_group == "ep" and message.collective_kind != "all_to_all":
             is_cast = message.collective_kind == "all_gather" and self.stack.gathers_casts
-            byte_share = BYTES.get(self.number_formats.product_format, 2.0) / 2 if is_cast else 1.0
+            byte_share = OPERAND_BYTES.get(self.number_formats.product_format, 2.0) / 2 if is_cast else 1.0
             rank_stride = rank_pass.tp
             return device.message_seconds(
                 message.collective_kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
@@ -797,7 +801,9 @@ class TimeEstimator:
             rank_stride = choose(
                 message.ranks * rank_pass.tp > device.domain_devices, device.domain_devices, rank_pass.tp
             )
-            return RING_EXPOSED * device.message_seconds(message.collective_kind, ranks, message_bytes, rank_stride)
+            return EXPOSED_RING_SHARE * device.message_seconds(
+                message.collective_kind, ranks, message_bytes, rank_stride
+            )
         copy_seconds: Number = 0.0
         if (
             self.stack.copies_gathered_tokens
@@ -879,7 +885,7 @@ def _binomial(total_count: Number, selected_count: int) -> Number:
 
 
 def time_pass(
-    rank_work: RankWork, device: Device, software_stack: TimeStack, number_formats: NumberFormats
+    rank_work: RankWork, device: Device, software_stack: SoftwareStack, number_formats: NumberFormats
 ) -> TimedPass:
     """Estimates the seconds of the kernels and messages of a rank's pass."""
     return TimeEstimator(device, software_stack, number_formats, rank_work.rank_pass).timed_pass(rank_work)

@@ -20,13 +20,13 @@ from ..record import Record
 from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir
 from .device import Device
-from .timing_constants import TimeStack
+from .timing_constants import SoftwareStack
 
-TIE = 0.03
+TIE_SHARE = 0.03
 """Difference of two estimates, as a share, below which they cannot be told apart: equal runs repeat within 3 to 5 %."""
 
 
-DIGITS = 10
+DOCUMENT_DIGITS = 10
 """Significant digits of seconds in documents."""
 
 
@@ -62,7 +62,7 @@ class TestedClass(RatioBounds):
         return self
 
     def contains_estimate(
-        self, phase: str, has_experts: bool, device_class: str, software_stack: TimeStack, is_loaded: bool
+        self, phase: str, has_experts: bool, device_class: str, software_stack: SoftwareStack, is_loaded: bool
     ) -> bool:
         """Whether an estimate belongs to this class. is_loaded: whether the requests run beside others."""
         return (
@@ -92,7 +92,7 @@ MEASURED_EXPERT_RANKS = 8
 """Most ranks of experts in the measured rows of servers."""
 
 
-def untested_layout_text(software_stack: TimeStack, layout: Layout) -> str:
+def untested_layout_text(software_stack: SoftwareStack, layout: Layout) -> str:
     """Returns a text on what was never measured of a server's layout; empty if the whole layout was measured."""
     exceeds_measured_ranks = software_stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if exceeds_measured_ranks else ""
@@ -106,7 +106,7 @@ def _tested_classes() -> _TestedClasses:
 
 def round_to_digits(number: Number) -> float:
     """Rounds a number to digits that do not depend on the platform's floating-point library."""
-    return float(f"{number:.{DIGITS}g}")
+    return float(f"{number:.{DOCUMENT_DIGITS}g}")
 
 
 class RangedAmount(NamedTuple):
@@ -169,7 +169,7 @@ def expected_range(
     seconds: Number,
     phase: str,
     device: Device,
-    software_stack: TimeStack,
+    software_stack: SoftwareStack,
     spec: ModelSpec,
     untested_reason: str = "",
     burst_seconds: Number | None = None,

@@ -12,7 +12,7 @@ from ..record import Record
 from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir
 
-Share: TypeAlias = float
+DatasheetShare: TypeAlias = float
 """A part of a datasheet figure that is reached, from 0 to 1."""
 
 FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
@@ -48,41 +48,41 @@ class AcceleratorGeneration(Record):
     capabilities: tuple[str, ...] = ()
     vendors: tuple[str, ...] = ()
     profiled: tuple[str, ...] = ()
-    products: dict[str, Share]
-    sustained: dict[str, Share]
-    float32_sums: Share
-    memory: Share
-    cache: Share
-    link: Share
-    nic: Share
-    attention: tuple[Share, float]
-    attention_backward: tuple[Share, float]
-    older_attention: dict[str, Share]
+    products: dict[str, DatasheetShare]
+    sustained: dict[str, DatasheetShare]
+    float32_sums: DatasheetShare
+    memory: DatasheetShare
+    cache: DatasheetShare
+    link: DatasheetShare
+    nic: DatasheetShare
+    attention: tuple[DatasheetShare, float]
+    attention_backward: tuple[DatasheetShare, float]
+    older_attention: dict[str, DatasheetShare]
     block_quantized: float = Field(ge=0, le=1)
     vector_read: float = Field(ge=0)
-    scan: Share
+    scan: DatasheetShare
     half_rate_depth: dict[str, float]
     tile_rows: int = Field(gt=0)
-    block_scaled: tuple[Share, float, Share]
+    block_scaled: tuple[DatasheetShare, float, DatasheetShare]
     decoded_experts: float = Field(ge=0)
-    tiles: tuple[tuple[int, int, Share], ...]
-    filled: Share
+    tiles: tuple[tuple[int, int, DatasheetShare], ...]
+    filled: DatasheetShare
     matrix_units: bool
-    unaligned: tuple[Share, Share]
+    unaligned: tuple[DatasheetShare, DatasheetShare]
     kernel_start: float
     launch_gap: float
     host_launch: float = Field(gt=0)
     tested_stacks: tuple[str, ...] = ()
     latency: float
     far_latency: float
-    ring_protocols: tuple[tuple[Share, float, float], ...] = Field(min_length=1)
+    ring_protocols: tuple[tuple[DatasheetShare, float, float], ...] = Field(min_length=1)
     sources: tuple[FigureSource, ...] = Field(min_length=1)
 
 
-IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
+IDENTITY_FIELDS = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
 """Fields of a generation that are no figures."""
 
-TABLES = ("products", "sustained", "older_attention", "depth", "kernels")
+TABLE_FIELDS = ("products", "sustained", "older_attention", "depth", "kernels")
 """Figures that are tables, of which a generation or a stack may state a part; an empty table states that it has none.
 """
 
@@ -100,7 +100,7 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
     inherited_values = {
         field_name: field_value
         for field_name, field_value in base_table.items()
-        if field_name not in IDENTITY or field_name == "sources"
+        if field_name not in IDENTITY_FIELDS or field_name == "sources"
     }
     return {**_merged_figures(inherited_values, named_table), "name": table_name}
 
@@ -109,7 +109,7 @@ def _merged_figures(base_figures: dict[str, Any], figures: dict[str, Any]) -> di
     """Returns the figures, completed by figures that only the base has; nested tables (`TABLES`) are merged."""
     merged_tables = {
         field_name: {**base_figures[field_name], **figures[field_name]}
-        for field_name in TABLES
+        for field_name in TABLE_FIELDS
         if figures.get(field_name) and field_name in base_figures
     }
     return {**base_figures, **figures, **merged_tables}
@@ -125,7 +125,7 @@ def accelerator_generations() -> dict[str, AcceleratorGeneration]:
     }
 
 
-class TimeStack(Record):
+class SoftwareStack(Record):
     """The efficiencies of a software stack that runs a model; comments in the TOML file explain each field.
 
     name: its name, for `--stack`.
@@ -166,9 +166,9 @@ class TimeStack(Record):
     logit_bytes: float = 6.0
     logit_gradient_bytes: float | None = None
     loss_bytes: dict[str, tuple[float, float]] = {}
-    product: Share = 1.0
+    product: DatasheetShare = 1.0
     pads_rows: bool = False
-    rates: dict[str, Share] = {}
+    rates: dict[str, DatasheetShare] = {}
     sums_in_16_bits: bool = False
     quantized: Literal["bf16", "int8"] = "bf16"
     reads_before_products: bool = False
@@ -178,9 +178,9 @@ class TimeStack(Record):
     pipelines_prompts: bool = False
     halves_float32: bool = False
     four_bit_scheme: str | None = None
-    expert_weights: Share = 1.0
-    prompt_expert_weights: Share | None = None
-    expert_products: dict[str, Share] = {}
+    expert_weights: DatasheetShare = 1.0
+    prompt_expert_weights: DatasheetShare | None = None
+    expert_products: dict[str, DatasheetShare] = {}
     expert_wait: dict[str, float] = {}
     product_wait: dict[str, float] = {}
     fused_experts: bool = False
@@ -211,7 +211,7 @@ class TimeStack(Record):
     copies_gathered_tokens: bool = False
     dtensor_operation: float = 0.0
     dtensor_operations: dict[str, tuple[float, float]] = {}
-    fastest_host: Share = 1.0
+    fastest_host: DatasheetShare = 1.0
     host_step: float = 0.0
     hides_host: bool = False
     steps_ahead: int = Field(0, ge=0)
@@ -227,7 +227,7 @@ class TimeStack(Record):
     reads_masks: bool = False
     copies_cache: bool = False
     repeats_heads: bool = False
-    shared_experts: Share = 0.0
+    shared_experts: DatasheetShare = 0.0
     mixed_steps: bool = True
     stops_early: bool = False
     host_update: float = 0.0
@@ -247,7 +247,7 @@ class TimeStack(Record):
         return self
 
     @property
-    def on_fastest_host(self) -> TimeStack | None:
+    def on_fastest_host(self) -> SoftwareStack | None:
         """The same stack with the kernel-launch time of the fastest measured host CPU, for the low end of a range.
 
         None for a stack whose launch times were measured on hosts of one speed.
@@ -282,13 +282,22 @@ class TimeStack(Record):
 
 
 @cache
-def software_stacks() -> dict[str, TimeStack]:
+def software_stacks() -> dict[str, SoftwareStack]:
     """Returns name → time stack, for every software stack that `--stack` accepts."""
     tables_by_name = _read_tables("stacks.toml")
-    return {stack_name: TimeStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
+    return {stack_name: SoftwareStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
 
 
-DESCRIPTION = IDENTITY | {"title", "phase", "combines", "exchange_stack", "versions", "rows", "sets", "source"}
+DESCRIPTION_FIELDS = IDENTITY_FIELDS | {
+    "title",
+    "phase",
+    "combines",
+    "exchange_stack",
+    "versions",
+    "rows",
+    "sets",
+    "source",
+}
 """Fields of a stack that are no figures."""
 
 
@@ -330,7 +339,7 @@ def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def combined_stack(stack_name: str) -> TimeStack | None:
+def combined_stack(stack_name: str) -> SoftwareStack | None:
     """Returns the time stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
 
     None where a name is unknown, where one after the first does not combine with others or is of another phase or
@@ -344,7 +353,7 @@ def combined_stack(stack_name: str) -> TimeStack | None:
     for setting_name in setting_names:
         setting_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
         setting_figures = {
-            field_name: figure for field_name, figure in setting_table.items() if field_name not in DESCRIPTION
+            field_name: figure for field_name, figure in setting_table.items() if field_name not in DESCRIPTION_FIELDS
         }
         if not stack.exchange_stack:
             exchange_stack = ""
@@ -359,5 +368,5 @@ def combined_stack(stack_name: str) -> TimeStack | None:
             "rows": 0,
             "sets": 0,
         }
-        stack = TimeStack(**{**_merged_figures(stack.model_dump(), setting_figures), **description_fields})
+        stack = SoftwareStack(**{**_merged_figures(stack.model_dump(), setting_figures), **description_fields})
     return stack

@@ -74,7 +74,7 @@ class ServedRequest:
     end_seconds: float
 
 
-Seconds: TypeAlias = Callable[[float, float], float]
+SecondsFunction: TypeAlias = Callable[[float, float], float]
 
 
 @frozen
@@ -92,14 +92,14 @@ class StepSeconds:
         step whose prompts would fit into a graph without the decoding sequences.
     """
 
-    decoding_seconds: Seconds
-    added_decoding_seconds: Seconds
-    prompt_seconds: Seconds
+    decoding_seconds: SecondsFunction
+    added_decoding_seconds: SecondsFunction
+    prompt_seconds: SecondsFunction
     server_seconds: float
     tokens_per_step: float = 1.0
     tokens_of_sequence: int = 1
     graph_tokens: int = 0
-    added_launch_seconds: Seconds = lambda *_: 0.0
+    added_launch_seconds: SecondsFunction = lambda *_: 0.0
 
     def mixed_seconds(self, tokens: int, earlier_tokens: float, sequences: int, cached_tokens: float) -> float:
         """Returns the seconds of a step with prompts and decoding sequences.
@@ -153,7 +153,7 @@ class StepSeconds:
 
 def _tabulated_seconds(
     exact_seconds: Callable[[int, int], float], largest_batch: int, context_lengths: Sequence[int]
-) -> Seconds:
+) -> SecondsFunction:
     """Returns seconds interpolated between batch sizes (powers of two up to `largest_batch`) and context lengths.
 
     exact_seconds: (size of the batch, tokens in the cache) → seconds.

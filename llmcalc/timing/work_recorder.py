@@ -16,22 +16,22 @@ from typing import Any
 
 from ..algebra import Number, exact_div, is_zero, maximum, minimum
 from ..costs.params import total_params_of
-from ..costs.recomputation import SAVES_NOTHING
-from ..flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from ..costs.recomputation import VERBS_THAT_SAVE_NO_INPUT
+from ..flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from ..flow.tree import Node
 from ..flow.value import Value
 from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..parallel.layout import Layout
-from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
+from ..parallel.placements import FLOAT32_BYTES, Collective, CollectiveKind, PlacementTracker, ProcessGroup
 from ..parallel.rank_program import RankFlow, cached_rank_program, is_divided
 from ..workload.derived_rows import QueryKeyPairs
-from ..workload.rows import LOGITS, ONCE, RoutedRows
+from ..workload.rows import LOGITS, NO_ROWS, RoutedRows
 from ..workload.run_config import RunConfig
 from .eager import eager_kernel_key, eager_kernel_repeats
 from .kernels import (
-    AFTER,
-    BEFORE,
+    AFTER_LAYERS,
+    BEFORE_LAYERS,
     STATE_BITS,
     Kernel,
     KernelKind,
@@ -42,7 +42,7 @@ from .kernels import (
     rank_share,
 )
 
-NO_KERNEL = frozenset(
+VERBS_WITHOUT_KERNEL = frozenset(
     {
         "hold", "keep", "enter", "leave", "add_output", "mask",
         "split", "take", "copies", "positions", "vector", "buffer",
@@ -51,16 +51,16 @@ NO_KERNEL = frozenset(
 )  # fmt: skip
 """Verbs of the recorder that run no kernel of their own: views, masks inside of kernels, writes of a few rows."""
 
-IDENTITIES = frozenset({"dropout", "repeat"})
+IDENTITY_VERBS = frozenset({"dropout", "repeat"})
 """Verbs whose result is their input: dropout of probability 0, and heads that an attention kernel repeats itself."""
 
-SUMMED_LATER = frozenset({"combine", "to_tokens", "add", "dropout", "mul"})
+VERBS_BEFORE_REDUCTION = frozenset({"combine", "to_tokens", "add", "dropout", "mul"})
 """Verbs that can run on partial sums, which ranks reduce later (`RankPass.reduces_late`).
 
 The other factor of `mul` is whole, such as the gate of a shared expert.
 """
 
-IN_16_BITS = frozenset({"lm_head", "router"})
+PARTS_IN_16_BITS = frozenset({"lm_head", "router"})
 """Parts whose products stay in 16 bits in a run of narrower formats."""
 
 CAST_KERNELS = 2
@@ -69,7 +69,7 @@ CAST_KERNELS = 2
 CAST_ELEMENTS = 3
 """Elements of 16 bits that a cast between float32 and 16 bits moves for each of its elements: 6 bytes."""
 
-READ_AGAIN = frozenset({"norm", "act", "mul", "rope"})
+VERBS_READING_INPUT_AGAIN = frozenset({"norm", "act", "mul", "rope"})
 """Element-wise verbs whose backward pass reads the input again."""
 
 ROW_COPIES = 3
@@ -93,7 +93,7 @@ class WorkRecorder(PlacementTracker):
         """Walks the operations of a rank's forward pass, and returns its kernels and messages."""
         self.work = RankWork(self.rank_pass)
         self.full_run: RunConfig = self.rank_pass.run_config()
-        self.layer: int = BEFORE
+        self.layer: int = BEFORE_LAYERS
         self.layers: int = 1
         self.cache_reads: dict[str | int, Number] = {}
         self.aliases: dict[int, Value] = {}
@@ -110,7 +110,9 @@ class WorkRecorder(PlacementTracker):
         self.readers: dict[int, int] = {}
         for operation in self._executed_steps(program.root.items):
             for recorded_value in (
-                operation.input_values if operation.verb not in NO_KERNEL and operation.verb not in IDENTITIES else ()
+                operation.input_values
+                if operation.verb not in VERBS_WITHOUT_KERNEL and operation.verb not in IDENTITY_VERBS
+                else ()
             ):
                 self._count_reader(recorded_value)
         for module_scope in self.scopes.values():
@@ -129,8 +131,8 @@ class WorkRecorder(PlacementTracker):
         self.repeat_count: int = 1
         self._add_kernel("loss", "loss", m=row_count, n=vocabulary_size, launches=(2, 2))
         if is_divided(program.result.axes) and self.rank_pass.phase == "training":
-            message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, row_count * FLOAT32, 3)
-            self.work.messages.append(LayerMessage(AFTER, message))
+            message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, row_count * FLOAT32_BYTES, 3)
+            self.work.messages.append(LayerMessage(AFTER_LAYERS, message))
 
     def _count_reader(self, recorded_value: Value) -> None:
         storage_key = id(self._storage_owner(recorded_value))
@@ -144,7 +146,7 @@ class WorkRecorder(PlacementTracker):
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
-    def _items_of_chosen_branches(self, scope_items: Iterable[Item]) -> Iterator[Step | ModuleScope]:
+    def _items_of_chosen_branches(self, scope_items: Iterable[ProgramItem]) -> Iterator[Step | ModuleScope]:
         """Returns the items, with alternatives replaced by the branch that runs."""
         for scope_item in scope_items:
             if not isinstance(scope_item, AlternativeBranches):
@@ -176,10 +178,12 @@ class WorkRecorder(PlacementTracker):
             if isinstance(scope_item, ModuleScope):
                 yield from self._executed_scopes(scope_item)
 
-    def _executed_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
+    def _executed_steps(self, scope_items: Iterable[ProgramItem]) -> Iterator[Step]:
         """Yields every executed step in order, and records the values that steps pass on unchanged."""
         for scope_item in self._items_of_chosen_branches(scope_items):
-            if scope_item.node_fields.get("role") in NEVER_RUN or scope_item.node_fields.get("optional", "") not in (
+            if scope_item.node_fields.get("role") in UNEXECUTED_ROLES or scope_item.node_fields.get(
+                "optional", ""
+            ) not in (
                 "",
                 *self.included_parts,
             ):
@@ -187,11 +191,11 @@ class WorkRecorder(PlacementTracker):
             if isinstance(scope_item, ModuleScope):
                 yield from self._executed_steps(scope_item.items)
                 continue
-            if scope_item.verb in IDENTITIES and scope_item.input_values:
+            if scope_item.verb in IDENTITY_VERBS and scope_item.input_values:
                 self.aliases[id(scope_item.output_values[0].storage)] = scope_item.input_values[0]
             yield scope_item
 
-    def _run_items(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _run_items(self, scope_items: Iterable[ProgramItem], module_path: str, repeat_count: Number) -> None:
         module_scope, shares_parameters = self.scopes.get(id(scope_items)), self.shares_parameters
         scope_attributes = {} if module_scope is None else module_scope.node_fields
         self.shares_parameters = shares_parameters or scope_attributes.get("role") == "shared"
@@ -201,11 +205,13 @@ class WorkRecorder(PlacementTracker):
             self._record_scope(scope_items, module_path, repeat_count)
         self.shares_parameters = shares_parameters
 
-    def _record_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+    def _record_scope(self, scope_items: Iterable[ProgramItem], module_path: str, repeat_count: Number) -> None:
         chosen_items = list(self._items_of_chosen_branches(scope_items))
         super()._run_items(chosen_items, module_path, repeat_count)
         for scope_item in chosen_items:  # parameters that this pass does not use
-            if scope_item.node_fields.get("role") in NEVER_RUN and scope_item.node_fields.get("optional", "") in (
+            if scope_item.node_fields.get("role") in UNEXECUTED_ROLES and scope_item.node_fields.get(
+                "optional", ""
+            ) in (
                 "",
                 *self.included_parts,
             ):
@@ -217,7 +223,7 @@ class WorkRecorder(PlacementTracker):
                 self._count_parameters(program_node.total(total_params_of), exact_div(repeat_count, self.layers))
 
     def _record_layer(
-        self, attributes: Mapping[str, Any], scope_items: Iterable[Item], module_path: str, repeats: Number
+        self, attributes: Mapping[str, Any], scope_items: Iterable[ProgramItem], module_path: str, repeats: Number
     ) -> None:
         self._record_elementwise_group()
         layer_indices = attributes.get("indices")
@@ -230,15 +236,17 @@ class WorkRecorder(PlacementTracker):
         self._record_scope(scope_items, module_path, repeats)
         self._record_elementwise_group()
         self.last_product, self.is_past_last_product = None, False
-        self.layer, self.layers = AFTER, 1
+        self.layer, self.layers = AFTER_LAYERS, 1
 
-    def _last_product(self, scope_items: Iterable[Item]) -> Step | None:
+    def _last_product(self, scope_items: Iterable[ProgramItem]) -> Step | None:
         """Returns a layer's last product if only steps follow that save no tensor; None for another end or adapters.
 
         None for routed experts too: Automodel runs shared experts before them, torchtitan after them.
         """
         saving_steps = [
-            operation for operation in self._executed_steps(scope_items) if operation.verb not in SAVES_NOTHING
+            operation
+            for operation in self._executed_steps(scope_items)
+            if operation.verb not in VERBS_THAT_SAVE_NO_INPUT
         ]
         is_routed = any(operation.verb == "dispatch" for operation in saving_steps)
         ends_in_product = bool(saving_steps) and saving_steps[-1].verb == "linear" and not is_routed
@@ -256,7 +264,7 @@ class WorkRecorder(PlacementTracker):
         self._count_storage(operation)
         if not self._is_executed(operation):
             return
-        if operation.verb in NO_KERNEL or operation.verb in IDENTITIES:
+        if operation.verb in VERBS_WITHOUT_KERNEL or operation.verb in IDENTITY_VERBS:
             if (
                 operation.verb == "dropout"
                 and operation.options["probability"]
@@ -294,7 +302,7 @@ class WorkRecorder(PlacementTracker):
         return not operation.output_values or not self._has_no_rows(operation.output_values[0])
 
     def _has_no_rows(self, recorded_value: Value) -> bool:
-        return recorded_value.rows is not ONCE and is_zero(recorded_value.rows.new_rows(self.run_config.workload))
+        return recorded_value.rows is not NO_ROWS and is_zero(recorded_value.rows.new_rows(self.run_config.workload))
 
     def _is_inside_attention(self, operation: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
@@ -305,7 +313,7 @@ class WorkRecorder(PlacementTracker):
 
     def _has_partial_sum_output(self, operation: Step) -> bool:
         """Whether a step's result is a partial sum, because it is linear in its inputs that are partial sums."""
-        if operation.verb not in SUMMED_LATER:
+        if operation.verb not in VERBS_BEFORE_REDUCTION:
             return False
         partial_inputs = list(map(self._is_partial, operation.input_values))
         if operation.verb == "mul":
@@ -345,7 +353,7 @@ class WorkRecorder(PlacementTracker):
         self,
         collective_kind: CollectiveKind,
         recorded_value: Value,
-        process_group: Group = "tp",
+        process_group: ProcessGroup = "tp",
         is_backward: bool = False,
         element_count: Number = None,
         messages: int = 1,
@@ -417,7 +425,7 @@ class WorkRecorder(PlacementTracker):
 
     def _rows_on_rank(self, recorded_value: Value) -> Number:
         """Returns the number of a value's rows on this rank."""
-        if recorded_value.rows is ONCE:
+        if recorded_value.rows is NO_ROWS:
             return 1
         row_count = self.run_config.rows(recorded_value.rows)
         if isinstance(recorded_value.rows, RoutedRows):  # expert ranks receive as many rows as they send
@@ -440,7 +448,7 @@ class WorkRecorder(PlacementTracker):
     def _lower_linear(self, operation: Step) -> None:
         x, y = operation.input_values[0], operation.output_values[0]
         has_divided_axes = is_divided(y.axes) or is_divided(x.axes)
-        row_count = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
+        row_count = 1 if y.rows is NO_ROWS else self.run_config.rows(y.rows)
         row_count = (
             rank_share(row_count, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else row_count
         )
@@ -454,12 +462,12 @@ class WorkRecorder(PlacementTracker):
             operation.op is not None and "params" in operation.op.effects and operation.op.params() > y.width * x.width
         )
         extra_launches = joins_gradient + (has_bias and not self.rank_pass.fuses_elementwise)
-        constant_rows = 0 if y.rows is ONCE else self.run_config.constant_rows(y.rows)
+        constant_rows = 0 if y.rows is NO_ROWS else self.run_config.constant_rows(y.rows)
         gradient_flops = 0 if x.is_constant else 2 * (row_count - constant_rows) * y.width * x.width
         module_name = self.node_path.rpartition(".")[2]
         is_frozen = self.rank_pass.adapters is not None
         self.is_past_last_product |= operation is self.last_product
-        is_in_16_bits = not {operation.node_fields.get("kind"), module_name}.isdisjoint(IN_16_BITS)
+        is_in_16_bits = not {operation.node_fields.get("kind"), module_name}.isdisjoint(PARTS_IN_16_BITS)
         self._add_kernel(
             "product",
             "linear",
@@ -749,7 +757,9 @@ class WorkRecorder(PlacementTracker):
                     written_values[storage_key] = recorded_value
         read_elements = sum(map(self._element_count, read_values.values()))
         moved_elements = read_elements + sum(map(self._element_count, written_values.values()))
-        reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0
+        reread_elements = (
+            read_elements if any(operation.verb in VERBS_READING_INPUT_AGAIN for operation in elementwise_group) else 0
+        )
         module_path, repeats = self.node_path, self.repeat_count
         self.node_path, self.repeat_count = self.group_position
         elements_by_pass = moved_elements, moved_elements + reread_elements

@@ -20,12 +20,12 @@ from .checks import module_paths
 
 Shape = tuple[int, ...]
 
-NO_PARAMETERS = re.compile(
+NON_PARAMETER_NAMES = re.compile(
     r"(inv_freq|masked_bias|position_ids|token_type_ids|(^|\.)attn\.bias|(^|\.)attention\.bias|rope_freqs\.weight|rotary_emb\..*)$"
 )
 """Names of buffers in the checkpoints of some classes: masks, positions, frequencies."""
 
-NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
+LAYER_NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
     for expected_tensor in expected_tensors(spec):
         expected_by_group[_layer_of_name(expected_tensor.node, spec)].append(expected_tensor)
     for tensor in checkpoint.tensors:
-        if NO_PARAMETERS.search(tensor.name):
+        if NON_PARAMETER_NAMES.search(tensor.name):
             tensor_match.buffers.append(tensor)
         else:
             stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
@@ -104,7 +104,7 @@ def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
 
 def _layer_of_name(tensor_name: str, spec: ModelSpec) -> tuple[str, int]:
     """Returns the (stack, layer number) of a tensor's name; ("", −1) outside of layers."""
-    layer_number = NUMBER.search(tensor_name)
+    layer_number = LAYER_NUMBER.search(tensor_name)
     if layer_number is None:
         return "", -1
     stack_name = ""
@@ -311,7 +311,7 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
         shape = _remove_unit_axes(tensor.shape)
         if shape in tensor_shapes:
             tensor_stack = _stack_in_name(tensor.name)
-            for name_word in set(_WORDS.split(tensor.name)):
+            for name_word in set(_WORD_SEPARATOR.split(tensor.name)):
                 if (shape, name_word) in missing_words:
                     tensor_indices[shape, name_word, tensor_stack].append(i)
     unmatched_tensors: list[ExpectedTensor] = []
@@ -320,7 +320,7 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
         tensor_stack = _stack_in_name(expected_tensor.node)
         candidates: list[int] = []
         for name_word in _name_words_of_node(expected_tensor):
-            for stack_name in {tensor_stack} if tensor_stack else SIDES:
+            for stack_name in {tensor_stack} if tensor_stack else STACK_NAMES:
                 indices = tensor_indices.get((expected_tensor.shape, name_word, stack_name), deque())
                 while indices and indices[0] in used_indices:
                     indices.popleft()
@@ -334,13 +334,13 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
     tensor_match.unexpected = [tensor for i, tensor in enumerate(tensor_match.unexpected) if i not in used_indices]
 
 
-_WORDS = re.compile(r"[._]")
+_WORD_SEPARATOR = re.compile(r"[._]")
 
-SIDES = "", "enc", "dec"
+STACK_NAMES = "", "enc", "dec"
 
 
 def _name_words_of_node(expected_tensor: ExpectedTensor) -> set[str]:
-    return set(_WORDS.split(expected_tensor.node)) - {"layers", "encoder", "decoder"}
+    return set(_WORD_SEPARATOR.split(expected_tensor.node)) - {"layers", "encoder", "decoder"}
 
 
 def _stack_in_name(tensor_name: str) -> str:

@@ -15,15 +15,15 @@ from ..algebra import is_zero
 from ..evidence import Evidence
 from ..flow.tree import Node, NodePosition
 from ..workload.run_config import RunConfig
-from .difference_explanation import COUNTED, Sizes, explain_difference
+from .difference_explanation import COUNTED_QUANTITIES, NamedSizes, explain_difference
 
 QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
 
-MEMORY = "memory."
+MEMORY_PREFIX = "memory."
 """Prefix of the quantities of a device's memory, such as `memory.backward_peak_bytes`."""
 
 
-LOSS = "loss"
+LOSS_QUANTITY = "loss"
 """The quantity of a loss, which is not an integer."""
 
 
@@ -32,7 +32,7 @@ class Check:
     """A comparison of one number from llmcalc's formulas with an independent measurement.
 
     node: the path of the node; empty for the whole model.
-    quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
+    quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY_PREFIX`, or `LOSS_QUANTITY`.
     closed_form: the counted number.
     measured_value: the measured number; None if the witness has no module of that path.
     witness: the name of the witness.
@@ -64,7 +64,7 @@ class Check:
             abs(self.closed_form - self.known_difference - self.measured_value) <= self.tolerance * self.measured_value
         )
 
-    def explanation(self, model_sizes: Sizes = ()) -> str:
+    def explanation(self, model_sizes: NamedSizes = ()) -> str:
         """Describes the difference between both numbers, and names a size of the spec that equals it, if any."""
         if self.measured_value is None:
             return "the witness has no such module"
@@ -72,10 +72,10 @@ class Check:
             return "the witness counted nothing"
         difference = self.measured_value - (self.closed_form - self.known_difference)
         relative_text = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
-        if self.quantity == LOSS:
+        if self.quantity == LOSS_QUANTITY:
             return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
-        matching_size = explain_difference(difference, model_sizes) if self.quantity in COUNTED else ""
+        matching_size = explain_difference(difference, model_sizes) if self.quantity in COUNTED_QUANTITIES else ""
         bias_remark = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
         explained_text = (
             f" beyond the explained {units.difference(-self.known_difference)}" if self.known_difference else ""
@@ -138,7 +138,7 @@ class Verdict:
     checks: list[Check]
     seconds: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
-    sizes: Sizes = ()
+    sizes: NamedSizes = ()
     coverage: ModuleCoverage | None = None
     untested: tuple[Evidence, ...] = ()
 

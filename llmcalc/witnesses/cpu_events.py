@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-FORWARD, BACKWARD = "forward pass", "backward pass"
+FORWARD_PASS, BACKWARD_PASS = "forward pass", "backward pass"
 """The names under which the two passes are recorded (`torch.profiler.record_function`)."""
 
-NUMBER = 8
+NUMBER_BYTES = 8
 """Bytes of the tensor that torch creates for a Python number."""
 
-ENGINE = "autograd::engine::evaluate_function"
+ENGINE_EVENT_PREFIX = "autograd::engine::evaluate_function"
 """Prefix of events of autograd's engine. An addition directly below such an event is a sum of two gradients."""
 
-SUMS = {"aten::add": False, "aten::add_": True}
+GRADIENT_SUM_OPERATIONS = {"aten::add": False, "aten::add_": True}
 """Operation that adds two gradients → whether it is in place."""
 
 
@@ -49,7 +49,7 @@ class MemoryBlock:
     @property
     def is_python_number(self) -> bool:
         """Whether the block is torch's tensor of a Python number, which no operation allocates."""
-        return not self.kernel and self.size == NUMBER
+        return not self.kernel and self.size == NUMBER_BYTES
 
     @property
     def is_counted(self) -> bool:
@@ -132,12 +132,12 @@ class CpuEvents:
 
         is_counted: whether a block counts; default blocks that the simulator counts.
         """
-        live_bytes, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
+        live_bytes, bytes_after_forward, peaks = 0, 0, {FORWARD_PASS: 0, BACKWARD_PASS: 0}
         for event_sign, memory_block, phase in self.memory_events:
             live_bytes += event_sign * memory_block.size * is_counted(memory_block)
             peaks[phase] = max(peaks[phase], live_bytes)
-            bytes_after_forward = live_bytes if phase == FORWARD else bytes_after_forward
-        return PassBytes(bytes_after_forward, peaks[FORWARD], max(peaks[BACKWARD], bytes_after_forward))
+            bytes_after_forward = live_bytes if phase == FORWARD_PASS else bytes_after_forward
+        return PassBytes(bytes_after_forward, peaks[FORWARD_PASS], max(peaks[BACKWARD_PASS], bytes_after_forward))
 
 
 def outermost_kernel(operations: list[Any]) -> Any | None:
@@ -151,17 +151,17 @@ def read_events(profiler_result: Any, find_kernel: Callable[[list[Any]], Any | N
     profiler_result: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
     find_kernel: the operation that allocates, among the operations around an allocation, outermost first.
     """
-    events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[MemoryBlock, Any]](), FORWARD
+    events, blocks_by_pointer, phase = CpuEvents(), dict[int, tuple[MemoryBlock, Any]](), FORWARD_PASS
     for allocator_event, operations in sorted(
         _memory_events(profiler_result), key=lambda event_and_operations: event_and_operations[0].start_time_ns
     ):
         if allocator_event.tag != torch._C._profiler._EventType.Allocation:
             events.gradient_sums = events.gradient_sums.with_addition(
-                _gradient_sum_bytes(allocator_event), SUMS[allocator_event.name]
+                _gradient_sum_bytes(allocator_event), GRADIENT_SUM_OPERATIONS[allocator_event.name]
             )
             continue
         event_names = (operation.name for operation in operations)
-        phase = next((event_name for event_name in event_names if event_name in (FORWARD, BACKWARD)), phase)
+        phase = next((event_name for event_name in event_names if event_name in (FORWARD_PASS, BACKWARD_PASS)), phase)
         kernel_operation = find_kernel(operations)
         byte_count, pointer = allocator_event.extra_fields.alloc_size, allocator_event.extra_fields.ptr
         if byte_count > 0:
@@ -185,7 +185,9 @@ def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
     while pending_events:
         allocator_event, enclosing_events = pending_events.pop()
         is_gradient_sum = (
-            allocator_event.name in SUMS and bool(enclosing_events) and enclosing_events[-1].name.startswith(ENGINE)
+            allocator_event.name in GRADIENT_SUM_OPERATIONS
+            and bool(enclosing_events)
+            and enclosing_events[-1].name.startswith(ENGINE_EVENT_PREFIX)
         )
         if is_gradient_sum or allocator_event.tag == torch._C._profiler._EventType.Allocation:
             yield allocator_event, enclosing_events

@@ -10,20 +10,20 @@ from ..components.base import Part
 from ..model import ModelSpec
 from ..symbolic.symbolic_model import letter_of_field
 
-Sizes: TypeAlias = tuple[tuple[str, int], ...]
+NamedSizes: TypeAlias = tuple[tuple[str, int], ...]
 """(field, value) pairs, without duplicates."""
 
-COUNTED = frozenset({"parameters", "buffers"})
+COUNTED_QUANTITIES = frozenset({"parameters", "buffers"})
 """Quantities that are counted in elements."""
 
-LEAST, MOST_MULTIPLE, MOST_NAMES = 16, 4, 3
+SMALLEST_SIZE, MOST_MULTIPLE, MOST_NAMES = 16, 4, 3
 """Limits of explanations: the smallest size, the largest multiple, and the largest number of alternatives.
 
 Too many numbers are multiples or products of smaller sizes.
 """
 
 
-def list_sizes(spec: ModelSpec) -> Sizes:
+def list_sizes(spec: ModelSpec) -> NamedSizes:
     """Returns every size in the spec of the text model and its parts."""
     return tuple(dict.fromkeys(_named_sizes_below(spec)))
 
@@ -39,11 +39,11 @@ def _named_sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
                 yield from _named_sizes_below(field_value)
 
 
-def explain_difference(difference: int, model_sizes: Sizes) -> str:
+def explain_difference(difference: int, model_sizes: NamedSizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute_difference = abs(difference)
     names_of_equal_sizes = [size_name for size_name, model_size in model_sizes if model_size == absolute_difference]
-    large_sizes = [(size_name, model_size) for size_name, model_size in model_sizes if model_size >= LEAST]
+    large_sizes = [(size_name, model_size) for size_name, model_size in model_sizes if model_size >= SMALLEST_SIZE]
     size_multiples = [
         f"{size_factor} × {size_name}"
         for size_name, model_size in large_sizes

@@ -50,7 +50,7 @@ def flop_counter() -> Iterator[FlopCounterMode]:
         yield counter
 
 
-_KNOWN: dict[Hashable, int] = {}
+_FLOPS_BY_OPERATION: dict[Hashable, int] = {}
 """Operation and shapes → FLOPs."""
 
 
@@ -60,11 +60,11 @@ def _cached_formula(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
     def cached_flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         shape_key = shape_cache_key((*args, *kwargs.items()))
         cache_key = op, shape_key
-        if shape_key is not None and cache_key in _KNOWN:
-            return _KNOWN[cache_key]
+        if shape_key is not None and cache_key in _FLOPS_BY_OPERATION:
+            return _FLOPS_BY_OPERATION[cache_key]
         counted_flops = formula(*args, out_val=out_val, **kwargs)
         if shape_key is not None:
-            _KNOWN[cache_key] = counted_flops
+            _FLOPS_BY_OPERATION[cache_key] = counted_flops
         return counted_flops
 
     return cached_flops

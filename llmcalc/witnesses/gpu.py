@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ..device_memory.cuda_runtime import (
     LARGE_GPU_CAPABILITIES,
-    LARGE_WORKSPACE,
-    WORKSPACE,
+    LARGE_GPU_WORKSPACE_BYTES,
+    WORKSPACE_BYTES,
     CudaRuntime,
     workspace_bytes,
 )
@@ -34,7 +34,7 @@ from ..device_memory.estimate import memory
 from ..device_memory.settings import Settings
 from ..device_memory.training import TrainingConfig
 from ..model import ModelSpec
-from .checks import MEMORY, Check
+from .checks import MEMORY_PREFIX, Check
 from .memory import MemoryComparison, fill_reference_defaults, run_config_of_settings, run_text, unsupported_reason
 from .speed import driver_version
 from .training_loop import InferencePasses, TrainingLoop, cache_shapes
@@ -42,7 +42,12 @@ from .training_loop import InferencePasses, TrainingLoop, cache_shapes
 STEPS = 3
 """Number of measured training steps: the first creates the optimizer's states, the others are equal."""
 
-WITHIN = {"requested_bytes": 0.001, "allocated_bytes": 0.01, "reserved_bytes": 0.01, "after_step_bytes": 0.01}
+TOLERANCE_BY_QUANTITY = {
+    "requested_bytes": 0.001,
+    "allocated_bytes": 0.01,
+    "reserved_bytes": 0.01,
+    "after_step_bytes": 0.01,
+}
 """Quantity → allowed relative difference from the measured value."""
 
 
@@ -193,13 +198,13 @@ def memory_checks(
     return [
         Check(
             "",
-            f"{MEMORY}{phase}_{quantity_name}",
+            f"{MEMORY_PREFIX}{phase}_{quantity_name}",
             computed_bytes[quantity_name],
             measured_bytes[quantity_name],
             witness_name,
             tolerance=tolerance,
         )
-        for quantity_name, tolerance in WITHIN.items()
+        for quantity_name, tolerance in TOLERANCE_BY_QUANTITY.items()
     ]
 
 
@@ -255,13 +260,15 @@ def free_bytes(device_statistics: DeviceStatistics) -> int | None:
     return int(torch.cuda.mem_get_info()[0])
 
 
-VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+ALLOCATOR_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables that change the memory of a run."""
 
 
 def allocator_variables() -> dict[str, str]:
-    """Returns the environment variables of `VARIABLES` that are set."""
-    return {variable_name: os.environ[variable_name] for variable_name in VARIABLES if variable_name in os.environ}
+    """Returns the environment variables of `ALLOCATOR_VARIABLES` that are set."""
+    return {
+        variable_name: os.environ[variable_name] for variable_name in ALLOCATOR_VARIABLES if variable_name in os.environ
+    }
 
 
 def gpu_properties() -> dict[str, Any]:
@@ -286,11 +293,12 @@ def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mappin
     major_version = int(gpu_facts["compute_capability"].partition(".")[0])
     config = allocator_settings.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (
-        (LARGE_WORKSPACE if major_version in LARGE_GPU_CAPABILITIES else WORKSPACE)
+        (LARGE_GPU_WORKSPACE_BYTES if major_version in LARGE_GPU_CAPABILITIES else WORKSPACE_BYTES)
         if config is None
         else workspace_bytes(config)
     )
     has_expandable_segments = any(
-        "expandable_segments:True" in allocator_settings.get(variable_name, "") for variable_name in VARIABLES[1:]
+        "expandable_segments:True" in allocator_settings.get(variable_name, "")
+        for variable_name in ALLOCATOR_VARIABLES[1:]
     )
     return CudaRuntime(workspace, has_expandable_segments=has_expandable_segments)

@@ -24,7 +24,7 @@ from ..components.runtime import attention_mask
 from ..simulator.adapters import Adapters
 from ..simulator.choices import KernelChoices
 from ..workload.execution import LOSSES_WITH_HEAD
-from ..workload.recompute import PRODUCTS, Recompute
+from ..workload.recompute import SAVED_PRODUCTS, Recompute
 
 
 def use_kernels(
@@ -595,8 +595,8 @@ SAVED_OPERATIONS = {
     "cudnn_attention": torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     "reduce_scatter": torch.ops._c10d_functional.reduce_scatter_tensor.default,
 }
-"""Name of an operation of `PRODUCTS`, or `reduce_scatter` → torch's operation."""
-assert set(SAVED_OPERATIONS) >= PRODUCTS
+"""Name of an operation of `SAVED_PRODUCTS`, or `reduce_scatter` → torch's operation."""
+assert set(SAVED_OPERATIONS) >= SAVED_PRODUCTS
 
 
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:

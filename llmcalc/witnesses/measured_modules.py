@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..flow.tree import index_ranges
 from ..sources.huggingface.config_file import read_json
-from ..sources.huggingface.drafts import CLASSES, with_draft_type
+from ..sources.huggingface.drafts import CLASS_PATTERN_BY_TYPE, with_draft_type
 from ..sources.huggingface.head_kinds import architecture_of
 from ..sources.huggingface.registry import model_type_of_class_name, usual_name
 from .module_measurements import parameter_counts_by_path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-DEPTH = 4
+TREE_DEPTH = 4
 """Number of levels of modules in a measured tree."""
 
 
@@ -47,7 +47,7 @@ def measure_config(config_path: Path) -> tuple[str, ModuleTree]:
         draft_type = with_draft_type(config_fields)[0].get("model_type")
     except InputError as error:
         raise InputError(f"{config_path}: {error}") from None
-    if draft_type in CLASSES:
+    if draft_type in CLASS_PATTERN_BY_TYPE:
         raise InputError(
             f"{config_path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
         )
@@ -84,7 +84,7 @@ def _require_class(config_path: Path, model_type: str, has_remote_code: bool) ->
 def measured_tree(module: nn.Module) -> ModuleTree:
     """Returns a tree of parameters by module. A shared parameter counts in its first module."""
     parameters_by_path = parameter_counts_by_path(module)
-    return _module_tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
+    return _module_tree(module, "", type(module).__name__, parameters_by_path, TREE_DEPTH)
 
 
 def _module_tree(

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..algebra import Number
 from ..device_memory.estimate import memory
 from ..device_memory.inference import InferenceConfig, replay_inference
-from ..device_memory.optimizers.registry import DEFAULT, optimizer
+from ..device_memory.optimizers.registry import DEFAULT_OPTIMIZER, optimizer
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import has_storage_format, inference_passes, kernel_choices, training_run
 from ..device_memory.training import TrainingConfig, TrainingRun
@@ -32,12 +32,12 @@ from ..ops.attention import AttentionCore
 from ..ops.recurrent import State
 from ..simulator.autograd import saved_storages
 from ..simulator.meter import Meter
-from ..workload.recompute import NONE
+from ..workload.recompute import NO_RECOMPUTATION
 from . import kernel_variants
-from .checks import MEMORY, Check, Verdict
-from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, discard_profiler_log, read_events
+from .checks import MEMORY_PREFIX, Check, Verdict
+from .cpu_events import BACKWARD_PASS, FORWARD_PASS, GradientSums, PassBytes, discard_profiler_log, read_events
 from .distributed.job import peaks_by_phase
-from .reference import LARGEST_REAL, Device
+from .reference import MOST_CPU_BYTES, Device
 from .shape_cache import ShapeCache
 from .storage_tracker import StorageTracker, saved_bytes
 from .training_loop import InferencePasses, SkipInitialization, TrainingLoop, cache_shapes
@@ -49,12 +49,12 @@ STEPS = 2
 EVENT_TOKENS = 8
 """Largest number of tokens per sequence in passes whose events are read on the CPU."""
 
-EVENTS = "cpu_events_"
+EVENTS_PREFIX = "cpu_events_"
 """Prefix of quantities from the CPU profiler's events."""
 
-WEIGHTS = "weights_bytes"
+WEIGHTS_QUANTITY = "weights_bytes"
 
-SUMS = "sums of gradients"
+GRADIENT_SUMS_NAME = "sums of gradients"
 
 SMALL_VOCABULARY = 1024
 """Vocabulary size that replaces one with too many bytes for the CPU."""
@@ -116,7 +116,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.run_descriptions.append(run_text(spec, run_settings))
         comparison.checks += [
-            Check("", MEMORY + quantity_name, byte_count, measured_bytes[quantity_name], f"torch on {device}")
+            Check("", MEMORY_PREFIX + quantity_name, byte_count, measured_bytes[quantity_name], f"torch on {device}")
             for quantity_name, byte_count in simulated_bytes.items()
         ]
         if run_settings.phase == "training":
@@ -132,7 +132,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     short_settings = replace(settings, seq=min(settings.seq or EVENT_TOKENS, EVENT_TOKENS))
     reason_to_skip = unsupported_reason(spec, short_settings, "cpu")
     if reason_to_skip:
-        comparison.skip_reasons[SUMS] = reason_to_skip
+        comparison.skip_reasons[GRADIENT_SUMS_NAME] = reason_to_skip
         return
     training = run_config_of_settings(spec, short_settings)
     smaller_spec = spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)})
@@ -140,11 +140,11 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     training = replace(training, has_master_weights=False)  # the passes read no master weights
     for model_spec in (spec, smaller_spec):
         simulated_bytes = simulate_event_passes(model_spec, training)
-        byte_count = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
-        if byte_count <= LARGEST_REAL:
+        byte_count = simulated_bytes[f"{EVENTS_PREFIX}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS_QUANTITY)
+        if byte_count <= MOST_CPU_BYTES:
             break
     else:
-        comparison.skip_reasons[SUMS] = (
+        comparison.skip_reasons[GRADIENT_SUMS_NAME] = (
             f"the CPU alone shows where gradients are added in place, and {byte_count:,} bytes are too many for it; "
             "expected fewer layers (--set num_hidden_layers=1)"
         )
@@ -152,10 +152,10 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     measured_bytes = measure_event_passes(model_spec, training)
     vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
     comparison.run_descriptions.append(
-        f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}"
+        f"{GRADIENT_SUMS_NAME} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}"
     )
     comparison.checks += [
-        Check("", MEMORY + name, quantity_bytes, measured_bytes[name], "CPU events")
+        Check("", MEMORY_PREFIX + name, quantity_bytes, measured_bytes[name], "CPU events")
         for name, quantity_bytes in simulated_bytes.items()
     ]
 
@@ -188,7 +188,7 @@ def fill_reference_defaults(settings: Settings) -> Settings:
         settings = settings.with_changes(attn_implementation=attention, norm=norm, fused_qkv=bool(settings.fused_qkv))
     if settings.phase != "training":
         return settings
-    default_implementation = optimizer(settings.optimizer or DEFAULT).implementations[0]
+    default_implementation = optimizer(settings.optimizer or DEFAULT_OPTIMIZER).implementations[0]
     return settings.with_changes(optimizer_impl=settings.optimizer_impl or default_implementation)
 
 
@@ -301,7 +301,7 @@ def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[
 def _check_cpu_memory(spec: ModelSpec, settings: Settings) -> None:
     """Raises `InputError` for a run that needs too much CPU memory."""
     byte_count = max(simulate_run(spec, settings).values())
-    if byte_count > LARGEST_REAL:
+    if byte_count > MOST_CPU_BYTES:
         raise InputError(
             f"--device cpu: --memory: {settings.phase} takes {byte_count:,} bytes, which are too many; expected "
             "--device meta, or fewer layers (--set num_hidden_layers=1)"
@@ -422,7 +422,7 @@ def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str
     pass_bytes = PassBytes(
         live_bytes, peaks_of_phases["forward"] - bytes_before, peaks_of_phases["backward"] - bytes_before
     )
-    return _event_quantities(pass_bytes, gradient_sums) | {WEIGHTS: weight_bytes}
+    return _event_quantities(pass_bytes, gradient_sums) | {WEIGHTS_QUANTITY: weight_bytes}
 
 
 def _input_tensors(training_run: TrainingRun) -> list[Any]:
@@ -437,18 +437,18 @@ def _input_tensors(training_run: TrainingRun) -> list[Any]:
 
 def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
     return {
-        f"{EVENTS}live_bytes": pass_bytes.live_after_forward,
-        f"{EVENTS}forward_peak_bytes": pass_bytes.forward_peak,
-        f"{EVENTS}backward_peak_bytes": pass_bytes.backward_peak,
-        f"{EVENTS}sums_in_place_bytes": gradient_sums.in_place_bytes,
-        f"{EVENTS}sums_out_of_place_bytes": gradient_sums.out_of_place_bytes,
+        f"{EVENTS_PREFIX}live_bytes": pass_bytes.live_after_forward,
+        f"{EVENTS_PREFIX}forward_peak_bytes": pass_bytes.forward_peak,
+        f"{EVENTS_PREFIX}backward_peak_bytes": pass_bytes.backward_peak,
+        f"{EVENTS_PREFIX}sums_in_place_bytes": gradient_sums.in_place_bytes,
+        f"{EVENTS_PREFIX}sums_out_of_place_bytes": gradient_sums.out_of_place_bytes,
     }
 
 
 def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
     """Returns the bytes saved in a loss's graph, without weights and inputs; None with recomputation."""
     if (
-        training_run.training_config.recompute is not NONE
+        training_run.training_config.recompute is not NO_RECOMPUTATION
         or training_run.training_config.kernel_choices.cross_entropy == "recomputed"
     ):
         return None
@@ -502,7 +502,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
         if loss is not None:
             outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside_tensors}
             results_after_forward["saved"] = (
-                None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
+                None if training.recompute is not NO_RECOMPUTATION else saved_bytes(loss, outside_storages, device)
             )
             results_after_forward["after_forward"] = tracker.now
 
@@ -532,12 +532,12 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler,
         ExitStack() as phase_context,
     ):
-        phase_context.enter_context(record_function(FORWARD))
+        phase_context.enter_context(record_function(FORWARD_PASS))
 
         def record_phase(phase: str, loss: Tensor | None) -> None:
             phase_context.close()
             if phase == "forward":
-                phase_context.enter_context(record_function(BACKWARD))
+                phase_context.enter_context(record_function(BACKWARD_PASS))
 
         training_loop.run_micro_batch(record_phase)
     cpu_events = read_events(profiler)

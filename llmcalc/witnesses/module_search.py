@@ -2,10 +2,10 @@
 
 The names of these modules differ from those of the reference.
 
-The names are data: `USUAL_NAMES` in `flow/module_names` for names that most classes share, and `Family.modules` for
-those of one family. Nodes are found from the top down, by name and never by number or size: below the modules of the
-parent node, under the node's own name unless the data says otherwise. A node that is not found is not compared
-individually, and the coverage of a verdict lists it.
+The names are data: `MODULE_NAMES_BY_PATH` in `flow/module_names` for names that most classes share, and
+`Family.modules` for those of one family. Nodes are found from the top down, by name and never by number or size: below
+the modules of the parent node, under the node's own name unless the data says otherwise. A node that is not found is
+not compared individually, and the coverage of a verdict lists it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..flow.module_names import USUAL_NAMES
+from ..flow.module_names import MODULE_NAMES_BY_PATH
 from ..flow.tree import Node
-from ..sources.huggingface.family import Modules
-from ..sources.huggingface.towers.names import TOWER_MODULES
+from ..sources.huggingface.family import ModuleNames
+from ..sources.huggingface.towers.tower_modules import TOWER_MODULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class NodeModules:
 ModulesByNode: TypeAlias = dict[str, NodeModules]
 """Path of a node in the reference → its modules in the class."""
 
-TOWERS = "towers."
+TOWERS_PREFIX = "towers."
 """The prefix of the path of nodes in a vision or audio encoder."""
 
 
@@ -54,8 +54,8 @@ def find_modules_of_nodes(
     class_paths: frozenset[str],
     model_kind: str,
     base_path: str,
-    class_module_names: Modules,
-    context_modules: Modules | None = None,
+    class_module_names: ModuleNames,
+    context_modules: ModuleNames | None = None,
 ) -> ModulesByNode:
     """Finds the modules of a `transformers` class for the nodes of the model's tree.
 
@@ -66,9 +66,9 @@ def find_modules_of_nodes(
     context_modules: the module names of the wrapper around it; none by default.
     """
     tower_names = {
-        tower_key[len(TOWERS) :]: tower_module_names
+        tower_key[len(TOWERS_PREFIX) :]: tower_module_names
         for tower_key, tower_module_names in (context_modules or class_module_names).items()
-        if tower_key.startswith(TOWERS)
+        if tower_key.startswith(TOWERS_PREFIX)
     }
     tower_modules = _ModuleSearch(class_paths, {**TOWER_MODULES, **tower_names}, tower_names).find_tower_modules(
         model_tree, base_path
@@ -76,7 +76,7 @@ def find_modules_of_nodes(
     return {
         **dict(
             _ModuleSearch(
-                class_paths, {**USUAL_NAMES, **class_module_names}, class_module_names
+                class_paths, {**MODULE_NAMES_BY_PATH, **class_module_names}, class_module_names
             ).find_modules_outside_towers(model_tree, model_kind, base_path)
         ),
         **dict(tower_modules),
@@ -86,8 +86,8 @@ def find_modules_of_nodes(
 @dataclass(frozen=True)
 class _ModuleSearch:
     existing_paths: frozenset[str]
-    usual_names: Modules
-    family_names: Modules
+    usual_names: ModuleNames
+    family_names: ModuleNames
     """Of the family: they come before the usual ones."""
 
     def find_modules_outside_towers(
@@ -131,9 +131,9 @@ class _ModuleSearch:
     def _modules_of_stack(
         self, module_prefix: str, child_nodes: Sequence[Node], root_modules: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
-        stack_name = module_prefix.removeprefix(TOWERS)
+        stack_name = module_prefix.removeprefix(TOWERS_PREFIX)
         for child in child_nodes:
-            if module_prefix.startswith(TOWERS) and f"{stack_name}{child.name}.layers" in self.family_names:
+            if module_prefix.startswith(TOWERS_PREFIX) and f"{stack_name}{child.name}.layers" in self.family_names:
                 yield from self._modules_of_stack(f"{module_prefix}{child.name}.", child.children, root_modules)
             elif child.name != "layers":
                 table_keys = (f"{stack_name}{child.name}", child.name)

@@ -8,7 +8,7 @@ from ..sources.preset import Preset
 from .checks import Check, Verdict
 from .difference_explanation import list_sizes
 
-WITNESS = "published"
+WITNESS_NAME = "published"
 
 
 def verify_published(preset: Preset) -> Verdict:
@@ -25,13 +25,13 @@ def verify_published(preset: Preset) -> Verdict:
         "parameters",
         counted_params,
         published_figures.parameters,
-        WITNESS,
+        WITNESS_NAME,
         known_difference=explained_difference,
     )
     verdict_info = {"difference": published_figures.parameters_difference, "note": published_figures.parameters_note}
     return Verdict(
         preset.name,
-        WITNESS,
+        WITNESS_NAME,
         [parameter_check],
         0.0,
         verdict_info if published_figures.parameters_difference else {},

@@ -20,7 +20,7 @@ from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost, CountedOp
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
-from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
+from ..optional import ALL_PART_NAMES, MTP, PARTS_WITHOUT_FLOPS
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 Device: TypeAlias = Literal["meta", "cpu", "cuda"]
 
 LEAST_SEQ = 32
-BUSY_SEQ = 2048
+GPU_FILLING_TOKENS = 2048
 """The number of tokens of the pass that is timed on a GPU."""
 
-LARGEST_REAL = 4_000_000_000
+MOST_CPU_BYTES = 4_000_000_000
 """The most bytes of weights, and of activations kept for the backward pass, that are allocated on a CPU."""
 
 
@@ -93,7 +93,7 @@ def max_prompt_length(spec: ModelSpec) -> int | None:
 def gpu_filling_seq(spec: ModelSpec, seq: int) -> int:
     """Returns a number of tokens that keeps a GPU busy: at least `seq`, within the learned positions."""
     longest_tokens = max_prompt_length(spec)
-    tokens = max(seq, BUSY_SEQ)
+    tokens = max(seq, GPU_FILLING_TOKENS)
     return tokens if longest_tokens is None else min(tokens, longest_tokens)
 
 
@@ -162,7 +162,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
     from .meta_device import device_context
 
     dtype_name = device_dtype(device)
-    byte_count = DTYPE_BITS[dtype_name] // 8 * spec.tree().total(total_params_of, include=EVERY_PART)
+    byte_count = DTYPE_BITS[dtype_name] // 8 * spec.tree().total(total_params_of, include=ALL_PART_NAMES)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
     if device == "cuda" and byte_count > torch.cuda.get_device_properties(0).total_memory:
@@ -171,7 +171,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
             f"--device cuda: {byte_count:,} bytes of weights do not fit {device_bytes:,}; expected fewer layers (--set "
             "num_hidden_layers=1)"
         )
-    if device == "cpu" and byte_count > LARGEST_REAL:
+    if device == "cpu" and byte_count > MOST_CPU_BYTES:
         raise InputError(
             f"--device cpu: {byte_count:,} bytes of weights are too many; expected --device meta, or fewer layers "
             "(--set num_hidden_layers=1)"
@@ -200,7 +200,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         // 8
         * spec.tree().total(saved_elements, RunConfig(Workload(batch=batch, seq=seq)))
     )
-    if byte_count > LARGEST_REAL:
+    if byte_count > MOST_CPU_BYTES:
         raise InputError(
             f"--device cpu: {batch} × {seq:,} tokens keep at least {byte_count:,} bytes for a backward pass; "
             "expected a smaller --batch or --seq"
@@ -235,7 +235,7 @@ def _checks(
             checks = remove_zero_checks(checks)
         return checks
 
-    parts_with_parameters = parts_in_forward | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
+    parts_with_parameters = parts_in_forward | PARTS_WITHOUT_FLOPS  # vision and audio encoders are built, but not run
     yield from compare_with_model(
         "parameters", total_params_of, parameter_counts_by_path(module), None, parts_with_parameters
     )

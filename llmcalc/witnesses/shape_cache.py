@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-MOST = 20_000
+MOST_CACHED_RESULTS = 20_000
 """Largest number of cached results."""
 
 
@@ -38,7 +38,7 @@ class ShapeCache(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operation = _OPERATIONS.get(id(function)) or _describe_operation(function)
+        operation = _OPERATION_BY_ID.get(id(function)) or _describe_operation(function)
         if operation.is_composed:
             return function(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
@@ -57,7 +57,7 @@ class ShapeCache(TorchDispatchMode):
             return _new_tensors(result_description)
         operation_results = operation.function(*args, **kwargs)
         if _is_cacheable(operation_results, args):
-            if len(self.cached_results) >= MOST:
+            if len(self.cached_results) >= MOST_CACHED_RESULTS:
                 self.cached_results.clear()
             self.cached_results[input_key] = _result_description(operation_results)
         return operation_results
@@ -77,7 +77,7 @@ class Operation(NamedTuple):
     only_creates_tensors: bool
 
 
-_OPERATIONS: dict[int, Operation] = {}
+_OPERATION_BY_ID: dict[int, Operation] = {}
 """Id of an overload → its operation, which has a reference to it. torch computes the hash of an overload in Python."""
 
 
@@ -85,7 +85,7 @@ def _describe_operation(function: Any) -> Operation:
     """Describes an operation, and stores the description for its next call."""
     is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
     operation = Operation(function, function._overloadpacket, is_composed, _only_creates_tensors(function))
-    return _OPERATIONS.setdefault(id(function), operation)
+    return _OPERATION_BY_ID.setdefault(id(function), operation)
 
 
 def _only_creates_tensors(function: Any) -> bool:
@@ -132,13 +132,15 @@ def _new_tensors(result_description: Any) -> Any:
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
-_PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format})
+_PLAIN_TYPES = frozenset(
+    {bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format}
+)
 
 
 def shape_cache_key(operation_input: Any) -> Hashable | None:
     """Returns a cache key for an input; None if it is not on meta or of an unknown type."""
     value_type = type(operation_input)
-    if value_type in _PLAIN:
+    if value_type in _PLAIN_TYPES:
         return value_type, operation_input
     if isinstance(operation_input, torch.Tensor):
         if operation_input.is_meta:
@@ -147,7 +149,7 @@ def shape_cache_key(operation_input: Any) -> Hashable | None:
     if isinstance(operation_input, tuple | list):
         element_keys = tuple(
             [
-                (type(element), element) if type(element) in _PLAIN else shape_cache_key(element)
+                (type(element), element) if type(element) in _PLAIN_TYPES else shape_cache_key(element)
                 for element in operation_input
             ]
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-WARM_UP, RUNS = 2, 5
+WARM_UP_RUNS, TIMED_RUNS = 2, 5
 
 
 def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, tokens: int) -> dict[str, Any]:
@@ -31,16 +31,16 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
         return time.perf_counter()
 
     with torch.no_grad():
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP_RUNS):
             forward()
         if is_cuda:
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
-        for _ in range(RUNS):
+        for _ in range(TIMED_RUNS):
             start_time = seconds_when_finished()
             forward()
             seconds.append(seconds_when_finished() - start_time)
-    median_seconds = sorted(seconds)[RUNS // 2]
+    median_seconds = sorted(seconds)[TIMED_RUNS // 2]
     measurements: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device), "tokens": tokens,
         "forward_flops": flops, "forward_seconds": median_seconds, "flops_per_second": flops / median_seconds,

@@ -88,18 +88,18 @@ def saved_bytes(output: torch.Tensor, uncounted_storages: set[Any], device: str)
     return sum(bytes_by_storage.values())
 
 
-_SAVED: dict[Any, list[str]] = {}
+_SAVED_ATTRIBUTES_BY_NODE: dict[Any, list[str]] = {}
 """Class of a graph node → attributes with saved tensors."""
 
 
 def _saved_attribute_names(autograd_node_type: Any) -> list[str]:
-    if autograd_node_type not in _SAVED:
-        _SAVED[autograd_node_type] = [
+    if autograd_node_type not in _SAVED_ATTRIBUTES_BY_NODE:
+        _SAVED_ATTRIBUTES_BY_NODE[autograd_node_type] = [
             attribute
             for attribute in dir(autograd_node_type)
             if attribute.startswith("_saved_") or attribute == "saved_tensors"
         ]
-    return _SAVED[autograd_node_type]
+    return _SAVED_ATTRIBUTES_BY_NODE[autograd_node_type]
 
 
 def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:

@@ -39,10 +39,10 @@ from ..device_memory.training import TrainingConfig, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import MTP
-from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.choices import EAGER_CHOICES, KernelChoices
 from ..simulator.meter import Meter
 from ..workload.execution import OptimizerImplementation
-from ..workload.recompute import NONE
+from ..workload.recompute import NO_RECOMPUTATION
 from . import kernel_variants, module_measurements
 from .meta_device import device_context
 from .module_measurements import default_dtype, encoder_input
@@ -86,7 +86,7 @@ def loss_or_output(
     module: Any,
     ids: Tensor,
     source_input: Tensor | None,
-    kernels: KernelChoices = EAGER,
+    kernels: KernelChoices = EAGER_CHOICES,
     included_parts: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
@@ -266,7 +266,7 @@ class InferencePasses:
         self.inference: InferenceConfig = inference_config
         self.device: str = device
         self.module: Any = build_reference(spec, inference_config.dtype, device, inference_config.include).eval()
-        kernel_variants.use_kernels(self.module, inference_config.kernel_choices, NONE)
+        kernel_variants.use_kernels(self.module, inference_config.kernel_choices, NO_RECOMPUTATION)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
     def run_prefill(self) -> None:

@@ -22,7 +22,7 @@ from ..costs.params import total_params_of
 from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost
 from ..model import ModelSpec
-from ..optional import WITHOUT_FLOPS
+from ..optional import PARTS_WITHOUT_FLOPS
 from ..sources.huggingface.description import text_model_of
 from ..sources.huggingface.family import Quirks
 from ..sources.preset import Preset
@@ -42,7 +42,7 @@ from .module_measurements import (
     tensor_names,
 )
 from .module_search import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
-from .reference import LARGEST_REAL, LEAST_SEQ
+from .reference import LEAST_SEQ, MOST_CPU_BYTES
 from .witness import class_config_fields, class_model_type, family_of_class, load_class, require_library_class
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def verify_config(
     checks = list(_checks(spec, config, model, modules, batch, lengths))
     verdict_info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
     cost = class_cost_function(text_model_of(config)[2], "parameters", total_params_of, spec)
-    coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
+    coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, PARTS_WITHOUT_FLOPS)
     return Verdict(
         model_name,
         "transformers",
@@ -134,7 +134,7 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
     if not will_run or not model_class.__name__.endswith(class_settings.value_reading_classes):
         return model
     byte_count = 2 * sum(parameter.numel() for parameter in model.parameters())
-    if byte_count > LARGEST_REAL:
+    if byte_count > MOST_CPU_BYTES:
         raise InputError(
             f"--against transformers: {type(model).__name__} cannot run without values, and {byte_count:,} bytes of "
             "weights are too many"
@@ -194,7 +194,9 @@ def _checks(
     params = parameter_counts_by_first_module(
         model, [module_path for node_modules in modules.values() for module_path in node_modules.modules]
     )
-    towers_without_flops = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
+    towers_without_flops = (
+        PARTS_WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
+    )
 
     def compare_with_class(
         quantity_name: str,

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from ..device_memory.evidence import evidence_of_optimizer, evidence_of_run
-from ..device_memory.optimizers.registry import NAMES as OPTIMIZERS
+from ..device_memory.optimizers.registry import OPTIMIZER_NAMES as OPTIMIZERS
 from ..evidence import Evidence
-from ..frameworks.registry import NAMES, framework
+from ..frameworks.registry import FRAMEWORK_NAMES, framework
 from ..model import ModelSpec
 from ..optional import MTP
 from ..parallel.layout import ONE_DEVICE
-from ..simulator.choices import EAGER
+from ..simulator.choices import EAGER_CHOICES
 
 
 def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
     """Returns a model's parts and kernels, and the optimizers and frameworks, whose memory was never measured."""
     included_parts = frozenset({MTP.name})
     frameworks = [
-        evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
+        evidence
+        for name in FRAMEWORK_NAMES
+        for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
-    all_evidence = [*evidence_of_run(spec, EAGER, None, included_parts), *optimizers, *frameworks]
+    all_evidence = [*evidence_of_run(spec, EAGER_CHOICES, None, included_parts), *optimizers, *frameworks]
     return tuple(dict.fromkeys(evidence for evidence in all_evidence if evidence.status == "untested"))

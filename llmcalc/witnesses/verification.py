@@ -13,12 +13,12 @@ from .checks import Verdict
 from .reference import Device, gpu_filling_seq, verify_reference
 from .untested import untested_parts
 
-Witness: TypeAlias = Literal["reference", "transformers", "published"]
+WitnessName: TypeAlias = Literal["reference", "transformers", "published"]
 
 
 def verify(
     preset: Preset,
-    witness: Witness = "reference",
+    witness: WitnessName = "reference",
     device: Device = "meta",
     batch: int = 1,
     seq: int | None = None,
@@ -37,7 +37,7 @@ def verify(
 
 def _compare_model(
     preset: Preset,
-    witness: Witness,
+    witness: WitnessName,
     device: Device,
     batch: int,
     seq: int | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, maximum, minimum, times
 from ..frozen import frozen
 from .inputs import EncoderPass
-from .rows import SOURCE, TOKENS, Rows, SequenceRows
+from .rows import SOURCE_TOKENS, TOKENS, Rows, SequenceRows
 from .workload import Workload
 
 
@@ -103,7 +103,7 @@ class ConcatenatedRows(Rows):
 
     name: str = "joined"
     first_rows: Rows = TOKENS
-    second_rows: Rows = SOURCE
+    second_rows: Rows = SOURCE_TOKENS
 
     def new_rows(self, workload: Workload) -> Number:
         return self.first_rows.new_rows(workload) + self.second_rows.new_rows(workload)
@@ -117,7 +117,7 @@ class PaddedRows(Rows):
     """The source rows, padded to whole blocks of `block_rows`, plus `extra_rows` rows; empty without source rows."""
 
     name: str = "padded"
-    source_rows: Rows = SOURCE
+    source_rows: Rows = SOURCE_TOKENS
     block_rows: Number = 1
     extra_rows: Number = 0
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from ..algebra import is_zero
 from ..frozen import frozen
-from .recompute import NONE, Recompute
+from .recompute import NO_RECOMPUTATION, Recompute
 from .workload import Workload
 
 LatentForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
@@ -50,7 +50,7 @@ def _is_decoding(workload: Workload) -> bool:
     return workload.phase == "decode"
 
 
-FORMS: Mapping[str, Callable[[Workload], bool]] = {
+DEFAULT_FORM_TESTS: Mapping[str, Callable[[Workload], bool]] = {
     "absorbed": _is_decoding,
     "by_token": _reads_a_cache,
     "step": _is_decoding,
@@ -77,7 +77,7 @@ class Execution:
     """
 
     attention: AttentionImplementation = "eager"
-    recompute: Recompute = NONE
+    recompute: Recompute = NO_RECOMPUTATION
     mla: LatentForm = "auto"
 
     def choose_form(self, form_names: Iterable[str], workload: Workload) -> str:
@@ -88,8 +88,8 @@ class Execution:
     def _is_form_used(self, form_name: str, workload: Workload) -> bool:
         if form_name == "absorbed" and self.mla != "auto":
             return self.mla == "absorbed"
-        return FORMS[form_name](workload)
+        return DEFAULT_FORM_TESTS[form_name](workload)
 
 
-EAGER = Execution()
+EAGER_EXECUTION = Execution()
 """PyTorch's execution of a model without a compiler."""

@@ -15,7 +15,7 @@ from ..errors import InputError, short_repr
 if TYPE_CHECKING:
     from fractions import Fraction
 
-DROPLESS, CAPACITY = "dropless", "capacity:"
+DROPLESS_VALUE, CAPACITY_PREFIX = "dropless", "capacity:"
 
 
 def capacity_of(option_text: str) -> Fraction | None:
@@ -25,12 +25,12 @@ def capacity_of(option_text: str) -> Fraction | None:
     """
     from fractions import Fraction
 
-    if option_text == DROPLESS:
+    if option_text == DROPLESS_VALUE:
         return None
     try:
         capacity_factor = (
-            Fraction(option_text.removeprefix(CAPACITY))
-            if option_text.startswith(CAPACITY) and len(option_text) < 30
+            Fraction(option_text.removeprefix(CAPACITY_PREFIX))
+            if option_text.startswith(CAPACITY_PREFIX) and len(option_text) < 30
             else Fraction(0)
         )
     except (ValueError, ZeroDivisionError):

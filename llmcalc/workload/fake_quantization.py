@@ -7,7 +7,7 @@ import re
 from ..errors import InputError, short_repr
 from ..frozen import frozen
 
-SCHEME = "int8-int4"
+SCHEME_NAME = "int8-int4"
 """Inputs rounded to 8 bits with a scale per token, and weights to 4 bits with a scale per group of a row."""
 
 
@@ -25,10 +25,10 @@ class FakeQuantization:
 
 def fake_quantization_of(option_text: str) -> FakeQuantization:
     """Parses a scheme of quantization-aware training: `int8-int4:GROUP` or `int8-int4:GROUP:untied`."""
-    scheme_match = re.fullmatch(rf"{SCHEME}:(\d{{1,5}})(:untied)?", option_text.strip())
+    scheme_match = re.fullmatch(rf"{SCHEME_NAME}:(\d{{1,5}})(:untied)?", option_text.strip())
     if scheme_match is None or int(scheme_match[1]) < 2:
         raise InputError(
-            f"--fake-quantize: {short_repr(option_text)} is not a scheme; expected {SCHEME}:GROUP, such as "
-            f"{SCHEME}:32, or {SCHEME}:GROUP:untied"
+            f"--fake-quantize: {short_repr(option_text)} is not a scheme; expected {SCHEME_NAME}:GROUP, such as "
+            f"{SCHEME_NAME}:32, or {SCHEME_NAME}:GROUP:untied"
         )
     return FakeQuantization(int(scheme_match[1]), bool(scheme_match[2]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..errors import InputError
 from .setting import DeclaredSetting, Setting
 
-CACHE_FORMATS = "bf16, fp8, int8; q8_0, q4_0 (llama.cpp); nvfp4, int8_per_token_head, turboquant_k8v4 (vLLM); …"
+CACHE_FORMAT_EXAMPLES = "bf16, fp8, int8; q8_0, q4_0 (llama.cpp); nvfp4, int8_per_token_head, turboquant_k8v4 (vLLM); …"
 
-USERS = DeclaredSetting(
+USERS_SETTING = DeclaredSetting(
     "users",
     int,
     Setting(

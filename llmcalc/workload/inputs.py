@@ -8,7 +8,7 @@ from typing import Annotated
 from ..algebra import Number
 from ..errors import InputError, short_repr
 from ..frozen import frozen
-from .setting import WITHOUT_GRADIENTS, Setting
+from .setting import INFERENCE_PHASES, Setting
 from .workload import Workload
 
 LARGEST_SIDE = 2**16
@@ -36,25 +36,27 @@ def check_seconds(option_name: str, audio_seconds: float) -> float:
     return audio_seconds
 
 
-TOKENS_INSTEAD = "the tokens of images and audio in --seq, as llmcalc flops prints them"
+TOKENS_ADVICE = "the tokens of images and audio in --seq, as llmcalc flops prints them"
 """What a training run states in the place of images and audio."""
 
-IMAGE = Setting(
+IMAGE_SETTING = Setting(
     "Size of the images of a sequence, such as 1024x768. Their tokens add to --seq.",
     "What runs",
-    phases=WITHOUT_GRADIENTS,
-    substitute=TOKENS_INSTEAD,
+    phases=INFERENCE_PHASES,
+    substitute=TOKENS_ADVICE,
     check=check_image_size,
     example="1024x768",
     metavar="WxH",
     is_common=True,
 )
-IMAGES = Setting("Images of a sequence.", "What runs", "1", WITHOUT_GRADIENTS, "image", maximum=100_000, is_common=True)
-AUDIO = Setting(
+IMAGES_SETTING = Setting(
+    "Images of a sequence.", "What runs", "1", INFERENCE_PHASES, "image", maximum=100_000, is_common=True
+)
+AUDIO_SETTING = Setting(
     "Seconds of audio of a sequence. Its tokens add to --seq.",
     "What runs",
-    phases=WITHOUT_GRADIENTS,
-    substitute=TOKENS_INSTEAD,
+    phases=INFERENCE_PHASES,
+    substitute=TOKENS_ADVICE,
     check=check_seconds,
     metavar="SECONDS",
     is_common=True,
@@ -70,9 +72,9 @@ class Inputs:
     audio: the length of the audio, in seconds.
     """
 
-    image: Annotated[str | None, IMAGE] = None
-    images: Annotated[int | None, IMAGES] = None
-    audio: Annotated[float | None, AUDIO] = None
+    image: Annotated[str | None, IMAGE_SETTING] = None
+    images: Annotated[int | None, IMAGES_SETTING] = None
+    audio: Annotated[float | None, AUDIO_SETTING] = None
 
     @property
     def is_given(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from ..algebra import Number, add, ceil_div
 
-Base: TypeAlias = Literal["none", "nf4", "nf4-dq", "int8"]
+FrozenWeightFormat: TypeAlias = Literal["none", "nf4", "nf4-dq", "int8"]
 """The frozen matrices of the layers: as the model's own numbers (`none`), in 4 bits (`nf4`), in 4 bits with scales that
 are quantised themselves (`nf4-dq`), or in 8 bits (`int8`, LLM.int8: Dettmers et al. 2022, arXiv:2208.07339).
 """
@@ -24,7 +24,7 @@ PARALLEL_LIBRARIES = frozenset({"mcore-bridge", "megatron-bridge"})
 JOINED_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "a_proj", "b_proj", "g_proj"})
 """Neighbours of these names in a module are one linear layer of Megatron-Core, which has one adapter."""
 
-WITHOUT_ADAPTERS = frozenset({"router", "shared_expert_gate"})
+PRODUCTS_WITHOUT_ADAPTERS = frozenset({"router", "shared_expert_gate"})
 """Products of Megatron-Core that are no linear layers of a module."""
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -33,20 +33,22 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 GATE_AND_UP = ("gate_proj", "up_proj")
 """The projections that one product may compute together in a feed-forward network."""
 
-OUTPUT_OF_SCAN = "out_proj"
+SCAN_OUTPUT_PROJECTION = "out_proj"
 """The output projection of Mamba-2's mixer."""
 
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer of the model's layers."""
 
-BLOCK, SECOND_BLOCK = 64, 256
+BLOCK_WEIGHTS, SECOND_BLOCK_SCALES = 64, 256
 """bitsandbytes: weights per scale, and scales per scale of scales."""
 
-TABLE, SECOND_TABLE = 16, 256
+CODE_TABLE_ENTRIES, SCALE_TABLE_ENTRIES = 16, 256
 """bitsandbytes: fp32 entries of the table that decodes the weights of a matrix, and of the one that decodes scales."""
 
 
-def stored_tensors(frozen_base: Base, row_count: Number, column_count: Number) -> dict[str, tuple[Number, int]]:
+def stored_tensors(
+    frozen_base: FrozenWeightFormat, row_count: Number, column_count: Number
+) -> dict[str, tuple[Number, int]]:
     """Returns name suffix → (elements, bytes per element) of a quantized matrix's tensors, the codes first.
 
     A byte holds two weights of 4 bits. There is an fp32 scale per block of 64 of them, or one byte where the scales are
@@ -57,16 +59,16 @@ def stored_tensors(frozen_base: Base, row_count: Number, column_count: Number) -
     """
     if frozen_base == "int8":
         return {"": (row_count * column_count, 1), ".SCB": (row_count, 4)}
-    block_count = ceil_div(row_count * column_count, BLOCK)
-    code_tensors = {"": (ceil_div(row_count * column_count, 2), 1), ".quant_map": (TABLE, 4)}
+    block_count = ceil_div(row_count * column_count, BLOCK_WEIGHTS)
+    code_tensors = {"": (ceil_div(row_count * column_count, 2), 1), ".quant_map": (CODE_TABLE_ENTRIES, 4)}
     if frozen_base == "nf4":
         return code_tensors | {".absmax": (block_count, 4)}
-    nested_scale_count = ceil_div(block_count, SECOND_BLOCK)
-    scales_of_scales = {".nested_absmax": (nested_scale_count, 4), ".nested_quant_map": (SECOND_TABLE, 4)}
+    nested_scale_count = ceil_div(block_count, SECOND_BLOCK_SCALES)
+    scales_of_scales = {".nested_absmax": (nested_scale_count, 4), ".nested_quant_map": (SCALE_TABLE_ENTRIES, 4)}
     return code_tensors | {".absmax": (block_count, 1)} | scales_of_scales | {".nested_offset": (1, 4)}
 
 
-def stored_bytes(frozen_base: Base, row_count: Number, column_count: Number) -> Number:
+def stored_bytes(frozen_base: FrozenWeightFormat, row_count: Number, column_count: Number) -> Number:
     """Returns the bytes of a quantized matrix with scales and tables. row_count: outputs. column_count: inputs."""
     return reduce(
         add,

@@ -13,7 +13,7 @@ from ..frozen import frozen
 SDPA_KERNELS = ("efficient_attention", "cudnn_attention")
 """Kernels of scaled_dot_product_attention beside flash attention."""
 
-PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "grouped_mm", "flash_attention", *SDPA_KERNELS})
+SAVED_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "grouped_mm", "flash_attention", *SDPA_KERNELS})
 """Operations whose results torch's selective checkpointing keeps under `attention+matmuls`: matrix products, and
 attention as one kernel. Everything else in a layer runs again.
 """
@@ -53,15 +53,15 @@ class Recompute:
         return (1 - 1 / self.every if self.spares else 1 / self.every) if self.layers else 0.0
 
 
-NONE = Recompute()
+NO_RECOMPUTATION = Recompute()
 
-MODES = {
-    "none": NONE,
+RECOMPUTE_MODES = {
+    "none": NO_RECOMPUTATION,
     "full": Recompute(layers=True),
     "full-reentrant": Recompute(layers=True, reentrant=True),
     "selective": Recompute(core=True),
     "attention": Recompute(core=True),
-    "attention+matmuls": Recompute(layers=True, saved_operations=PRODUCTS),
+    "attention+matmuls": Recompute(layers=True, saved_operations=SAVED_PRODUCTS),
 }
 """Values of `--recompute` → what they mean.
 
@@ -71,10 +71,10 @@ attention: the attention scores alone, of every layer. attention+matmuls: every 
 its attention kernels, whose results are kept (`create_selective_checkpoint_contexts`).
 """
 
-SELECTIVE = "selective"
+SELECTIVE_MODE = "selective"
 """The mode that is another one under each framework."""
 
-OF_TRAINERS = {
+TRAINER_MODES = {
     "selective-op": Recompute(
         layers=True,
         saved_operations=frozenset({"mm", "flash_attention", *SDPA_KERNELS, "reduce_scatter"}),
@@ -87,17 +87,19 @@ selective-op: every layer, but for attention as one kernel, sums of which a rank
 product without a bias (torchtitan, distributed/activation_checkpoint.py, `_apply_op_sac`).
 """
 
-EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (modules of every layer, such as self_attn)"
+EXPECTED_VALUES = (
+    f"{', '.join(RECOMPUTE_MODES)}, every:N (every N-th layer) or nodes:A,B (modules of every layer, such as self_attn)"
+)
 
 
 def recompute_of(option_text: str) -> Recompute:
-    """Parses a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`.
+    """Parses a value of `--recompute`: a name in `RECOMPUTE_MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`.
 
     Launch files have `but-every:N` too: all layers but every N-th.
     """
     granularity, _, interval_text = option_text.partition(":")
-    if option_text in MODES or option_text in OF_TRAINERS:
-        return MODES.get(option_text) or OF_TRAINERS[option_text]
+    if option_text in RECOMPUTE_MODES or option_text in TRAINER_MODES:
+        return RECOMPUTE_MODES.get(option_text) or TRAINER_MODES[option_text]
     if (
         granularity in ("every", "but-every")
         and interval_text.isascii()
@@ -115,7 +117,7 @@ def recompute_of(option_text: str) -> Recompute:
                     f"--recompute {option_text}: {node_path} is inside {outer_path}; expected one of the two"
                 )
         return Recompute(nodes=node_names)
-    raise InputError(f"--recompute {option_text}: not known; expected {EXPECTED}")
+    raise InputError(f"--recompute {option_text}: not known; expected {EXPECTED_VALUES}")
 
 
 def check_node_names(node_names: Iterable[str], model_node_names: Iterable[str]) -> None:

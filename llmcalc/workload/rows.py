@@ -131,7 +131,7 @@ class RoutedRows(Rows):
         return self.source_rows.new_rows(workload) * self.top_k
 
 
-SOURCE, LOGITS, SEQUENCES = SourceTokenRows("source"), LogitRows("logits"), SequenceRows("sequences")
+SOURCE_TOKENS, LOGITS, SEQUENCES = SourceTokenRows("source"), LogitRows("logits"), SequenceRows("sequences")
 
-ONCE = Rows("once", batched=False)
+NO_ROWS = Rows("once", batched=False)
 """The rows of a value without rows, such as a trained vector."""

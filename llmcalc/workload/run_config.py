@@ -8,7 +8,7 @@ from typing import Any
 from ..algebra import Number, floor_div, is_zero, times
 from ..frozen import frozen
 from .counting import AS_EXECUTED, Counting, Pairs
-from .execution import EAGER, AttentionImplementation, Execution
+from .execution import EAGER_EXECUTION, AttentionImplementation, Execution
 from .rows import Rows
 from .workload import Phase, Workload
 
@@ -25,7 +25,7 @@ class RunConfig:
 
     workload: Workload
     counting: Counting = AS_EXECUTED
-    execution: Execution = EAGER
+    execution: Execution = EAGER_EXECUTION
     ranks_per_sequence: int = 1
 
     @property

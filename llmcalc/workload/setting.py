@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 
 from ..errors import InputError, short_repr, suggest
 from ..frozen import frozen
-from .validation import LARGEST, validate_choice, validate_whole
+from .validation import LARGEST_COUNT, validate_choice, validate_whole
 
 Panel: TypeAlias = Literal[
     "Options",
@@ -28,10 +28,10 @@ Panel: TypeAlias = Literal[
 """The headings of `--help`, in their order."""
 
 EVERY_PHASE = ("training", "prefill", "decode", "inference")
-TRAINING = ("training",)
-WITHOUT_GRADIENTS = ("prefill", "decode", "inference")
+TRAINING_PHASES = ("training",)
+INFERENCE_PHASES = ("prefill", "decode", "inference")
 
-Check: TypeAlias = Callable[[str, Any], Any]
+ValueCheck: TypeAlias = Callable[[str, Any], Any]
 """(option, value) → the value that is meant. Raises `InputError`, which names the option, for a value that is not."""
 
 MOST_BITS = 1_000
@@ -67,17 +67,17 @@ class Setting:
     default: str = ""
     phases: tuple[str, ...] = EVERY_PHASE
     required_setting: str = ""
-    check: Check | None = None
+    check: ValueCheck | None = None
     example: str = ""
     spellings: tuple[str, ...] = ()
     negative_option: str = ""
     metavar: str = ""
     minimum: int = 1
-    maximum: int = LARGEST
+    maximum: int = LARGEST_COUNT
     is_common: bool = False
     completions: Callable[[], Iterable[str]] | None = None
     every_framework: bool = False
-    parse_value: Check | None = None
+    parse_value: ValueCheck | None = None
     substitute: str = ""
     replacements: Mapping[str, str] | None = None
 
@@ -110,7 +110,9 @@ class DeclaredSetting:
             return raw_value
         if self.setting.parse_value is not None:
             if isinstance(raw_value, int) and raw_value.bit_length() > MOST_BITS:  # Python prints no such number
-                raise InputError(f"{option_name}: {short_repr(raw_value)} is too large; expected at most {LARGEST:,}")
+                raise InputError(
+                    f"{option_name}: {short_repr(raw_value)} is too large; expected at most {LARGEST_COUNT:,}"
+                )
             return self.setting.parse_value(option_name, raw_value)
         if self.allowed_words:
             replacement = (self.setting.replacements or {}).get(raw_value) if isinstance(raw_value, str) else None
@@ -177,7 +179,7 @@ def parse_names(list_text: str) -> tuple[str, ...]:
 
 def declarations_of(settings_class: type) -> dict[str, DeclaredSetting]:
     """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
-    if settings_class not in _DECLARED:
+    if settings_class not in _DECLARATIONS_BY_CLASS:
         declared_settings: dict[str, DeclaredSetting] = {}
         for setting_name, type_hint in get_type_hints(settings_class, include_extras=True).items():
             if get_origin(type_hint) is Annotated:
@@ -185,11 +187,11 @@ def declarations_of(settings_class: type) -> dict[str, DeclaredSetting]:
                 setting = next((annotation for annotation in annotations if isinstance(annotation, Setting)), None)
                 if setting is not None:
                     declared_settings[setting_name] = DeclaredSetting(setting_name, _without_none(value_type), setting)
-        _DECLARED[settings_class] = declared_settings
-    return _DECLARED[settings_class]
+        _DECLARATIONS_BY_CLASS[settings_class] = declared_settings
+    return _DECLARATIONS_BY_CLASS[settings_class]
 
 
-_DECLARED: dict[type, dict[str, DeclaredSetting]] = {}
+_DECLARATIONS_BY_CLASS: dict[type, dict[str, DeclaredSetting]] = {}
 
 
 def _without_none(union_type: Any) -> Any:
@@ -220,7 +222,7 @@ def training_option(settings: Any) -> str:
     typed_training_options = (
         declaration.option
         for setting_name, declaration in declarations_of(type(settings)).items()
-        if declaration.setting.phases == TRAINING and getattr(settings, setting_name) is not None
+        if declaration.setting.phases == TRAINING_PHASES and getattr(settings, setting_name) is not None
     )
     return next(typed_training_options, "")
 
@@ -232,7 +234,9 @@ def check_phase(settings: Any, phase: str) -> None:
             continue
         if phase not in declaration.setting.phases:
             phases_text = (
-                "training" if declaration.setting.phases == TRAINING else " or ".join(declaration.setting.phases[::-1])
+                "training"
+                if declaration.setting.phases == TRAINING_PHASES
+                else " or ".join(declaration.setting.phases[::-1])
             )
             training_setting = training_option(settings) if phase == "training" else ""
             reason_text = f", and {training_setting} is for training only" if training_setting else ""

@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 from ..errors import InputError, short_repr, suggest
 
-LARGEST = 2**40
+LARGEST_COUNT = 2**40
 """The largest number of sequences or tokens."""
 
 
-def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST) -> int:
+def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST_COUNT) -> int:
     """Validates an integer from `minimum` to `maximum` and returns it. A float with a whole value is one: `8192.0`.
 
     Raises `InputError`, naming the option, for other values.
@@ -31,7 +31,7 @@ def validate_whole(option_name: str, option_value: Any, minimum: int = 1, maximu
 
 
 def validate_optional_whole(
-    option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST
+    option_name: str, option_value: Any, minimum: int = 1, maximum: int = LARGEST_COUNT
 ) -> int | None:
     """Validates an integer as `validate_whole` does, but accepts None."""
     return None if option_value is None else validate_whole(option_name, option_value, minimum, maximum)
@@ -67,7 +67,7 @@ def number_text(option_name: str, option_value: Any) -> str:
         raise InputError(f"{option_name}: {short_repr(option_value)} is too large; expected a shorter number") from None
 
 
-SPELLED = {"train": "training"}
+WORD_BY_SPELLING = {"train": "training"}
 """Other spellings of words that options take."""
 
 
@@ -80,7 +80,7 @@ def validate_choice(option_name: str, option_value: Any, literal_type: Any) -> A
     canonical_word = option_value
     if isinstance(option_value, str):
         words_by_spelling = {accepted_word.lower(): accepted_word for accepted_word in accepted_words}
-        lowercase_word = SPELLED.get(option_value.lower(), option_value.lower())
+        lowercase_word = WORD_BY_SPELLING.get(option_value.lower(), option_value.lower())
         canonical_word = words_by_spelling.get(lowercase_word, option_value)
     if canonical_word not in accepted_words:
         suggestion = suggest(option_value, list(accepted_words)) if isinstance(option_value, str) else ""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import HOPPER
+from llmcalc.device_memory.cuda_runtime import HOPPER_RUNTIME
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import TrainingConfig, record_training, replay
 from llmcalc.model import ModelSpec
@@ -38,7 +38,7 @@ def main() -> None:
         [
             lambda: llmcalc.memory(TARGET, "training", seq=SEQ).device.timeline,
             lambda: tensors(spec, training_config),
-            lambda: replay(spec, training_config, WitnessAllocator(), None, HOPPER.workspace_bytes),
+            lambda: replay(spec, training_config, WitnessAllocator(), None, HOPPER_RUNTIME.workspace_bytes),
         ],
         RUNS,
         time.process_time,
@@ -56,7 +56,7 @@ def tensors(spec: ModelSpec, training: TrainingConfig) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
     stacks = layer_stacks(spec, training.recompute.every)
     few = {i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
-    unfolding = RepeatAnalysis(record_training(spec, training, few, HOPPER.workspace_bytes), stacks, list(few))
+    unfolding = RepeatAnalysis(record_training(spec, training, few, HOPPER_RUNTIME.workspace_bytes), stacks, list(few))
 
     def counted(layers: Mapping[int, int]) -> ReplayResult:
         return unfolding.count_bytes(layers)
@@ -67,7 +67,7 @@ def tensors(spec: ModelSpec, training: TrainingConfig) -> ReplayResult:
 def differences(spec: ModelSpec, training: TrainingConfig) -> str:
     """How far the blocks after a step, the peak of blocks and the segments of a folded run are from a whole run's."""
     device = WitnessAllocator()
-    whole, found = replay(spec, training, device, None, HOPPER.workspace_bytes), training_memory(spec, training)
+    whole, found = replay(spec, training, device, None, HOPPER_RUNTIME.workspace_bytes), training_memory(spec, training)
     pairs = {
         "after": (found.after_step_bytes, whole.final_bytes + whole.rounding_bytes_after),
         "peak": (found.peak_bytes, device.peak_allocated),

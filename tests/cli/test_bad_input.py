@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from llmcalc.cli.main import COMMANDS, app
-from llmcalc.questions.other_names import OTHER_COMMANDS, OTHER_NAMES
+from llmcalc.questions.other_names import OTHER_COMMANDS, OTHER_OPTION_NAMES
 from tests.samples import spread, with_rest
 
 MODEL = """
@@ -438,7 +438,7 @@ def test_options_are_read_with_underscores_too_and_help_by_other_spellings(run: 
 def test_every_other_name_stands_for_an_option_of_some_command() -> None:
     commands = [typer.main.get_command(app).get_command(None, command) for command in COMMANDS]
     options = {name for command in commands for parameter in command.params for name in parameter.opts}
-    assert {name.partition(" ")[0] for name in OTHER_NAMES} <= options
+    assert {name.partition(" ")[0] for name in OTHER_OPTION_NAMES} <= options
     assert {name.partition(" ")[0] for name in OTHER_COMMANDS} <= set(COMMANDS)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcalc.characters import STAND_INS, ascii_replacement, fit_to_encoding
+from llmcalc.characters import ASCII_REPLACEMENTS, ascii_replacement, fit_to_encoding
 from llmcalc.cli.main import main
 
 ENCODINGS = ("gbk", "cp1252", "cp437", "latin-1", "ascii")
@@ -95,7 +95,7 @@ def test_a_file_is_utf_8_whatever_the_terminal_is(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_stand_in_is_ascii() -> None:
-    assert all(text.isascii() and text for text in STAND_INS.values())
+    assert all(text.isascii() and text for text in ASCII_REPLACEMENTS.values())
     assert [ascii_replacement(c) for c in "βλΔé模"] == ["beta", "lamda", "delta", "e", "?"]
     assert fit_to_encoding("12Lh² − 2Vh", "ascii") == "12Lh^2 - 2Vh"
     assert fit_to_encoding("12Lh² − 2Vh", "cp1252") == "12Lh² - 2Vh"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmcalc.sources.huggingface.description import read_config
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, model_types
 from llmcalc.witnesses.meta_device import MetaDevice
 from tests.components.towers.test_towers import UNMEASURED, wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
@@ -54,7 +54,7 @@ def rules_of(kind: str) -> set[Any]:
     """What a wrapper has of its own: the file that reads it, and its rules of tying."""
     family = family_of(kind)
     return {
-        FILE_OF[kind],
+        FILE_BY_TYPE[kind],
         ("ties", family.tying_source),
         ("generates", family.generates_text),
         ("filled", *family.text_defaults),
@@ -69,7 +69,7 @@ def deciding(case: tuple[str, bool, bool | None]) -> set[Any]:
     family = family_of(kind)
     return {
         (family.tying_source, family.generates_text, outer, inner),
-        *([kind, (FILE_OF[kind], outer)] if inner == (not outer) else []),
+        *([kind, (FILE_BY_TYPE[kind], outer)] if inner == (not outer) else []),
     }
 
 

@@ -51,7 +51,7 @@ OF_EVERY_SPEC = frozenset(
 
 WORDS = frozenset(
     {
-        "BASE",  # the word in the field `pattern` that stands for the field `block`
+        "BASE_LAYER_NAME",  # the word in the field `pattern` that stands for the field `block`
     }
 )
 """Constants of the package that reference code may use: keywords of the spec's language, no numbers and no parts."""

@@ -21,7 +21,7 @@ from llmcalc.flow.program import AlternativeBranches, ModuleScope
 from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import CountedOp
 from llmcalc.flow.value import Value
-from llmcalc.workload.execution import EAGER
+from llmcalc.workload.execution import EAGER_EXECUTION
 from llmcalc.workload.rows import TOKENS
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
@@ -80,8 +80,8 @@ def test_all_forms_hold_the_same(example: Component) -> None:
 def test_each_form_runs_in_some_workload(example: Component) -> None:
     for alternatives in alternatives_in(around_a_model(example).program().root):
         names = list(alternatives.branches)
-        assert EAGER.choose_form(names, FROM_THE_START) == names[0]
-        assert {EAGER.choose_form(names, w) for w in WORKLOADS} == set(names)
+        assert EAGER_EXECUTION.choose_form(names, FROM_THE_START) == names[0]
+        assert {EAGER_EXECUTION.choose_form(names, w) for w in WORKLOADS} == set(names)
 
 
 @in_one_test

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 import llmcalc
-from llmcalc.frameworks.launch.file_kinds import PROGRAMS
-from llmcalc.frameworks.registry import NAMES
+from llmcalc.frameworks.launch.file_kinds import LAUNCH_FILE_BY_PROGRAM
+from llmcalc.frameworks.registry import FRAMEWORK_NAMES
 
 PACKAGE = Path(llmcalc.__file__).parent
 
-FRAMEWORKS = re.compile("|".join((*(name for name in NAMES if name != "torch"), "torchtitan", "fsdp2")), re.IGNORECASE)
+FRAMEWORKS = re.compile(
+    "|".join((*(name for name in FRAMEWORK_NAMES if name != "torch"), "torchtitan", "fsdp2")), re.IGNORECASE
+)
 
 OTHERWISE = {
     "device_memory/simulated_run.py": "a refusal that says which frameworks have an option",
@@ -39,7 +41,7 @@ OTHERWISE = {
 
 def neutral_files() -> list[str]:
     """The files of the package outside of the folders of frameworks, and of programs that run one."""
-    folders = tuple(f"frameworks/{name}/" for name in (*NAMES, *PROGRAMS))
+    folders = tuple(f"frameworks/{name}/" for name in (*FRAMEWORK_NAMES, *LAUNCH_FILE_BY_PROGRAM))
     found = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
     return sorted(name for name in found if not name.startswith(folders))
 

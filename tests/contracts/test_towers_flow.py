@@ -29,7 +29,7 @@ from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
 from llmcalc.ops import ConformerAttentionCore
-from llmcalc.optional import EVERY_PART
+from llmcalc.optional import ALL_PART_NAMES
 from llmcalc.workload.derived_rows import IMAGES, PATCHES
 from llmcalc.workload.inputs import EncoderPass
 from llmcalc.workload.rows import FixedRows
@@ -98,9 +98,9 @@ def same_in_symbols_and_arrays(spec: ModelSpec) -> None:
     assert names(symbolic) == names(arrays) == names(plain)
     numbers = {symbol(i, value): value for i, value in lettered.made.items()}
     for cost in (total_params_of, active_params_of):
-        expected = plain.total(cost, include=EVERY_PART)
-        assert sympy.sympify(symbolic.total(cost, include=EVERY_PART)).subs(numbers) == expected
-        assert list(np.broadcast_to(arrays.total(cost, include=EVERY_PART), (2,))) == [expected, expected]
+        expected = plain.total(cost, include=ALL_PART_NAMES)
+        assert sympy.sympify(symbolic.total(cost, include=ALL_PART_NAMES)).subs(numbers) == expected
+        assert list(np.broadcast_to(arrays.total(cost, include=ALL_PART_NAMES), (2,))) == [expected, expected]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

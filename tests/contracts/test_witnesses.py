@@ -24,7 +24,7 @@ import llmcalc.components
 from llmcalc.components.base import Part
 from llmcalc.components.evidence import snake_case_name
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.device_memory.device_memory import TENSORS, with_evidence
+from llmcalc.device_memory.device_memory import TENSORS_TERM, with_evidence
 from llmcalc.device_memory.optimizers.registry import optimizers
 from llmcalc.errors import InputError
 from llmcalc.evidence import (
@@ -33,8 +33,8 @@ from llmcalc.evidence import (
     Evidence,
     FrameworkEvidence,
     Witness,
-    by_torch,
     kernels_compared,
+    torch_witness,
     weakest_status,
     witness_of,
 )
@@ -42,9 +42,9 @@ from llmcalc.evidence import compared as kernel_compared
 from llmcalc.frameworks.deepspeed import evidence as deepspeed
 from llmcalc.frameworks.fsdp2 import evidence as fsdp2
 from llmcalc.frameworks.megatron import evidence as megatron
-from llmcalc.frameworks.registry import NAMES
+from llmcalc.frameworks.registry import FRAMEWORK_NAMES
 from llmcalc.frameworks.torch import evidence as distributed_torch
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.evidence import choice_name, evidence_of_chosen_kernels, kernel_title
 from llmcalc.simulator.profiles.eager import EagerKernels
 from tests.comparisons import Thing, compared_things
@@ -79,13 +79,13 @@ MODULES = (
 """The modules with tests that compare."""
 
 RECORDS_OF_FRAMEWORKS = (
-    fsdp2.SHARDED,
-    fsdp2.PIPED,
-    fsdp2.DIVIDED,
+    fsdp2.SHARDED_EVIDENCE,
+    fsdp2.PIPELINE_EVIDENCE,
+    fsdp2.TENSOR_PARALLEL_EVIDENCE,
     deepspeed.EVIDENCE,
     megatron.EVIDENCE,
-    distributed_torch.TRAINING,
-    distributed_torch.SERVING,
+    distributed_torch.TRAINING_EVIDENCE,
+    distributed_torch.SERVING_EVIDENCE,
 )
 
 
@@ -178,7 +178,7 @@ def test_a_witness_says_what_it_is() -> None:
 
 
 def test_a_class_of_kernels_states_the_check_of_those_that_state_none() -> None:
-    of_class, of_method = by_torch("tests/of_class.py"), by_torch("tests/of_method.py")
+    of_class, of_method = torch_witness("tests/of_class.py"), torch_witness("tests/of_method.py")
 
     @kernels_compared(of_class, unchecked_kernels=("do_new",))
     class Kernels:
@@ -208,7 +208,7 @@ def test_a_chosen_kernel_without_a_statement_is_untested() -> None:
     assert found.status == "exact"
     (found,) = evidence_of_chosen_kernels(EagerKernels, KernelChoices(attention="paged"))  # type: ignore[arg-type]
     assert (str(found), found.status) == ("kernel paged attention", "untested")
-    assert list(evidence_of_chosen_kernels(EagerKernels, EAGER)) == []
+    assert list(evidence_of_chosen_kernels(EagerKernels, EAGER_CHOICES)) == []
 
 
 def test_a_framework_states_nothing_by_default() -> None:
@@ -216,7 +216,7 @@ def test_a_framework_states_nothing_by_default() -> None:
     run = record.run([Evidence("mixer", "attention")], "adamw")
     assert [one.status for one in run] == ["untested"] * 3
     assert list(map(str, run)) == ["framework toy", "mixer attention under toy", "optimizer adamw under toy"]
-    assert set(NAMES) == {record.name for record in RECORDS_OF_FRAMEWORKS}
+    assert set(FRAMEWORK_NAMES) == {record.name for record in RECORDS_OF_FRAMEWORKS}
 
 
 @pytest.mark.parametrize("status", STATUSES)
@@ -224,22 +224,22 @@ def test_a_sum_is_known_as_well_as_its_least_known_term(status: Any) -> None:
     below = STATUSES[: STATUSES.index(status) + 1]
     assert weakest_status(below) == status
     evidence = [Evidence("optimizer", one, Witness(one, f"a {one}", "")) for one in below]
-    assert with_evidence(TENSORS, evidence).status == status
+    assert with_evidence(TENSORS_TERM, evidence).status == status
 
 
 def test_what_the_runtime_takes_does_not_depend_on_the_run() -> None:
-    term = TENSORS.__class__("CUDA context", 1, "estimate", "", belongs_to_runtime=True)
+    term = TENSORS_TERM.__class__("CUDA context", 1, "estimate", "", belongs_to_runtime=True)
     assert with_evidence(term, [Evidence("optimizer", "signum")]) == term
 
 
 # --- what was called exact before, and is not now ---------------------------------------------------------------------
 
 ONCE_EXACT = {
-    "fsdp2": fsdp2.SHARDED,
-    "fsdp2, a pipeline": fsdp2.PIPED,
-    "fsdp2, tensor parallelism": fsdp2.DIVIDED,
+    "fsdp2": fsdp2.SHARDED_EVIDENCE,
+    "fsdp2, a pipeline": fsdp2.PIPELINE_EVIDENCE,
+    "fsdp2, tensor parallelism": fsdp2.TENSOR_PARALLEL_EVIDENCE,
     "deepspeed": deepspeed.EVIDENCE,
-    "torch, inference on several ranks": distributed_torch.SERVING,
+    "torch, inference on several ranks": distributed_torch.SERVING_EVIDENCE,
 }
 """Runs of which the tensors were called exact, whatever the model and the optimizer were."""
 

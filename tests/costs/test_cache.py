@@ -21,7 +21,7 @@ from llmcalc.costs.model_changes import changed_models
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Op
-from llmcalc.ops.base import CACHE
+from llmcalc.ops.base import CACHE_EFFECTS
 from llmcalc.witnesses.module_measurements import cache_bytes_by_path
 from llmcalc.workload.run_config import RunConfig
 from tests.contracts.test_parts import CAUSAL, around_a_model, decoder, encoder_decoder, source_of
@@ -109,7 +109,7 @@ def test_states_with_a_dtype_of_their_own_are_no_elements() -> None:
     """An op with a state of 100 bits per sequence, independent of the dtype of keys and values."""
 
     class Kept(Op):
-        effects = CACHE
+        effects = CACHE_EFFECTS
 
         def cache_bits(self, s: RunConfig, kv_bits: Any) -> Any:
             return 96 * s.batch

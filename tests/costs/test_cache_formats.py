@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.costs.cache_formats import FORMATS, VectorFormat, cache_format
+from llmcalc.costs.cache_formats import CACHE_FORMATS, VectorFormat, cache_format
 from llmcalc.errors import InputError
 from tests.samples import in_one_test
 
@@ -42,7 +42,7 @@ def test_a_cache_by_hand(name: str) -> None:
 
 
 def test_every_format_is_counted_by_hand() -> None:
-    assert PER_HEAD.keys() == {name for name, stored in FORMATS.items() if not stored.is_latent_format}
+    assert PER_HEAD.keys() == {name for name, stored in CACHE_FORMATS.items() if not stored.is_latent_format}
 
 
 def test_a_format_of_latents_stores_them_alone() -> None:
@@ -59,7 +59,7 @@ def test_blocks_are_those_of_ggml() -> None:
     sizes = {kind.name.lower(): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
     for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "mxfp4"):
         elements, size = sizes[name]
-        assert FORMATS[name].keys.bytes_of(elements) == size
+        assert CACHE_FORMATS[name].keys.bytes_of(elements) == size
 
 
 def test_a_block_that_is_not_full_is_whole_and_a_slot_is_even() -> None:
@@ -104,7 +104,7 @@ def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Any) -> No
     name, option = command
     err = run(name, "gpt2", option, "q9_0").error
     assert err.startswith(f"error: {option}: unknown cache format 'q9_0': expected a number format (")
-    assert all(known in err for known in FORMATS)
+    assert all(known in err for known in CACHE_FORMATS)
     assert "Did you mean q" in err
 
 

@@ -27,7 +27,7 @@ from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.liveness import modules_below
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
 from llmcalc.workload.expert_capacity import capacity_of
-from llmcalc.workload.recompute import MODES, recompute_of
+from llmcalc.workload.recompute import RECOMPUTE_MODES, recompute_of
 from tests.contracts.test_parts import ATTENTION, FEED_FORWARD, HIDDEN, NORM, around_a_model, decoder
 from tests.simulator.compare import examples
 
@@ -35,7 +35,7 @@ Values: TypeAlias = Mapping[str, str]
 """Option → its value."""
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "--recompute": (*MODES, "every:2", "nodes"),
+    "--recompute": (*RECOMPUTE_MODES, "every:2", "nodes"),
     "--attn-implementation": ("eager", "sdpa-math", "flash"),
     "--norm": ("eager", "fused"),
     "--cross-entropy": ("eager", "fused", "chunked"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcalc.frameworks.launch.record import Launch, LaunchSource
+from llmcalc.frameworks.launch.launch_types import Launch, LaunchSource
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 
 

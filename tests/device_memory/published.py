@@ -15,13 +15,13 @@ from statistics import median
 from typing import Any
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import WORKSPACE, CudaRuntime
+from llmcalc.device_memory.cuda_runtime import WORKSPACE_BYTES, CudaRuntime
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
-from llmcalc.workload.recompute import MODES
+from llmcalc.workload.recompute import RECOMPUTE_MODES
 from tests.device_memory.training_memory import training_memory
 
 Row = Mapping[str, Any]
@@ -32,7 +32,7 @@ SERVERS = ("infer_kv_bytes", "infer_kv_bytes_per_token", "infer_mem_breakdown")
 
 MIB, GIB, GB = 2**20, 2**30, 10**9
 
-A100 = CudaRuntime(workspace_bytes=WORKSPACE, gpu_name="A100")
+A100 = CudaRuntime(workspace_bytes=WORKSPACE_BYTES, gpu_name="A100")
 A100_40GB = 40 * GIB
 
 
@@ -173,7 +173,7 @@ def torchtune_run(row: Row) -> TrainingConfig:
         return whole
     assert row["techniques"] == "QLoRA", row["techniques"]
     adapters = Adapters(64, TORCHTUNE_TARGETS, dtype=BFLOAT16, base_storage="nf4-dq", library="torchtune")
-    return replace(whole, recompute=MODES["full"], offloads_activations=True, adapters=adapters)
+    return replace(whole, recompute=RECOMPUTE_MODES["full"], offloads_activations=True, adapters=adapters)
 
 
 def torchtune(row: Row) -> Outcome:
@@ -207,7 +207,7 @@ def qwen_run(row: Row) -> TrainingConfig:
         batch=row["micro_batch"],
         seq=row["seq_len"],
         microbatches=min(2, row["grad_accum"]),  # from the second on all are alike
-        recompute=MODES["full-reentrant"],
+        recompute=RECOMPUTE_MODES["full-reentrant"],
         autocast=True,
         torch_version="2.0",
         kernel_choices=KernelChoices(attention="flash", fused_qkv=True, multiprocessors=132),

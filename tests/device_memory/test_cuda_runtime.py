@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from llmcalc.device_memory.cuda_runtime import HOPPER, cuda_runtime_of
+from llmcalc.device_memory.cuda_runtime import HOPPER_RUNTIME, cuda_runtime_of
 from llmcalc.simulator.reductions import scratch_bytes
 from llmcalc.sources.hardware import load_hardware
 
 
 def test_multiprocessors_are_those_of_the_accelerator() -> None:
-    assert cuda_runtime_of(None).multiprocessors == HOPPER.multiprocessors == 132
+    assert cuda_runtime_of(None).multiprocessors == HOPPER_RUNTIME.multiprocessors == 132
     assert cuda_runtime_of(load_hardware("a100-80gb")).multiprocessors == 108
 
 
@@ -38,7 +38,7 @@ def test_contexts_are_near_what_processes_used_outside_torch() -> None:
 def test_the_context_of_an_h200_is_near_the_measured_one() -> None:
     runs = [json.loads(line) for line in (MEASURED / "h200" / "transformers.jsonl").read_text().splitlines()]
     context = cuda_runtime_of(load_hardware("h200")).context_bytes
-    assert context == cuda_runtime_of(None).context_bytes == HOPPER.context_bytes
+    assert context == cuda_runtime_of(None).context_bytes == HOPPER_RUNTIME.context_bytes
     assert all(abs(context / run["outside_bytes"] - 1) < 0.04 for run in runs)
 
 

@@ -24,7 +24,7 @@ from transformers import optimization
 
 import llmcalc
 from llmcalc.costs.trained_tensors import trained_tensors
-from llmcalc.device_memory.optimizers.registry import NAMES, optimizer
+from llmcalc.device_memory.optimizers.registry import OPTIMIZER_NAMES, optimizer
 from llmcalc.device_memory.optimizers.run_step import run_step
 from llmcalc.device_memory.optimizers.step import OptimizedParameter
 from llmcalc.errors import InputError
@@ -107,7 +107,7 @@ DRAWN = {dtype: drawn(seed) for seed, dtype in enumerate(("float32", "bfloat16",
 LISTS = [(dtype, name) for dtype, lists in DRAWN.items() for name in lists]
 CASES: list[tuple[str, OptimizerImplementation, bool]] = [
     (name, implementation, momentum)
-    for name in NAMES
+    for name in OPTIMIZER_NAMES
     if optimizer(name).build_torch_optimizers is not None
     for implementation in optimizer(name).implementations
     for momentum in ((False, True) if name == "sgd" else (False,))
@@ -235,7 +235,7 @@ def test_the_comparison_with_torch_bites() -> None:
 
 
 def test_a_parameter_without_gradient_has_no_states_and_no_step() -> None:
-    for name in NAMES:
+    for name in OPTIMIZER_NAMES:
         meter = Meter()
         trained = all_trained(meter, [Parameter((80, 80), "float32", True)] * 2)
         trained[0].gradient = None
@@ -250,7 +250,7 @@ PRESETS = ("gpt2", "llama3-8b", "bert-base", "t5-small", "mixtral-8x7b", "deepse
 
 ADDED_UP = {
     f"{name}-{dtype}-{preset}": (name, dtype, preset)
-    for name in NAMES
+    for name in OPTIMIZER_NAMES
     for dtype in ("float32", "bfloat16")
     for preset in PRESETS
 }
@@ -400,7 +400,7 @@ def test_an_implementation_that_a_library_does_not_have_is_refused(
 
 def test_defaults_are_the_libraries() -> None:
     """torch takes foreach on a GPU where a step has it, but for Adafactor, whose foreach is asked for."""
-    defaults = {name: optimizer(name).implementations[0] for name in NAMES}
+    defaults = {name: optimizer(name).implementations[0] for name in OPTIMIZER_NAMES}
     assert defaults == {
         "adamw": "foreach",
         "sgd": "foreach",

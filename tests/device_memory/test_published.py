@@ -10,7 +10,7 @@ from math import ceil
 
 import pytest
 
-from llmcalc.simulator.profiles.eager.fused import COMPILED
+from llmcalc.simulator.profiles.eager.fused import COMPILED_WITNESS
 from tests.comparisons import Thing, compares
 from tests.device_memory.published import FINE_TUNING, SERVERS, Outcome, fine_tuning, median_error, rows, servers
 
@@ -56,7 +56,7 @@ def test_the_errors_of_fine_tuning() -> None:
 def test_an_estimate_says_its_error_and_over_how_many_runs() -> None:
     errors = [abs(one.error) for one in compared() if "torch.compile" in one.note]
     assert max(errors) > 0.07
-    assert f"(within {ceil(100 * max(errors))} % of {len(errors)} published runs, " in COMPILED.name
+    assert f"(within {ceil(100 * max(errors))} % of {len(errors)} published runs, " in COMPILED_WITNESS.name
 
 
 def test_a_run_that_was_out_of_memory_is_computed_to_be() -> None:

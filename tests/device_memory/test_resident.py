@@ -15,7 +15,7 @@ from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.cache import kv
 from llmcalc.costs.params import params
-from llmcalc.device_memory.optimizers.registry import NAMES
+from llmcalc.device_memory.optimizers.registry import OPTIMIZER_NAMES
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
@@ -128,7 +128,7 @@ def test_all_linear_layers_of_the_layers_have_adapters() -> None:
 
 
 @in_one_test
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
 def test_arrays_give_what_integers_give(name: str) -> None:
     setup = Settings("training", optimizer=name, momentum=True if name == "sgd" else None, master_weights="fp32")
     widths = numpy.array([24, 48, 480, 4800])

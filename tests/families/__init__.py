@@ -8,12 +8,12 @@ import json
 from importlib import import_module
 from typing import Any
 
-from llmcalc.sources.huggingface.registry import FILES
+from llmcalc.sources.huggingface.registry import TYPES_BY_FILE
 
 
 def shapes_of(kind: str) -> list[dict[str, Any]]:
     """Returns new copies of the small configs of a model type, with the transformers class that each is for."""
-    file = next(f for f, kinds in FILES.items() if kind in kinds)
+    file = next(f for f, kinds in TYPES_BY_FILE.items() if kind in kinds)
     classes: dict[str, list[dict[str, Any]]] = import_module(f"{__name__}.{file}").SHAPES
     return [
         json.loads(json.dumps({"architectures": [cls], **shape}))

@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from llmcalc.frameworks.framework import LazyFunction
-from llmcalc.frameworks.registry import NAMES, framework
+from llmcalc.frameworks.registry import FRAMEWORK_NAMES, framework
 
 
 class Names(dict[str, Any]):
@@ -40,7 +40,7 @@ def functions(record: Any) -> Iterator[tuple[LazyFunction, int]]:
             yield from functions(value)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FRAMEWORK_NAMES)
 def test_functions_by_name(name: str) -> None:
     found = list(functions(framework(name)))
     assert len(found) >= 3

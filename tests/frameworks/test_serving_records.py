@@ -15,7 +15,7 @@ import llmcalc
 from llmcalc.costs.cache import kv
 from llmcalc.costs.params import params
 from llmcalc.device_memory import estimate
-from llmcalc.device_memory.cuda_runtime import WORKSPACE, CudaRuntime
+from llmcalc.device_memory.cuda_runtime import WORKSPACE_BYTES, CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.inference import InferenceConfig
 from llmcalc.device_memory.settings import Settings
@@ -67,7 +67,7 @@ def test_ranks_that_differ_in_their_number_of_layers_share_recorded_passes(layer
 RUNTIMES = (
     CudaRuntime(),
     CudaRuntime(
-        workspace_bytes=WORKSPACE,
+        workspace_bytes=WORKSPACE_BYTES,
         context_bytes=384 << 20,
         gpu_name="V100-32GB",
         compute_capability=70,
@@ -89,7 +89,7 @@ def test_accelerators_with_equal_kernels_share_recorded_passes(
     for runtime in RUNTIMES:
         ranks = [shared.rank_memory(rank, runtime) for rank in range(2)]
         with monkeypatch.context() as patches:
-            patches.setattr(estimate, "LARGE_WORKSPACE", runtime.workspace_bytes)
+            patches.setattr(estimate, "LARGE_GPU_WORKSPACE_BYTES", runtime.workspace_bytes)
             patches.setattr(RecordedEvents, "with_workspace", lambda events, workspace: events)
             alone = Cluster.with_framework(memory(spec, settings), layout, "torch")
             assert ranks == [alone.rank_memory(rank, runtime) for rank in range(2)]

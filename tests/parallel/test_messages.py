@@ -18,7 +18,7 @@ from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.model import ModelSpec
-from llmcalc.optional import EVERY_PART
+from llmcalc.optional import ALL_PART_NAMES
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.messages import Message, rank_messages
 from llmcalc.parallel.rank_program import routed_experts
@@ -256,7 +256,9 @@ def test_every_part_is_counted_or_refused(layout: Layout, framework: str) -> Non
         spec = around_a_model(example)
         rank_layout = layout if routed_experts(spec) else replace(layout, ep=1)
         try:
-            messages = communication(spec, rank_layout, Workload(batch=2, seq=24), 4, framework, extra_parts=EVERY_PART)
+            messages = communication(
+                spec, rank_layout, Workload(batch=2, seq=24), 4, framework, extra_parts=ALL_PART_NAMES
+            )
         except InputError as error:
             refused.append(str(error))
             continue

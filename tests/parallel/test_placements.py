@@ -42,7 +42,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.placements import Collective, PlacementTracker
 from llmcalc.parallel.rank_program import rank_program
-from llmcalc.workload.recompute import PRODUCTS, Recompute
+from llmcalc.workload.recompute import SAVED_PRODUCTS, Recompute
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.contracts.test_parts import NORM, around_a_model, decoder
@@ -163,7 +163,7 @@ def test_every_second_layer_that_runs_again_sends_again() -> None:
 
 def test_parts_of_layers_that_run_again_are_refused() -> None:
     for how in (
-        Recompute(layers=True, saved_operations=PRODUCTS),
+        Recompute(layers=True, saved_operations=SAVED_PRODUCTS),
         Recompute(nodes=frozenset({"self_attn"})),
     ):
         with pytest.raises(InputError, match="expected --recompute none or full"):

@@ -20,9 +20,9 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import params, total_params_of
 from llmcalc.errors import InputError
-from llmcalc.flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from llmcalc.flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from llmcalc.model import ModelSpec
-from llmcalc.optional import EVERY_PART
+from llmcalc.optional import ALL_PART_NAMES
 from llmcalc.parallel.layout import ONE_DEVICE, Layout, stages
 from llmcalc.parallel.placements import PlacementTracker
 from llmcalc.parallel.rank_model import rank_model
@@ -57,14 +57,14 @@ class Placed(NamedTuple):
     runs: bool
 
 
-def placed(items: Sequence[Item], path: str = "", runs: bool = True) -> Iterator[Placed]:
+def placed(items: Sequence[ProgramItem], path: str = "", runs: bool = True) -> Iterator[Placed]:
     """Every step of every branch, but those that repeat heads: a rank may have as many of both."""
     for item in items:
         if isinstance(item, AlternativeBranches):
             for name, branch in item.branches.items():
                 yield from placed(branch.items, f"{path}<{name}>", runs)
             continue
-        does = runs and item.node_fields.get("role") not in NEVER_RUN
+        does = runs and item.node_fields.get("role") not in UNEXECUTED_ROLES
         if isinstance(item, ModuleScope):
             yield from placed(item.items, f"{path}.{item.name}", does)
         elif item.verb != "repeat":
@@ -183,11 +183,11 @@ def test_experts_of_all_ranks_are_those_of_the_model(ep: int) -> None:
     for name, example in EXAMPLES.items():
         spec = around_a_model(example)
         try:
-            ranks = [weight_shards(rank_program(spec, layout, rank), EVERY_PART) for rank in range(ep)]
+            ranks = [weight_shards(rank_program(spec, layout, rank), ALL_PART_NAMES) for rank in range(ep)]
         except InputError as error:
             refused.append(str(error))
             continue
-        model = weight_shards(rank_program(spec, ONE_DEVICE), EVERY_PART)
+        model = weight_shards(rank_program(spec, ONE_DEVICE), ALL_PART_NAMES)
         for whole, *parts_of in zip(model, *ranks, strict=True):
             number = ep if parts_of[0].is_expert else 1
             assert [one.elements * number for one in parts_of] == [whole.elements] * ep, name
@@ -219,7 +219,7 @@ def test_stages_of_a_pipeline_have_the_model_once() -> None:
             refused.append(str(error))
             continue
         tied = spec.tie_word_embeddings and spec.head.type == "lm"
-        for include in (frozenset[str](), EVERY_PART):
+        for include in (frozenset[str](), ALL_PART_NAMES):
             reads_embedding = spec.mtp is not None and not spec.mtp.own_embedding
             copied = tied or (reads_embedding and "mtp" in include)
             more = spec.vocab_size * (spec.embedding_size or spec.hidden_size) if copied else 0
@@ -238,7 +238,7 @@ def test_multi_token_prediction_is_on_the_last_stage() -> None:
     ]
     assert "mtp" not in names[0]
     assert {"lm_head", "mtp", "embed_tokens"} <= {*names[1]}
-    tables = [one for one in weight_shards(last, EVERY_PART) if one.path == (("embed_tokens", None),)]
+    tables = [one for one in weight_shards(last, ALL_PART_NAMES) if one.path == (("embed_tokens", None),)]
     assert [one.tensor.shape for one in tables] == [(129280, 7168)]
     assert not [one for one in weight_shards(last) if one.path == (("embed_tokens", None),)]
 

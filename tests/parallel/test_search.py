@@ -18,12 +18,12 @@ from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.nearest import nearest_layouts, suggest_nearest_layouts
 from llmcalc.parallel.rank_model import rank_model
 from llmcalc.parallel.search import (
-    BATCH,
-    HEADS,
-    LAYERS,
     NO_REPLICAS,
-    ROUNDS,
-    SEQUENCE,
+    TOO_MANY_STAGES,
+    UNDIVIDED_BATCH,
+    UNDIVIDED_HEADS,
+    UNDIVIDED_SEQUENCE,
+    UNEVEN_ROUNDS,
     LayoutSearch,
     check_planned,
     divisible_batch,
@@ -57,8 +57,8 @@ def test_what_is_found_can_be(framework: str) -> None:
 def test_refusals_say_why() -> None:
     spec = llmcalc.load("gpt2-xl").model  # 25 heads
     layout_search = search_layouts(spec, 16, 8, 1, 1024, framework_named("megatron").layout_rules)
-    assert layout_search.refusal_counts[HEADS]
-    assert layout_search.refusal_counts[BATCH]  # 16 replicas for 8 sequences
+    assert layout_search.refusal_counts[UNDIVIDED_HEADS]
+    assert layout_search.refusal_counts[UNDIVIDED_BATCH]  # 16 replicas for 8 sequences
     assert all(layout.tp == 1 for layout, _ in layout_search.possible_layouts)
 
 
@@ -102,9 +102,9 @@ def test_sizes_that_are_given_are_tried() -> None:
         ).possible_layouts
     } == {16}
     odd = search_layouts(spec, 16, 64, 1, 8190, fsdp2, LayoutRequest(cp=2))
-    assert (odd.possible_layouts, set(odd.refusal_counts)) == ([], {SEQUENCE})
+    assert (odd.possible_layouts, set(odd.refusal_counts)) == ([], {UNDIVIDED_SEQUENCE})
     deep = search_layouts(spec, 64, 64, 1, 8192, megatron, LayoutRequest(pp=64))
-    assert (deep.possible_layouts, set(deep.refusal_counts)) == ([], {LAYERS})
+    assert (deep.possible_layouts, set(deep.refusal_counts)) == ([], {TOO_MANY_STAGES})
 
 
 @in_one_test
@@ -132,7 +132,7 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
     )
     assert layout_search.possible_layouts
     assert all(batches >= layout.pp for layout, batches in layout_search.possible_layouts)
-    assert layout_search.refusal_counts[ROUNDS]
+    assert layout_search.refusal_counts[UNEVEN_ROUNDS]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
         spec, 16, 8, 1, 4096, framework_named("fsdp2").layout_rules, LayoutRequest(pp=8, tp=1, vpp=1)
     )  # four micro-batches for eight stages
     assert not few.possible_layouts
-    assert few.refusal_counts[ROUNDS] == 1
+    assert few.refusal_counts[UNEVEN_ROUNDS] == 1
 
 
 def test_options_that_exclude_each_other_are_a_reason() -> None:
@@ -264,7 +264,10 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
         framework_named("megatron").layout_rules,
         layout_request=LayoutRequest(prefetch=2),
     )
-    assert set(layout_search.refusal_counts) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
+    assert set(layout_search.refusal_counts) == {
+        TOO_MANY_STAGES,
+        "--prefetch: layers are gathered where weights are divided",
+    }
     assert not layout_search.possible_layouts
 
 

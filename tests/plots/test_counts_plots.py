@@ -14,7 +14,14 @@ from llmcalc import units
 from llmcalc.errors import InputError
 from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import figure_bytes, new_figure
-from llmcalc.plots.labels import FAR_PLACES, PLACES, RINGS, axis_tick_text, label_points, spread_labels
+from llmcalc.plots.labels import (
+    FAR_LABEL_PLACES,
+    LABEL_PLACES,
+    RING_LABEL_PLACES,
+    axis_tick_text,
+    label_points,
+    spread_labels,
+)
 from llmcalc.plots.params import params as plot_params
 from llmcalc.plots.pictures import aspect_ratio_picture
 from llmcalc.plots.series import curve_style
@@ -132,7 +139,7 @@ def test_no_two_curves_look_the_same() -> None:
     styles = [curve_style(i) for i in range(24)]
     assert len({style.colour for style in styles}) == 24
     assert len({str(style.line_style) for style in styles[::8]}) == 3
-    assert [style.colour.upper() for style in styles[:8]] == [colour.upper() for colour in palette.SERIES]
+    assert [style.colour.upper() for style in styles[:8]] == [colour.upper() for colour in palette.CURVE_COLOURS]
 
 
 def test_many_curves_are_named_within_the_picture() -> None:
@@ -197,7 +204,9 @@ def test_names_with_a_line_stand_in_a_crowd() -> None:
     figure.draw_without_rendering()
     middle = [(0.5, 0.5), (0.45, 0.5)]
     assert label_points(ax, middle, ["a model", "another"], points, radius_or_radii=2) == []
-    texts = label_points(ax, middle, ["a model", "another"], points, (*PLACES, *RINGS), radius_or_radii=2)
+    texts = label_points(
+        ax, middle, ["a model", "another"], points, (*LABEL_PLACES, *RING_LABEL_PLACES), radius_or_radii=2
+    )
     assert len(texts) == 2
     for text in texts:
         box = text.get_window_extent()
@@ -231,7 +240,9 @@ def test_no_line_to_a_point_crosses_a_name() -> None:
     """A line led through the name of the point beside it, and into its own, in the picture of a roofline."""
     figure, ax = unit_square()
     points = [(0.3 + i / 20, 0.5) for i in range(6)]
-    texts = label_points(ax, points, [f"the kernel number {i}" for i in range(6)], (), (*PLACES, *FAR_PLACES))
+    texts = label_points(
+        ax, points, [f"the kernel number {i}" for i in range(6)], (), (*LABEL_PLACES, *FAR_LABEL_PLACES)
+    )
     lines = [text for text in ax.texts if text not in texts]
     assert lines
     for line in lines:
@@ -271,7 +282,7 @@ def test_no_name_covers_another_one_or_a_point() -> None:
 
 
 def test_every_component_has_a_colour_of_its_own() -> None:
-    assert len({*palette.COMPONENTS.values(), palette.OTHER}) == len(palette.COMPONENTS) + 1
+    assert len({*palette.COMPONENT_COLOURS.values(), palette.OTHER_COLOUR}) == len(palette.COMPONENT_COLOURS) + 1
 
 
 @pytest.mark.parametrize(

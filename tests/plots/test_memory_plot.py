@@ -45,15 +45,15 @@ def test_the_picture_says_what_the_answer_says() -> None:
         assert f" {sum(kinds.values()) / 2**30:,.2f}" in words
     assert f" {found.device.device_bytes / 2**30:,.2f}" in words  # the first bar, and the title
     assert f"A model: {found.device.device_bytes / 2**30:,.2f} GiB" in " ".join(words)
-    for kind, colour in palette.KINDS.items():
+    for kind, colour in palette.MEMORY_KIND_COLOURS.items():
         here = any(kinds[kind] for kinds in found.device.moments.values())
         assert (colour.lower() in text) == here, kind
     assert figure_bytes(picture("A model", found), "svg").decode() == text  # equal pictures are equal files
 
 
 def test_every_kind_has_a_colour_of_its_own() -> None:
-    assert tuple(palette.KINDS) == MEMORY_KINDS
-    assert len(set(palette.KINDS.values())) == len(MEMORY_KINDS)
+    assert tuple(palette.MEMORY_KIND_COLOURS) == MEMORY_KINDS
+    assert len(set(palette.MEMORY_KIND_COLOURS.values())) == len(MEMORY_KINDS)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from llmcalc.plots.figure import figure_bytes
 from llmcalc.plots.schedule import plot_schedule as picture
 from llmcalc.reports import palette
 from llmcalc.reports.formats.table import render
-from llmcalc.reports.schedule import PASSES, TimetableChart, report
+from llmcalc.reports.schedule import PASS_NAMES, TimetableChart, report
 from tests.samples import in_one_test
 
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
@@ -47,8 +47,8 @@ def test_the_picture_says_what_runs(name: str) -> None:
         assert f"rank {rank}" in words
         assert f" {found.pipeline.most_in_flight(rank)}" in words
     kinds = {action.pass_kind for order in found.pipeline.actions_by_rank for action in order}
-    for kind, meaning in PASSES.items():
-        assert (f"{kind} {meaning}" in words) == (palette.PASSES[kind].lower() in text) == (kind in kinds)
+    for kind, meaning in PASS_NAMES.items():
+        assert (f"{kind} {meaning}" in words) == (palette.PASS_COLOURS[kind].lower() in text) == (kind in kinds)
     if name != "many":  # there is no room for numbers in its cells
         numbers = [word for word in words if word.isdigit()]
         for i in range(micro_batches):
@@ -61,9 +61,9 @@ def test_the_picture_says_what_runs(name: str) -> None:
 
 
 def test_passes_differ_without_colour() -> None:
-    assert palette.HATCHES["F"] != palette.HATCHES["B"]
-    assert palette.HATCHES["I"] != palette.HATCHES["W"]
-    assert len(set(palette.PASSES.values())) == len(palette.PASSES) == len(PASSES)
+    assert palette.PASS_HATCHES["F"] != palette.PASS_HATCHES["B"]
+    assert palette.PASS_HATCHES["I"] != palette.PASS_HATCHES["W"]
+    assert len(set(palette.PASS_COLOURS.values())) == len(palette.PASS_COLOURS) == len(PASS_NAMES)
 
 
 @in_one_test

@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.plots import breakdown, roofline, servers
 from llmcalc.plots.figure import figure_bytes
 from llmcalc.reports.serve import layout_text
-from llmcalc.reports.time_estimate import FACTORS, duration_unit
+from llmcalc.reports.time_estimate import SECONDS_BY_UNIT, duration_unit
 from llmcalc.studies.server import LatencyLimits
 
 pytest.importorskip("matplotlib")
@@ -49,7 +49,7 @@ def test_bars_of_nodes_add_up_to_the_estimate(options: dict[str, Any]) -> None:
     answer = llmcalc.time("llama3-8b", "h100", **options).result
     figure = llmcalc.plot("time", "llama3-8b", hardware="h100", **options)
     parts_axes, node_axes = figure.axes
-    unit = FACTORS[duration_unit(answer.seconds)]
+    unit = SECONDS_BY_UNIT[duration_unit(answer.seconds)]
     of_estimate = [bar.get_width() * unit for bar in parts_axes.patches if bar.get_y() < 0]
     assert sum(of_estimate) == pytest.approx(answer.seconds, rel=1e-9)
     assert of_estimate == pytest.approx(list(answer.bounds.values()), abs=1e-12)
@@ -57,7 +57,7 @@ def test_bars_of_nodes_add_up_to_the_estimate(options: dict[str, Any]) -> None:
     assert sum(of_parts) == pytest.approx(answer.seconds, rel=1e-9)
     whisker = [float(value) * unit for value in parts_axes.lines[0].get_xdata()]
     assert whisker == pytest.approx([float(answer.time_range.low), float(answer.time_range.high)])
-    node_unit = FACTORS[node_axes.get_xlabel()]
+    node_unit = SECONDS_BY_UNIT[node_axes.get_xlabel()]
     assert sum(bar.get_width() for bar in node_axes.patches) * node_unit == pytest.approx(answer.seconds, rel=1e-9)
     assert len(node_axes.get_yticks()) <= breakdown.MOST_NODES
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.reports.bars import LENGTHS, TextBar, share_bar
+from llmcalc.reports.bars import BAR_LENGTHS, TextBar, share_bar
 from llmcalc.reports.document import Column, Report, Row, Table, report_in_encoding
 from llmcalc.reports.formats import pipe, table
 from llmcalc.reports.formats.html import tables_html
-from llmcalc.reports.palette import COMPONENTS, KINDS, OTHER
+from llmcalc.reports.palette import COMPONENT_COLOURS, MEMORY_KIND_COLOURS, OTHER_COLOUR
 
 MODELS = ("llama3-8b", "deepseek-v3", "gpt2", "zamba2-7b", "t5-11b", "mamba-130m")
 
@@ -38,13 +38,15 @@ def test_bars_of_components_add_up_to_the_whole(model: str) -> None:
 def test_a_component_has_the_colour_of_the_palette() -> None:
     (found,) = llmcalc.params("mixtral-8x7b").report().tables
     colours = {row.cells[0]: row.cells[-1] and row.cells[-1].colour for row in found.rows}
-    assert colours["embed_tokens"] == COMPONENTS["embedding"]
-    assert colours["self_attn"] == COMPONENTS["attention"]
-    assert colours["experts"] == COMPONENTS["experts"]
-    assert colours["norms"] == OTHER
+    assert colours["embed_tokens"] == COMPONENT_COLOURS["embedding"]
+    assert colours["self_attn"] == COMPONENT_COLOURS["attention"]
+    assert colours["experts"] == COMPONENT_COLOURS["experts"]
+    assert colours["norms"] == OTHER_COLOUR
     assert colours["layers"] is colours["gate_proj"] is colours["total"] is None  # several components; within experts
     memory = llmcalc.memory("gpt2").report().tables[0]
-    assert next(row.cells[-1].colour for row in memory.rows if row.cells[0] == "KV cache") == KINDS["cache"]
+    assert (
+        next(row.cells[-1].colour for row in memory.rows if row.cells[0] == "KV cache") == MEMORY_KIND_COLOURS["cache"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_a_terminal_shows_the_colours_and_a_pipe_the_same_characters(monkeypatch
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
     table.render(report, out, 100)
-    red, green, blue = (int(COMPONENTS["feed_forward"][i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = (int(COMPONENT_COLOURS["feed_forward"][i : i + 2], 16) for i in (1, 3, 5))
     assert f"\x1b[38;2;{red};{green};{blue}m████" in out.getvalue()
     plain_text = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
     assert [line.rstrip() for line in plain_text.splitlines()] == text(report, 100).splitlines()
@@ -104,8 +106,8 @@ def test_csv_of_memory_has_no_bars(run: Any) -> None:
 
 def test_a_notebook_shows_coloured_bars() -> None:
     shown = tables_html(llmcalc.params("gpt2").report())
-    assert f'color:{COMPONENTS["attention"]}">{"█" * 5}</td>' in shown
+    assert f'color:{COMPONENT_COLOURS["attention"]}">{"█" * 5}</td>' in shown
 
 
 def test_the_longest_bar_comes_first() -> None:
-    assert list(LENGTHS) == sorted(LENGTHS, reverse=True)
+    assert list(BAR_LENGTHS) == sorted(BAR_LENGTHS, reverse=True)

@@ -11,7 +11,7 @@ import pytest
 from llmcalc import units
 from llmcalc.reports.document import Column, Report, Row, Table
 from llmcalc.reports.formats.table import render
-from llmcalc.reports.screen import MOST_LINES, trim_to_screen
+from llmcalc.reports.screen import SCREEN_LINES, trim_to_screen
 from tests.reports.test_goldens import GOLDENS, SCREENS
 from tests.samples import with_rest
 
@@ -54,7 +54,7 @@ EVERY = {command: command for command in (*(c.format(m) for m in MODELS for c in
 def test_a_screen_has_at_most_24_lines(command: str, run: Any) -> None:
     result = run(*command.split())
     assert result.code in (0, 1), result.err
-    assert 2 < before_the_notes(result.out) <= MOST_LINES
+    assert 2 < before_the_notes(result.out) <= SCREEN_LINES
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_screen_has_at_most_24_lines(command: str, run: Any) -> None:
 )
 def test_a_screen_of_servers_has_at_most_24_lines_with_its_notes(options: tuple[str, ...], run: Any) -> None:
     lines = run("serve", *options, "--input", "4k", "--output", "1k").out.splitlines()
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= SCREEN_LINES
     assert sum(line.lstrip().startswith(("tp", "pp", "dp", "2 ×", "4 ×")) for line in lines) >= 3
     assert any(line.startswith("Load of") for line in lines)
     assert "more rows" in lines[-1]
@@ -80,7 +80,7 @@ def test_the_goldens_have_at_most_24_lines() -> None:
         for name, command in SCREENS.items()
         if not name.startswith(LISTS) and "--notes" not in command and "--format" not in command
     }
-    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+    assert {name: lines for name, lines in lengths.items() if lines > SCREEN_LINES} == {}
     assert sum(lines > 2 for lines in lengths.values()) > 30
 
 

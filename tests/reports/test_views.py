@@ -26,7 +26,7 @@ from llmcalc.reports import params as params_view
 from llmcalc.reports.document import Report
 from llmcalc.reports.formats import pipe, plain
 from llmcalc.simulator.lowering import UnsupportedKernel
-from llmcalc.sources.huggingface.registry import FILES
+from llmcalc.sources.huggingface.registry import TYPES_BY_FILE
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
 from llmcalc.studies import compare
@@ -73,7 +73,7 @@ def architectures() -> dict[str, ModelSpec]:
     """The first shape of every class of every family."""
     return {
         f"{file}-{cls}": spec_of({"architectures": [cls], **shapes[0]})
-        for file in sorted(FILES)
+        for file in sorted(TYPES_BY_FILE)
         for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items()
     }
 

@@ -11,15 +11,15 @@ from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.autograd import AutogradGraph, backward, saved_storages
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, Dtype, Tensor, empty
 from llmcalc.witnesses import kernel_variants
 from llmcalc.witnesses.meta_device import device_context
 from llmcalc.witnesses.module_measurements import default_dtype
-from llmcalc.workload.recompute import NONE, Recompute
-from llmcalc.workload.rows import SOURCE, TOKENS
+from llmcalc.workload.recompute import NO_RECOMPUTATION, Recompute
+from llmcalc.workload.rows import SOURCE_TOKENS, TOKENS
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
 from tests.simulator.witness import Held, measured
@@ -52,10 +52,10 @@ def without_values(
     batch: int = 2,
     seq: int = 7,
     log: list[str] | None = None,
-    recompute: Recompute = NONE,
+    recompute: Recompute = NO_RECOMPUTATION,
     autocast: bool = False,
     include: frozenset[str] = frozenset(),
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
     adapters: Adapters | None = None,
     dtype: str = "bfloat16",
     adds_in_place: bool = False,
@@ -84,7 +84,7 @@ def without_values(
     run.first_trained_layer, run.trained_dtype = first_trained_layer, trained_dtype or run.dtype
     meter.kind = "weights"
     labels = empty(meter, (batch * seq,), INT64)
-    run.inputs[TOKENS] = run.inputs[SOURCE] = empty(meter, (batch, seq), INT64)
+    run.inputs[TOKENS] = run.inputs[SOURCE_TOKENS] = empty(meter, (batch, seq), INT64)
     run.create_input_frames(program)
     meter.kind = "temporary"
 
@@ -101,7 +101,7 @@ def without_values(
     meter.log = log
     meter.restart()
     out = once()
-    saves_all = recompute is NONE and choices.cross_entropy != "recomputed"
+    saves_all = recompute is NO_RECOMPUTATION and choices.cross_entropy != "recomputed"
     saved = sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights") if saves_all else 0
     live, forward = meter.live_bytes - base, meter.peak_bytes - base
     if log is not None:
@@ -117,10 +117,10 @@ def by_torch(
     batch: int = 2,
     seq: int = 7,
     log: list[str] | None = None,
-    recompute: Recompute = NONE,
+    recompute: Recompute = NO_RECOMPUTATION,
     autocast: bool = False,
     include: frozenset[str] = frozenset(),
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
     adapters: Adapters | None = None,
     device: str = "",
     dtype: str = "bfloat16",
@@ -144,7 +144,7 @@ def by_torch(
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
     with kernel_variants.kernel_context(choices):
-        saves_all = recompute is NONE and choices.cross_entropy != "recomputed"
+        saves_all = recompute is NO_RECOMPUTATION and choices.cross_entropy != "recomputed"
         return measured(run, outside, log, device, measures_saved=saves_all)
 
 
@@ -173,7 +173,7 @@ def result(
     module: Any,
     ids: torch.Tensor,
     source: torch.Tensor | None,
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
     include: frozenset[str] = frozenset(),
 ) -> torch.Tensor:
     """The loss; of a model without a language-model head, its output."""

@@ -11,15 +11,15 @@ import torch
 
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.autograd import AutogradGraph
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, empty
 from llmcalc.witnesses import kernel_variants
 from llmcalc.witnesses.module_measurements import default_dtype
 from llmcalc.witnesses.shape_cache import ShapeCache
 from llmcalc.workload.execution import Execution, LatentForm
-from llmcalc.workload.recompute import NONE
-from llmcalc.workload.rows import SOURCE, TOKENS
+from llmcalc.workload.recompute import NO_RECOMPUTATION
+from llmcalc.workload.rows import SOURCE_TOKENS, TOKENS
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Phase, Workload
 from tests.simulator.models import Logged
@@ -62,7 +62,7 @@ def without_values(
     passes: Sequence[int] = ONE_PROMPT,
     log: list[str] | None = None,
     mla: LatentForm = "auto",
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
 ) -> list[Pass]:
     """What each pass holds, by the eager profile. Raises `UnsupportedKernel`."""
     program, meter = spec.program(), Logged()
@@ -76,7 +76,7 @@ def without_values(
     run.allocate_parameters(program)
     meter.kind, run.cached_tensors_by_path = "weights", {}
     given = {tokens: empty(meter, (BATCH, tokens), INT64) for tokens in (SEQ, *passes)}
-    run.inputs[SOURCE] = given[SEQ]
+    run.inputs[SOURCE_TOKENS] = given[SEQ]
     run.create_input_frames(program)
     meter.kind, meter.base, meter.log = "temporary", meter.live_bytes, lines
     for tokens in passes:
@@ -85,7 +85,7 @@ def without_values(
         run.run_config = RunConfig(work, execution=execution)
         run.inputs[TOKENS] = given[tokens]
         if spec.kind == "encoder":
-            run.inputs[SOURCE] = given[tokens]
+            run.inputs[SOURCE_TOKENS] = given[tokens]
         before = len(lines)
         out = run.run(program)
         del out
@@ -102,12 +102,12 @@ def by_torch(
     passes: Sequence[int] = ONE_PROMPT,
     log: list[str] | None = None,
     mla: LatentForm = "auto",
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
 ) -> list[Pass]:
     """What each pass of the reference holds on meta."""
     with default_dtype(torch.bfloat16), torch.device("meta"):
         module: Any = spec.reference().eval()
-        kernel_variants.use_kernels(module, choices, NONE, None, "meta")
+        kernel_variants.use_kernels(module, choices, NO_RECOMPUTATION, None, "meta")
         ids = {tokens: torch.zeros(BATCH, tokens, dtype=torch.int64) for tokens in (SEQ, *passes)}
         source = None
         if spec.kind == "encoder-decoder":

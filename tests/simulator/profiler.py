@@ -10,11 +10,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.witnesses import kernel_variants
-from llmcalc.witnesses.cpu_events import BACKWARD, FORWARD, CpuEvents, read_events
+from llmcalc.witnesses.cpu_events import BACKWARD_PASS, FORWARD_PASS, CpuEvents, read_events
 from llmcalc.witnesses.module_measurements import default_dtype
-from llmcalc.workload.recompute import NONE
+from llmcalc.workload.recompute import NO_RECOMPUTATION
 from tests.simulator.models import inputs, result
 from tests.simulator.witness import saved_tensors
 
@@ -28,7 +28,7 @@ class Seen(CpuEvents):
 
 def seen(
     spec: ModelSpec,
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
     dtype: str = "float32",
     batch: int = 2,
     seq: int = 7,
@@ -39,7 +39,7 @@ def seen(
     with default_dtype(getattr(torch, dtype)):
         module: Any = spec.reference()
         ids, source = inputs(spec, batch, seq)
-    kernel_variants.use_kernels(module, choices, NONE, adapters)
+    kernel_variants.use_kernels(module, choices, NO_RECOMPUTATION, adapters)
 
     def run_forward() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -49,10 +49,10 @@ def seen(
         run_forward().sum().backward()  # what is made once is made here
         module.zero_grad()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run:
-            with record_function(FORWARD):
+            with record_function(FORWARD_PASS):
                 out = run_forward()
             numbers = sum(one.dtype in (torch.float64, torch.int64) and not one.shape for one in saved_tensors(out))
-            with record_function(BACKWARD):
+            with record_function(BACKWARD_PASS):
                 out.backward(torch.empty_like(out))
     events = read_events(run)
     return Seen(events.memory_events, events.gradient_sums, numbers)

@@ -22,10 +22,10 @@ from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.offload import STASH, Offload
+from llmcalc.simulator.offload import RECENT_TENSORS, Offload
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses import kernel_variants
-from llmcalc.workload.recompute import MODES
+from llmcalc.workload.recompute import RECOMPUTE_MODES
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
 from tests.device_memory.published import DATA
@@ -117,7 +117,7 @@ def test_the_closed_form_of_magnitudes_is_what_a_replay_allocates() -> None:
 @pytest.mark.parametrize("number", [0, 2])
 def test_with_checkpoints_the_embedding_wants_a_gradient(number: int, mode: str) -> None:
     """transformers' `enable_input_require_grads`, without which a reentrant checkpoint trains nothing."""
-    recompute = MODES.get(mode) or MODES["full"].__class__(layers=True, every=2)
+    recompute = RECOMPUTE_MODES.get(mode) or RECOMPUTE_MODES["full"].__class__(layers=True, every=2)
     how = Adapters(3, ALL, dropout=True)
     held = without_values(spec(number), recompute=recompute, adapters=how)
     assert held == by_torch(spec(number), recompute=recompute, adapters=how)
@@ -295,9 +295,9 @@ def test_offloaded_tensors_leave_the_device() -> None:
     graph = AutogradGraph(meter)
     offload = Offload(graph)
     saved = [offload.pack(graph.new_tensor((1024,), BFLOAT16)) for _ in range(10)]
-    assert meter.live_bytes == STASH * 2048
+    assert meter.live_bytes == RECENT_TENSORS * 2048
     small = offload.pack(graph.new_tensor((8,), BFLOAT16))
-    assert meter.live_bytes == (STASH - 1) * 2048 + 16
+    assert meter.live_bytes == (RECENT_TENSORS - 1) * 2048 + 16
     back = saved[0].unpack()
     assert meter.live_bytes == 2048 + 16
     assert (back.shape, small.unpack().shape) == ((1024,), (8,))
@@ -309,11 +309,11 @@ def test_offloading_moves_the_inputs_of_checkpointed_layers() -> None:
     here, away = (
         max(peak.bytes for place, peak in found.peaks.items() if place.phase == "forward")
         for found in (
-            replay(model, TrainingConfig(2, 512, recompute=MODES["full"], offloads_activations=move))
+            replay(model, TrainingConfig(2, 512, recompute=RECOMPUTE_MODES["full"], offloads_activations=move))
             for move in (False, True)
         )
     )
-    assert here - away >= (16 - STASH) * 2 * 2 * 512 * model.hidden_size
+    assert here - away >= (16 - RECENT_TENSORS) * 2 * 2 * 512 * model.hidden_size
 
 
 def test_an_update_in_the_backward_pass_keeps_one_gradient_at_a_time() -> None:

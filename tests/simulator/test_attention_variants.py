@@ -11,7 +11,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.module_frame import UnsupportedKernel
-from llmcalc.workload.recompute import MODES
+from llmcalc.workload.recompute import RECOMPUTE_MODES
 from tests.builders import with_other_causes
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples
@@ -42,7 +42,7 @@ def test_autocast_holds_what_torch_holds(name: str) -> None:
 def test_layers_that_run_again_hold_what_torch_holds(name: str) -> None:
     """What all layers add to their scores is computed before the first of them, which a checkpoint requires."""
     spec = around_a_model(EXAMPLES[name])
-    what = MODES["full"]
+    what = RECOMPUTE_MODES["full"]
     assert without_values(spec, recompute=what) == by_torch(spec, recompute=what)
 
 

@@ -13,14 +13,14 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.witnesses import kernel_variants
-from llmcalc.workload.recompute import MODES, NONE, OF_TRAINERS, Recompute, recompute_of
+from llmcalc.workload.recompute import NO_RECOMPUTATION, RECOMPUTE_MODES, TRAINER_MODES, Recompute, recompute_of
 from tests.contracts.test_parts import around_a_model
 from tests.samples import sampled, spread
 from tests.simulator.compare import examples
 from tests.simulator.models import by_torch, inputs, result, without_values
 
-OTHERS = ["every:2", "nodes:self_attn", "nodes:mlp", "nodes:self_attn,mlp", *OF_TRAINERS]
-ALL = [mode for mode in MODES if mode != "none"] + OTHERS
+OTHERS = ["every:2", "nodes:self_attn", "nodes:mlp", "nodes:self_attn,mlp", *TRAINER_MODES]
+ALL = [mode for mode in RECOMPUTE_MODES if mode != "none"] + OTHERS
 
 
 def deep(spec: ModelSpec, layers: int) -> ModelSpec:
@@ -86,7 +86,7 @@ def test_it_reads_the_same_state_again(mode: str) -> None:
         result(spec, module, torch.arange(14).reshape(ids.shape), source).backward()
         return [one.grad for one in module.parameters() if one.grad is not None]
 
-    ours, theirs = gradients(recompute_of(mode)), gradients(NONE)
+    ours, theirs = gradients(recompute_of(mode)), gradients(NO_RECOMPUTATION)
     assert any(one.any() for one in theirs)
     assert len(ours) == len(theirs)
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
@@ -105,7 +105,7 @@ def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> Non
 
 
 def test_an_option_says_what_runs_again() -> None:
-    assert recompute_of("none") is NONE
+    assert recompute_of("none") is NO_RECOMPUTATION
     assert recompute_of("every:3") == Recompute(layers=True, every=3)
     assert recompute_of("but-every:3") == Recompute(layers=True, every=3, spares=True)
     assert recompute_of("nodes:self_attn,mlp") == Recompute(nodes=frozenset({"self_attn", "mlp"}))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from llmcalc.frameworks.megatron.kernels.gated_delta import CHUNK, chunked_delta_rule
+from llmcalc.frameworks.megatron.kernels.gated_delta import CHUNK_TOKENS, chunked_delta_rule
 from tests.simulator.replayed_kernel import held_by_kernel
 from tests.simulator.witness import measured
 
@@ -20,7 +20,7 @@ def rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     given = q.dtype
     query, key, value, strength, decay = [x.transpose(1, 2).contiguous().to(torch.float32) for x in (q, k, v, beta, g)]
     batch, heads, tokens, size = key.shape
-    pad = -tokens % CHUNK
+    pad = -tokens % CHUNK_TOKENS
     query = F.pad(query, (0, 0, 0, pad))
     key = F.pad(key, (0, 0, 0, pad))
     value = F.pad(value, (0, 0, 0, pad))
@@ -29,24 +29,24 @@ def rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     query = query * size**-0.5
     v_beta, k_beta = value * strength.unsqueeze(-1), key * strength.unsqueeze(-1)
     query, key, value, k_beta, v_beta = [
-        x.reshape(batch, heads, -1, CHUNK, x.shape[-1]) for x in (query, key, value, k_beta, v_beta)
+        x.reshape(batch, heads, -1, CHUNK_TOKENS, x.shape[-1]) for x in (query, key, value, k_beta, v_beta)
     ]
-    decay = decay.reshape(batch, heads, -1, CHUNK)
-    mask = torch.triu(torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device), diagonal=0)
+    decay = decay.reshape(batch, heads, -1, CHUNK_TOKENS)
+    mask = torch.triu(torch.ones(CHUNK_TOKENS, CHUNK_TOKENS, dtype=torch.bool, device=q.device), diagonal=0)
     decay = decay.cumsum(dim=-1)
     between = ((decay.unsqueeze(-1) - decay.unsqueeze(-2)).tril().exp().float()).tril()
     attn = -((k_beta @ key.transpose(-1, -2)) * between).masked_fill(mask, 0)
-    for i in range(1, CHUNK):
+    for i in range(1, CHUNK_TOKENS):
         row = attn[..., i, :i].clone()
         sub = attn[..., :i, :i].clone()
         attn[..., i, :i] = row + (row.unsqueeze(-1) * sub).sum(-2)
-    attn = attn + torch.eye(CHUNK, dtype=attn.dtype, device=attn.device)
+    attn = attn + torch.eye(CHUNK_TOKENS, dtype=attn.dtype, device=attn.device)
     value = attn @ v_beta
     k_decayed = attn @ (k_beta * decay.exp().unsqueeze(-1))
     state = torch.zeros(batch, heads, size, value.shape[-1], device=q.device)
     out = torch.zeros_like(value)
-    mask = torch.triu(torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device), diagonal=1)
-    for i in range((tokens + pad) // CHUNK):
+    mask = torch.triu(torch.ones(CHUNK_TOKENS, CHUNK_TOKENS, dtype=torch.bool, device=q.device), diagonal=1)
+    for i in range((tokens + pad) // CHUNK_TOKENS):
         q_i, k_i, v_i = query[:, :, i], key[:, :, i], value[:, :, i]
         attn = (q_i @ k_i.transpose(-1, -2) * between[:, :, i]).masked_fill_(mask, 0)
         v_prime = k_decayed[:, :, i] @ state

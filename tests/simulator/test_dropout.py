@@ -14,7 +14,7 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT16
 from llmcalc.workload.recompute import recompute_of
@@ -24,7 +24,7 @@ from tests.simulator.models import by_torch, without_values
 
 EVERYWHERE = Dropout(**dict.fromkeys(Dropout.model_fields, 0.1))
 KERNELS = {
-    "eager": EAGER,
+    "eager": EAGER_CHOICES,
     "flash": KernelChoices("flash"),
     "sdpa": KernelChoices("sdpa", compute_capability=80),
 }
@@ -51,10 +51,10 @@ def check_like_torch(number: int, choices: KernelChoices, **settings: Any) -> No
     )
 
 
-@compares(lambda number: of_run(spec(number), EAGER))
+@compares(lambda number: of_run(spec(number), EAGER_CHOICES))
 @pytest.mark.parametrize("number", range(len(PARTS)))
 def test_dropout_holds_what_torch_holds(number: int) -> None:
-    check_like_torch(number, EAGER)
+    check_like_torch(number, EAGER_CHOICES)
 
 
 @compares(lambda kernels, number: of_run(spec(number), KERNELS[kernels]))
@@ -66,7 +66,7 @@ def test_fused_attention_keeps_no_mask_of_dropout(kernels: str, number: int) -> 
 
 @pytest.mark.parametrize("mode", ["full", "attention"])
 def test_recomputed_dropout_holds_what_torch_holds(mode: str) -> None:
-    check_like_torch(1, EAGER, recompute=recompute_of(mode))
+    check_like_torch(1, EAGER_CHOICES, recompute=recompute_of(mode))
 
 
 def test_a_mask_of_one_byte_is_kept_at_each_place() -> None:

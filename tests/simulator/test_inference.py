@@ -14,7 +14,7 @@ from llmcalc.components.mixers.compressed_attention import CompressedAttention
 from llmcalc.costs.cache import kv
 from llmcalc.flow.program import all_steps
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import EAGER, KernelChoices
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.workload.execution import LatentForm
 from tests.builders import family_shapes, spec_of, verbs_of
@@ -68,7 +68,7 @@ def compared(
     passes: Sequence[int],
     only_last: bool = False,
     mla: LatentForm = "auto",
-    choices: KernelChoices = EAGER,
+    choices: KernelChoices = EAGER_CHOICES,
 ) -> list[Pass]:
     """The passes, after a comparison with torch. only_last: of the earlier passes, only what they cache."""
     passes = passes if spec.kind != "encoder" else passes[:1]

@@ -18,8 +18,8 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
-from llmcalc.sources.huggingface.registry import FILE_OF
-from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE
+from llmcalc.witnesses.cpu_events import NUMBER_BYTES, GradientSums
 from llmcalc.witnesses.memory import unsupported_reason
 from tests.builders import family_shapes, spec_of, verbs_of, with_other_causes
 from tests.contracts.test_parts import around_a_model
@@ -120,13 +120,14 @@ def test_the_cpu_allocates_what_is_counted(name: str, attention: Any) -> None:
     held = ours.live, ours.forward, ours.backward
     cpu = seen(spec(name), choices)
     all_of_it = cpu.pass_bytes(lambda block: True)
-    assert all_of_it[0] == ours.live + NUMBER * cpu.saved_numbers  # `mul` saves a Python number as a tensor
+    assert all_of_it[0] == ours.live + NUMBER_BYTES * cpu.saved_numbers  # `mul` saves a Python number as a tensor
     assert cpu.pass_bytes(lambda block: block.is_counted) == held
-    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch_bytes.items() if size > NUMBER}
+    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch_bytes.items() if size > NUMBER_BYTES}
     assert scratch == CASES[name, attention]
     if not scratch:  # the numbers that are saved are beside the peaks, and at most one more with a copy in float32
         assert all(
-            0 <= theirs - own <= NUMBER * (cpu.saved_numbers + 2) for theirs, own in zip(all_of_it, held, strict=True)
+            0 <= theirs - own <= NUMBER_BYTES * (cpu.saved_numbers + 2)
+            for theirs, own in zip(all_of_it, held, strict=True)
         )
 
 
@@ -157,7 +158,7 @@ def test_the_cpu_allocates_what_is_counted_of_adapters_and_autocast(training: st
     ours = without_values(spec(name), adds_in_place=True, **run)
     cpu = seen(spec(name), **run)
     assert cpu.pass_bytes(lambda block: block.is_counted) == (ours.live, ours.forward, ours.backward)
-    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch_bytes.items() if size > NUMBER}
+    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch_bytes.items() if size > NUMBER_BYTES}
     assert scratch <= SCRATCH_OF_FORMATS | set(SCRATCH)
 
 
@@ -255,7 +256,7 @@ def test_what_is_not_compared_differs(name: str, part: str) -> None:
 
 
 def test_families_have_tied_embeddings() -> None:
-    kinds = {FILE_OF[dict(family_shapes())[name]["model_type"]] for name, _ in tied_models()}
+    kinds = {FILE_BY_TYPE[dict(family_shapes())[name]["model_type"]] for name, _ in tied_models()}
     assert {"bert.bert", "gpt.gpt", "seq2seq.t5"} <= kinds
 
 

@@ -288,7 +288,9 @@ def test_of_more_layers_what_the_allocator_adds_is_extrapolated(monkeypatch: pyt
     tenth of the layers from which it is so, which takes a tenth of the time.
     """
     monkeypatch.setattr(device_memory, "MOST_REPLAYED_LAYERS", device_memory.MOST_REPLAYED_LAYERS // 10)
-    monkeypatch.setattr(device_memory, "EXTRAPOLATED_FROM", tuple(n // 10 for n in device_memory.EXTRAPOLATED_FROM))
+    monkeypatch.setattr(
+        device_memory, "LAYERS_OF_SHORTER_RUNS", tuple(n // 10 for n in device_memory.LAYERS_OF_SHORTER_RUNS)
+    )
     spec = llmcalc.load("smollm2-135m?num_hidden_layers=110").model
     found, witness = training_memory(spec, PLAIN, CudaRuntime(WORKSPACE)), WitnessAllocator()
     whole = replay(spec, PLAIN, witness, None, WORKSPACE)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.components.base import LARGEST
+from llmcalc.components.base import LARGEST_SIZE
 from llmcalc.components.position import Rope
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.config import Config as TypedConfig
@@ -257,7 +257,7 @@ def test_the_worst_come_to_an_end_in_little_memory(every: bool, tmp_path: Path) 
 # --- elements of lists ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("item", ["4", True, None, -1, 2.0, LARGEST + 1, [4]], ids=repr)
+@pytest.mark.parametrize("item", ["4", True, None, -1, 2.0, LARGEST_SIZE + 1, [4]], ids=repr)
 def test_an_element_that_is_no_size_is_refused(item: Any) -> None:
     assert TypedConfig({"widths": [0, 4]}, {}, "toy").integers("widths") == [0, 4]
     with pytest.raises(InputError, match=r"^widths: .*; expected a list of whole numbers$"):
@@ -272,7 +272,7 @@ def test_an_element_that_is_no_text_is_refused(item: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["granite_swa", "muse_spark_text"])
-@pytest.mark.parametrize("base", ["10000", True, None, -1, LARGEST + 1], ids=repr)
+@pytest.mark.parametrize("base", ["10000", True, None, -1, LARGEST_SIZE + 1], ids=repr)
 def test_a_base_of_rope_that_is_no_number_is_refused(base: Any, kind: str) -> None:
     config = next(shape for shape in shapes_of(kind) if shape.get("layer_rope_theta"))
     bases = config["layer_rope_theta"]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from llmcalc.errors import InputError
-from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
+from llmcalc.sources.checkpoints.gguf import GGML_TYPES, read_gguf
 from llmcalc.sources.checkpoints.gguf_config import gguf_config
 from llmcalc.sources.checkpoints.header import Checkpoint, StoredTensor
 from llmcalc.sources.checkpoints.read import read_checkpoint
@@ -117,7 +117,7 @@ def test_gguf(tmp_path: Path) -> None:
 
 def test_block_sizes_are_those_of_the_library() -> None:
     for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
-        assert TYPES[int(kind)] == (kind.name, block, size)
+        assert GGML_TYPES[int(kind)] == (kind.name, block, size)
 
 
 # --- damaged files ----------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ import pytest
 
 import llmcalc
 from llmcalc.sources import huggingface
-from llmcalc.sources.huggingface.config import IRRELEVANT
+from llmcalc.sources.huggingface.config import IRRELEVANT_FIELDS
 from llmcalc.sources.huggingface.head_kinds import HEAD_ENDINGS, head_kind_of_config
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_type_of_class_name, model_types
-from llmcalc.sources.huggingface.towers import SECTIONS
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, model_type_of_class_name, model_types
+from llmcalc.sources.huggingface.towers import TOWER_SECTIONS
 from llmcalc.witnesses.module_measurements import parameter_counts_by_path
 from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import json_lines
@@ -98,7 +98,7 @@ def section_names_of(kind: str) -> dict[str, dict[str, str]]:
     """Returns the `attribute_map` of the configuration class of each section of a wrapper that describes an encoder."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    encoders = {*SECTIONS, "encoder_config"}
+    encoders = {*TOWER_SECTIONS, "encoder_config"}
     if kind not in CONFIG_MAPPING or encoders.isdisjoint(CONFIG_MAPPING[kind].sub_configs):
         return {}
     sections = CONFIG_MAPPING[kind]()  # has the sections whose class their model type chooses
@@ -200,7 +200,7 @@ def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]
     return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
 
 
-UNREAD_DEFAULTS = IRRELEVANT - {"rope_parameters", "rms_norm_eps", "layer_norm_eps"}
+UNREAD_DEFAULTS = IRRELEVANT_FIELDS - {"rope_parameters", "rms_norm_eps", "layer_norm_eps"}
 """Fields of a text section whose defaults change no answer."""
 
 
@@ -305,7 +305,9 @@ def test_the_list_is_of_the_installed_version() -> None:
     transformers = pytest.importorskip("transformers")
     listed = json.loads(LIST.read_text())
     assert listed["transformers"] == transformers.__version__, "run python -m tests.sources.test_classes"
-    first = {FILE_OF[kind].partition(".")[0]: kind for kind in reversed(model_types()) if not family_of(kind).source}
+    first = {
+        FILE_BY_TYPE[kind].partition(".")[0]: kind for kind in reversed(model_types()) if not family_of(kind).source
+    }
     known = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES
     not_listed = [kind for kind in model_types() if kind in known and kind not in listed["classes"]]
     for kind in (*first.values(), *not_listed):

@@ -21,12 +21,12 @@ from llmcalc.components.pooler import Pooler
 from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.questions.listings import missing_rope_scaling_note
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, model_types
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load, load_config
 from llmcalc.sources.to_hf import find_config, to_config
 from llmcalc.sources.to_hf.classes import class_names
-from llmcalc.sources.to_hf.config_fields import FIELDS
+from llmcalc.sources.to_hf.config_fields import VALUE_GETTERS
 from llmcalc.sources.to_toml import dump_toml
 from llmcalc.witnesses.module_measurements import parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ
@@ -47,7 +47,7 @@ def fields_of_family(kind: str) -> set[Any]:
     """What is written of a family: its lineage, its own rules, and its file if it departs from its class."""
     family = family_of(kind)
     rules = {rule if callable(rule) else (name, rule) for name, rule in family.field_writers.items()}
-    return {FILE_OF[kind].partition(".")[0], *rules, *((FILE_OF[kind],) if family.deviations else ())}
+    return {FILE_BY_TYPE[kind].partition(".")[0], *rules, *((FILE_BY_TYPE[kind],) if family.deviations else ())}
 
 
 WRITTEN = sampled({kind: kind for kind in READ}, fields_of_family)
@@ -233,7 +233,7 @@ def test_classes_that_are_written_exist() -> None:
 
 def test_a_field_that_is_proposed_wrongly_costs_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = load("llama3-8b").model
-    monkeypatch.setitem(FIELDS, "vocab_size", lambda facts: facts.spec.vocab_size + 1)
+    monkeypatch.setitem(VALUE_GETTERS, "vocab_size", lambda facts: facts.spec.vocab_size + 1)
     with pytest.raises(InputError, match=r"nearest is LlamaForCausalLM, which has 128257 where vocab_size is 128256"):
         to_config(spec)
 

@@ -22,7 +22,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import llmcalc
-from llmcalc.costs.quantization.config import METHODS
+from llmcalc.costs.quantization.config import READERS_BY_METHOD
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.target import load
@@ -352,7 +352,7 @@ def test_every_field_of_a_wrapper(kind: str, fields: set[str], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("several", [1, pytest.param(VALUES, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", READERS_BY_METHOD)
 def test_every_field_of_a_quantization(method: str, several: int, tmp_path: Path) -> None:
     for config in quantized(method):
         assert read(tmp_path / "config.json", config) == ""
@@ -361,7 +361,7 @@ def test_every_field_of_a_quantization(method: str, several: int, tmp_path: Path
 
 
 def test_every_method_has_a_config() -> None:
-    assert sorted(QUANTIZED) == sorted(METHODS)
+    assert sorted(QUANTIZED) == sorted(READERS_BY_METHOD)
 
 
 # --- random damage ----------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_every_method_has_a_config() -> None:
 CONFIGS: dict[str, Config] = {
     **{kind: shapes_of(kind)[-1] for kind in READ},
     **{f"wrapped {kind}": wrapped(kind)[0] for kind in WRAPPING},
-    **{f"quantized {method}": quantized(method)[-1] for method in METHODS},
+    **{f"quantized {method}": quantized(method)[-1] for method in READERS_BY_METHOD},
     **PUBLISHED,
 }
 NESTED = [

@@ -316,7 +316,7 @@ def test_git_ends_after_a_time(repository: Path, tmp_path: Path, monkeypatch: py
     """With what it has started."""
     fake_git(tmp_path / "bin", f"sleep 300 & echo $! > {tmp_path}/child; sleep 300")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    monkeypatch.setattr(git, "LONGEST_SECONDS", 0.5)
+    monkeypatch.setattr(git, "TIMEOUT_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(InputError, match=r"took more than 0\.5 s"):
         text_at_commit("HEAD", repository / "model" / "config.json")

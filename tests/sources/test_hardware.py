@@ -22,7 +22,7 @@ from llmcalc.sources.hardware import (
     find_hardware,
     hardware_names,
     load_hardware,
-    machines,
+    machine_types,
     with_configuration,
 )
 from llmcalc.sources.presets import normalized, presets_dir
@@ -675,7 +675,7 @@ def test_machines_of_clouds(machine_type: str, hardware_name: str, count: int) -
 
 
 def test_every_machine_has_a_known_accelerator() -> None:
-    assert {hardware_name for hardware_name, _ in machines().values()} <= set(NAMES)
+    assert {hardware_name for hardware_name, _ in machine_types().values()} <= set(NAMES)
 
 
 def test_an_apple_computer_is_answered_with_chips_that_exist() -> None:

@@ -18,7 +18,7 @@ from llmcalc.costs.quantization.base import WeightTensor, weight_tensors_of
 from llmcalc.flow.module_names import ModuleNames
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of
 from llmcalc.witnesses.transformers import build_class_model, find_modules
 from tests.builders import family_shapes, spec_of
 from tests.families import shapes_of
@@ -49,7 +49,7 @@ def of_first_expert(name: str) -> str:
 def named_nodes(config: dict[str, Any]) -> set[tuple[str, str]]:
     """What a class names: the nodes with an op of its lineage, its family's file, and what that names otherwise."""
     nodes = (place.node for place in spec_of(config).tree().walk())
-    family, file = family_of(config["model_type"]), FILE_OF[config["model_type"]]
+    family, file = family_of(config["model_type"]), FILE_BY_TYPE[config["model_type"]]
     names = {(file.partition(".")[0], node.name) for node in nodes if node.op is not None}
     return {file, *names, *map(repr, family.modules.items())}
 

@@ -13,7 +13,6 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.questions.listings import ask_presets
-from llmcalc.sources.names import normalized, normalized_with_points
 from llmcalc.sources.presets import (
     NEWEST_IN_LIBRARY,
     checkpoint_of_tag,
@@ -24,6 +23,7 @@ from llmcalc.sources.presets import (
     names_by_alias,
 )
 from llmcalc.sources.search import search_presets
+from llmcalc.sources.target_names import normalized, normalized_with_points
 from llmcalc.units import parse_count
 
 NAMES = model_names()

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from llmcalc.sources import huggingface
-from llmcalc.sources.huggingface.registry import FILES, families_of_file, family_files
+from llmcalc.sources.huggingface.registry import TYPES_BY_FILE, families_of_file, family_files
 from tests.builders import json_lines
 
 LIST = Path(huggingface.__path__[0]) / "families.json"
@@ -15,8 +15,8 @@ LIST = Path(huggingface.__path__[0]) / "families.json"
 
 def listed() -> dict[str, list[str]]:
     """File → its model types, in the order of the existing list; new ones come last."""
-    old = {file: place for place, file in enumerate(FILES)}
-    kinds = {kind: place for place, kind in enumerate(kind for file in FILES.values() for kind in file)}
+    old = {file: place for place, file in enumerate(TYPES_BY_FILE)}
+    kinds = {kind: place for place, kind in enumerate(kind for file in TYPES_BY_FILE.values() for kind in file)}
     return {
         file: sorted(families_of_file(file), key=lambda kind: kinds.get(kind, len(kinds)))
         for file in sorted(family_files(), key=lambda file: old.get(file, len(old)))

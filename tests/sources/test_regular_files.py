@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_of
+from llmcalc.frameworks.launch.read import launch_from_text
 from llmcalc.frameworks.launch.windows_scripts import shell_text
 from llmcalc.frameworks.server_files.programs import program_of_image
 from llmcalc.sources.bounded import open_regular_file, read_bytes, require_few_elements
@@ -163,10 +163,10 @@ def test_patterns_go_through_a_text_once(tmp_path: Path) -> None:
     """Each took longer than 20 s: two repeats of a pattern shared out the letters in every way."""
     quick, quotes, spaces = 5.0, "'" * 390_000, " " * 390_000
     with within(quick), pytest.raises(InputError, match="is no launch file"):
-        launch_of(f"python x\n{quotes}", "run.yaml")
+        launch_from_text(f"python x\n{quotes}", "run.yaml")
     newlines = "\n" * 390_000
     with within(quick), pytest.raises(InputError, match="a Python file of no program"):
-        launch_of(f"import x{newlines}", "run.py")
+        launch_from_text(f"import x{newlines}", "run.py")
     with within(quick):
         shell_text(f'set A={spaces}"x', "run.bat")
     with within(quick):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from llmcalc.sources.names import hub_id_of
 from llmcalc.sources.target import load
+from llmcalc.sources.target_names import hub_id_of
 from tests.families import shapes_of
 
 

@@ -11,9 +11,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.settings import SHORTHANDS, Settings
+from llmcalc.device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
 from llmcalc.studies.budget import check_budget
-from llmcalc.studies.budget_file import SETTINGS, BudgetLimit, read_budget
+from llmcalc.studies.budget_file import SETTINGS_BY_KEY, BudgetLimit, read_budget
 from llmcalc.workload.setting import declarations_of
 
 WHOLE = """
@@ -68,7 +68,7 @@ def test_a_run_takes_every_setting_of_memory(tmp_path: Path) -> None:
     options: Any = settings
     assert check.measured_value == llmcalc.memory("gpt2", **options).device.device_bytes
     assert check.settings == settings
-    assert set(SETTINGS["memory"]) == {*declarations_of(Settings), *SHORTHANDS}
+    assert set(SETTINGS_BY_KEY["memory"]) == {*declarations_of(Settings), *SETTINGS_BY_SHORTHAND}
 
 
 def test_a_broken_bound_is_exit_1_and_a_failure(budget: Path, tmp_path: Path, run: Any) -> None:

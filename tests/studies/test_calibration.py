@@ -20,7 +20,7 @@ from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing import calibration
 from llmcalc.timing.calibration import (
-    UNCHANGED,
+    UNIT_FACTORS,
     Calibration,
     CalibrationFactors,
     ErrorStatistics,
@@ -74,19 +74,19 @@ def test_a_factor_of_memory_is_told_from_one_of_compute() -> None:
 
 def test_rows_that_differ_at_random_change_next_to_nothing() -> None:
     noise = [1.3, 1 / 1.3, 1.3, 1 / 1.3, 1.25, 1 / 1.25, 1.0, 1.2, 1 / 1.2]
-    fit = measured_with(UNCHANGED, noise)
+    fit = measured_with(UNIT_FACTORS, noise)
     assert not fit.is_proved
-    assert 0 < largest_change(fit.factors) < 1.01 * calibration.CAUTIOUS * math.log(1.25)
+    assert 0 < largest_change(fit.factors) < 1.01 * calibration.UNPROVED_CHANGE_SHARE * math.log(1.25)
 
 
 def largest_change(factors: CalibrationFactors) -> float:
-    return max(abs(math.log(seconds(factors) / seconds(UNCHANGED))) for seconds in PRICERS)
+    return max(abs(math.log(seconds(factors) / seconds(UNIT_FACTORS))) for seconds in PRICERS)
 
 
 def test_estimates_as_near_as_equal_runs_are_left_alone() -> None:
     fit = measured_with(CalibrationFactors(1.02, 1.02, 1.02, 1.02))
     assert "within 3 % already" in fit.refusal_reason
-    assert fit.factors == UNCHANGED
+    assert fit.factors == UNIT_FACTORS
 
 
 def test_a_fit_goes_as_far_as_it_explains_runs_that_are_left_out() -> None:
@@ -94,7 +94,7 @@ def test_a_fit_goes_as_far_as_it_explains_runs_that_are_left_out() -> None:
     noise = (0.09, -0.09, 0.08, -0.08, 0.1, -0.1, 0.09, -0.09, 0.0)
     steps = []
     for spread in (0.0, 0.5, 1.0):
-        fit = measured_with(UNCHANGED, [math.exp(0.2 + spread * error) for error in noise])
+        fit = measured_with(UNIT_FACTORS, [math.exp(0.2 + spread * error) for error in noise])
         assert fit.refusal_reason == ""
         assert fit.is_proved
         steps.append(math.log(fit.factors.memory) / 0.2)
@@ -104,7 +104,7 @@ def test_a_fit_goes_as_far_as_it_explains_runs_that_are_left_out() -> None:
 def test_three_runs_that_agree_prove_a_factor_and_three_that_do_not_hardly_change_anything() -> None:
     def of_three(errors: Sequence[float]) -> Calibration:
         pricers = zip(PRICERS[:3], errors, strict=True)
-        return calibrate([MeasuredRun("", error * seconds(UNCHANGED), seconds) for seconds, error in pricers])
+        return calibrate([MeasuredRun("", error * seconds(UNIT_FACTORS), seconds) for seconds, error in pricers])
 
     alike, unlike = of_three((1.5, 1.52, 1.48)), of_three((1.5, 1.05, 1.2))
     assert alike.is_proved
@@ -112,7 +112,7 @@ def test_three_runs_that_agree_prove_a_factor_and_three_that_do_not_hardly_chang
     assert alike.errors_with_fit.median_error < 0.02
     assert not unlike.is_proved
     assert unlike.errors_with_fit.median_error == pytest.approx(
-        unlike.errors_without_fit.median_error, rel=calibration.CAUTIOUS
+        unlike.errors_without_fit.median_error, rel=calibration.UNPROVED_CHANGE_SHARE
     )
 
 
@@ -122,24 +122,24 @@ def test_the_score_of_gains_is_student_s() -> None:
         deviations = [1.0, -1.0] * (runs // 2) + [0.0] * (runs % 2)
         average = t * stdev(deviations) / math.sqrt(runs)
         score = calibration._z_score_of_mean([average + deviation for deviation in deviations])
-        assert score == pytest.approx(calibration.SURE, rel=0.02)
+        assert score == pytest.approx(calibration.LEAST_Z_SCORE, rel=0.02)
 
 
 def test_far_runs_do_not_decide_a_fit() -> None:
     """The mean error of nine runs falls by a factor that two of them want; that of the seven others would rise."""
-    fit = measured_with(UNCHANGED, [1.06, 1 / 1.06, 1.06, 1 / 1.06, 1.06, 1 / 1.06, 1 / 1.06, 1.7, 1.7])
+    fit = measured_with(UNIT_FACTORS, [1.06, 1 / 1.06, 1.06, 1 / 1.06, 1.06, 1 / 1.06, 1 / 1.06, 1.7, 1.7])
     assert not fit.is_proved
-    assert largest_change(fit.factors) < 1.01 * calibration.CAUTIOUS * math.log(1.06)
+    assert largest_change(fit.factors) < 1.01 * calibration.UNPROVED_CHANGE_SHARE * math.log(1.06)
 
 
 def test_factors_change_what_they_name() -> None:
     token, prompt = PRICERS[0], PRICERS[-1]
-    assert token(CalibrationFactors(memory=2)) > 1.6 * token(UNCHANGED)
-    assert token(CalibrationFactors(compute=2)) < 1.05 * token(UNCHANGED)
-    assert prompt(CalibrationFactors(compute=2)) > 1.6 * prompt(UNCHANGED)
-    assert token(CalibrationFactors(wait=2)) > token(UNCHANGED)
+    assert token(CalibrationFactors(memory=2)) > 1.6 * token(UNIT_FACTORS)
+    assert token(CalibrationFactors(compute=2)) < 1.05 * token(UNIT_FACTORS)
+    assert prompt(CalibrationFactors(compute=2)) > 1.6 * prompt(UNIT_FACTORS)
+    assert token(CalibrationFactors(wait=2)) > token(UNIT_FACTORS)
     everything = token(CalibrationFactors(2, 2, 2, 2))
-    assert everything == pytest.approx(2 * token(UNCHANGED), rel=1e-9)
+    assert everything == pytest.approx(2 * token(UNIT_FACTORS), rel=1e-9)
 
 
 def test_regret_is_of_layouts_that_differ_alone() -> None:
@@ -152,10 +152,10 @@ def test_regret_is_of_layouts_that_differ_alone() -> None:
 
 def test_a_fit_that_raises_regret_is_refused() -> None:
     """Memory explains the errors, but orders the layouts of one run wrongly."""
-    runs = [MeasuredRun(str(i), 1.5 * seconds(UNCHANGED), seconds) for i, seconds in enumerate(PRICERS)]
+    runs = [MeasuredRun(str(i), 1.5 * seconds(UNIT_FACTORS), seconds) for i, seconds in enumerate(PRICERS)]
 
     def layout(base: float, better: float) -> Callable[[CalibrationFactors], float]:
-        return lambda factors: base if factors == UNCHANGED else better
+        return lambda factors: base if factors == UNIT_FACTORS else better
 
     choices = [MeasuredRun(name, seconds, layout(base, fitted), ("run",)) for name, seconds, base, fitted in (
         ("fast", 1.0, 1.0, 9.0), ("slow", 2.0, 2.0, 1.0), ("slower", 3.0, 3.0, 3.0)
@@ -313,7 +313,7 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
             fit, others = calibrate(sample[: len(runs) // 2]), sample[len(runs) // 2 :]
             before, after = (
                 ErrorStatistics.from_runs(others, [run.estimate_seconds(factors) for run in others]).median_error
-                for factors in (UNCHANGED, fit.factors)
+                for factors in (UNIT_FACTORS, fit.factors)
             )
             ratios[name].append(after / before)
             refused += bool(fit.refusal_reason)
@@ -335,5 +335,5 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
 
 def linear_pricer(pricer: Callable[[CalibrationFactors], float]) -> Callable[[CalibrationFactors], float]:
     """The same estimate, as the sum of the shares that a fit sees: many fits cost one estimate of each share."""
-    parts = tuple(calibration._seconds_by_factor(pricer, UNCHANGED))
+    parts = tuple(calibration._seconds_by_factor(pricer, UNIT_FACTORS))
     return lambda factors: sum(factor * part for factor, part in zip(astuple(factors), parts, strict=True))

@@ -14,7 +14,13 @@ from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.studies.fit import FEW_CHANGES, changes_with_more_devices, fit, largest_fitting_number, largest_run
+from llmcalc.studies.fit import (
+    MOST_CHANGES_OF_DEEP_MODEL,
+    changes_with_more_devices,
+    fit,
+    largest_fitting_number,
+    largest_run,
+)
 from tests.contracts.test_parts import decoder
 from tests.samples import in_one_test
 
@@ -115,8 +121,8 @@ def test_runs_of_a_deep_model_that_cannot_fit_are_not_replayed(monkeypatch: pyte
     )
     assert (fitting.fit.verdict, fitting.batch, fitting.seq) == ("no", 0, 0)
     assert len(replays) == 1
-    assert len(fitting.changes) == FEW_CHANGES
-    assert len(replays) == 1 + FEW_CHANGES
+    assert len(fitting.changes) == MOST_CHANGES_OF_DEEP_MODEL
+    assert len(replays) == 1 + MOST_CHANGES_OF_DEEP_MODEL
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import llmcalc
 from llmcalc.sources import hub
 from llmcalc.sources.presets import load_preset
 from llmcalc.sources.target import load
-from llmcalc.studies.lock import FORMATS, locked_model
+from llmcalc.studies.lock import LOCKED_FORMATS, locked_model
 from tests.families import shapes_of
 
 MODELS = ("gpt2", "deepseek-v3", "bert-base", "t5-small", "mamba-2.8b")
@@ -34,7 +34,7 @@ def test_an_entry_has_the_counts(name: str) -> None:
     if data["cache"] is not None:
         assert data["cache"]["bytes_per_token"] == llmcalc.kv(name).bytes_per_token
     assert (data["cache"] is None) is (name == "bert-base")
-    for scheme in FORMATS:
+    for scheme in LOCKED_FORMATS:
         if data["weights"][scheme] is not None:
             weights = llmcalc.memory(name, quantize=scheme, batch=1, seq=16).document["memory"]["by_kind"]["weights"]
             assert data["weights"][scheme] == weights

@@ -20,9 +20,16 @@ from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.parallel.search import LayoutSearch, search_layouts
 from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
 from llmcalc.studies import fit_devices
-from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
+from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
-from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, RankedLayouts, search_budget
+from llmcalc.studies.plan import (
+    TOO_MUCH_MEMORY,
+    UNTRIED_REASON,
+    LayoutEstimates,
+    LayoutOrder,
+    RankedLayouts,
+    search_budget,
+)
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.samples import with_rest
 
@@ -123,7 +130,10 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
     assert early.ended_early
     assert [candidate.layout.pp for candidate in early.feasible] == [8]
     assert len(whole.feasible) == 3
-    assert (whole.refusal_counts, early.refusal_counts) == ({TOO_MUCH: 1}, {UNTRIED: 2, TOO_MUCH: 1})
+    assert (whole.refusal_counts, early.refusal_counts) == (
+        {TOO_MUCH_MEMORY: 1},
+        {UNTRIED_REASON: 2, TOO_MUCH_MEMORY: 1},
+    )
 
 
 def test_a_search_that_ends_early_is_no_no(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +172,7 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
 
     plan_of_layouts = planned(65)
     assert sorted(candidate.layout.pp for candidate in plan_of_layouts.feasible) == sorted(estimated) == [2, 4]
-    assert plan_of_layouts.refusal_counts == {TOO_MUCH: 1}
+    assert plan_of_layouts.refusal_counts == {TOO_MUCH_MEMORY: 1}
     nearest = planned(15).nearest_candidate
     assert nearest is not None
     assert (nearest.layout.pp, estimated) == (4, [4, 2, 1])
@@ -170,7 +180,7 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
 
 def test_a_recomputation_that_a_rank_refuses_is_not_estimated_in_full() -> None:
     """The first layout shows that the kernels run; of the second, a rank shows that it needs recomputation."""
-    sizes = {AS_CONFIGURED: 90, "full": 50}
+    sizes = {CONFIGURED_RECOMPUTE: 90, "full": 50}
     estimated: list[tuple[int, str]] = []
 
     def tensor_bytes(layout: Layout, number: int, recompute: str) -> int:
@@ -188,7 +198,7 @@ def test_a_recomputation_that_a_rank_refuses_is_not_estimated_in_full() -> None:
         has_too_large_rank=lambda layout, number, recompute, is_too_large: is_too_large(sizes[recompute]),
     )
     assert [candidate.recompute for candidate in layout_order.plan(2).feasible] == ["full", "full"]
-    assert estimated == [(2, AS_CONFIGURED), (2, "full"), (1, "full")]
+    assert estimated == [(2, CONFIGURED_RECOMPUTE), (2, "full"), (1, "full")]
 
 
 def test_a_stage_with_more_layers_than_an_earlier_one_may_need_most() -> None:
@@ -295,7 +305,7 @@ def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
 def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:
     found = asked(run, "plan", SMALL, "--devices", "2", "--seq", "128", "--hardware", "800MiB", code=1)
     assert found["feasible"] == []
-    assert found["refused"][TOO_MUCH] > 0
+    assert found["refused"][TOO_MUCH_MEMORY] > 0
     assert found["nearest"]["headroom_bytes"] < 0
 
 
@@ -704,7 +714,7 @@ def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(mon
 
     monkeypatch.setattr(Cluster, "rank_memory", count_rank)
     layout = Layout(pp=3, zero=0)
-    run_of_layout = LayoutRun(layout, 3, AS_CONFIGURED)
+    run_of_layout = LayoutRun(layout, 3, CONFIGURED_RECOMPUTE)
 
     def replays(units: int, other_stages: int = 10**12) -> LayoutReplays:
         return LayoutReplays(
@@ -796,7 +806,7 @@ def test_the_fastest_layout_alone_is_found_by_its_seconds_first(
     ).plan_of_fastest()
     assert [candidate.layout.pp for candidate in plan.feasible] == ([] if fastest is None else [fastest])
     assert sorted(set(estimated_layouts)) == estimated
-    assert plan.refusal_counts == ({TOO_MUCH: 3} if fastest is None else {})
+    assert plan.refusal_counts == ({TOO_MUCH_MEMORY: 3} if fastest is None else {})
     assert plan.tried_count == 3
 
 
@@ -847,7 +857,7 @@ def test_a_fastest_layout_whose_replay_does_not_fit_gives_way_to_the_next() -> N
     assert [(candidate.layout.pp, candidate.recompute) for candidate in plan.feasible] == [(1, "full")]
     plan, _ = fastest_plan_of_layouts({(pp, recompute): 150 for pp in (1, 2, 4) for recompute in ("", "full")})
     assert (plan.feasible, plan.unreplayed, plan.ended_early) == ([], [], False)
-    assert plan.refusal_counts == {TOO_MUCH: 3, "a reason of the search": 1}
+    assert plan.refusal_counts == {TOO_MUCH_MEMORY: 3, "a reason of the search": 1}
     assert plan.tried_count == 4
 
 
@@ -862,7 +872,7 @@ def test_a_search_for_the_fastest_layout_that_found_none_in_its_budget_is_that_o
     plan, replays = fastest_plan_of_layouts({}, 100, units_per_estimate=60, too_large_stages=(1,))
     assert replays == [(2, "")]
     assert [candidate.layout.pp for candidate in plan.feasible] == [2]
-    assert plan.refusal_counts == {UNTRIED: 1, "a reason of the search": 1}
+    assert plan.refusal_counts == {UNTRIED_REASON: 1, "a reason of the search": 1}
     assert plan.tried_count == 4
 
 
@@ -886,7 +896,7 @@ def test_a_search_for_the_fastest_layout_asks_for_weights_before_it_measures_ran
         has_too_large_rank=is_too_large,
     ).plan_of_fastest()
     assert measured_layouts == [1]
-    assert plan.refusal_counts == {TOO_MUCH: 3}
+    assert plan.refusal_counts == {TOO_MUCH_MEMORY: 3}
 
 
 def test_a_search_for_the_fastest_layout_names_why_all_are_refused() -> None:
@@ -924,7 +934,7 @@ def test_a_begun_replay_that_may_end_too_early_is_not_used(
 ) -> None:
     replays = LayoutReplays(framework_of("megatron"), "", lambda *_: None, lambda *_: [1, 2], search_budget())
     replays._calls = BegunCalls()
-    run = LayoutRun(Layout(pp=2), 2, AS_CONFIGURED)
+    run = LayoutRun(Layout(pp=2), 2, CONFIGURED_RECOMPUTE)
     replays.begin([run], begun_limit)
     assert replays.bytes(*run, byte_limit=limit) == largest
 

@@ -9,7 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.studies.serving import StudiedServers
-from llmcalc.timing.time_ranges import TIE
+from llmcalc.timing.time_ranges import TIE_SHARE
 from tests.samples import sampled
 
 
@@ -115,7 +115,7 @@ def test_the_cheapest_is_never_dearer_than_a_typed_one(case: Case, servers: Stud
         typed = serve(case, **sizes)
         if typed.chosen_server is not None:
             assert typed.chosen_server.load_point.cost_per_million is not None
-            assert cheapest * (1 - TIE) <= typed.chosen_server.load_point.cost_per_million
+            assert cheapest * (1 - TIE_SHARE) <= typed.chosen_server.load_point.cost_per_million
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e9", "9" * 400, "½", "", "x", "1e400"])

@@ -19,7 +19,7 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.studies.server import LatencyLimits, LayoutSizes
 from llmcalc.studies.serving import SizesRequest
 from llmcalc.timing.batching import LoadLatencies
-from llmcalc.timing.time_ranges import TIE
+from llmcalc.timing.time_ranges import TIE_SHARE
 from llmcalc.units import parse_count
 from tests.families.remote_code.jet_nemotron import JET
 from tests.in_process import command
@@ -102,7 +102,7 @@ def test_the_cheapest_is_never_dearer_than_a_layout_that_is_typed(run: Any) -> N
         assert (document["chosen"] is None) == (exit_code == 1)
         if document["chosen"] is not None:
             kept += 1
-            assert document["chosen"]["cost_per_million"] >= best["cost_per_million"] * (1 - TIE)
+            assert document["chosen"]["cost_per_million"] >= best["cost_per_million"] * (1 - TIE_SHARE)
     assert kept >= 3
 
 

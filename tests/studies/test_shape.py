@@ -29,11 +29,11 @@ from llmcalc.errors import InputError, MissingExtra
 from llmcalc.model import ModelSpec
 from llmcalc.studies.literature import compare_with_studies, critical_depth, kaplan_range, scaled_optimum
 from llmcalc.studies.shape import (
-    FEWEST_WIDTHS,
+    FEWEST_ALLOWED_WIDTHS,
     HEAD_SIZES,
     LEAST_ASPECT,
     MOST_ASPECT,
-    SMALL,
+    SMALL_BUDGET_PARAMETERS,
     CostBudget,
     ShapeFamily,
     allowed_widths,
@@ -304,11 +304,16 @@ def test_a_budget_alone_gives_shapes_whose_count_is_exact(budget: str) -> None:
 
 
 def test_the_standard_depends_on_the_size_of_the_budget() -> None:
-    assert [standard_preset(n) for n in (10**7, SMALL - 1, SMALL, 10**12)] == ["smollm2-135m"] * 2 + ["llama3-8b"] * 2
+    assert [standard_preset(n) for n in (10**7, SMALL_BUDGET_PARAMETERS - 1, SMALL_BUDGET_PARAMETERS, 10**12)] == [
+        "smollm2-135m"
+    ] * 2 + ["llama3-8b"] * 2
     assert standard_preset() == "llama3-8b"
     # C = 6ND: 500 M parameters on 20 tokens per parameter are 120 × (5·10^8)² = 3·10^19 FLOPs
     assert [standard_preset(None, c) for c in (3 * 10**19 - 10**12, 3 * 10**19)] == ["smollm2-135m", "llama3-8b"]
-    assert [standard_preset(None, c, 10**9) for c in (6 * SMALL * 10**9 - 6 * 10**9, 6 * SMALL * 10**9)] == [
+    assert [
+        standard_preset(None, c, 10**9)
+        for c in (6 * SMALL_BUDGET_PARAMETERS * 10**9 - 6 * 10**9, 6 * SMALL_BUDGET_PARAMETERS * 10**9)
+    ] == [
         "smollm2-135m",
         "llama3-8b",
     ]
@@ -325,7 +330,7 @@ def test_a_small_budget_has_finer_steps() -> None:
     assert refine_step(of, wide, 0.02, keep_heads=False) == of
     finer = refine_step(of, small, 0.02, keep_heads=False)
     assert (of.width_step, finer.width_step, finer.head_divisor) == (512, 256, 2)
-    assert len(allowed_widths(of, small, 0.02)) < FEWEST_WIDTHS <= len(allowed_widths(finer, small, 0.02))
+    assert len(allowed_widths(of, small, 0.02)) < FEWEST_ALLOWED_WIDTHS <= len(allowed_widths(finer, small, 0.02))
     assert refine_step(of, small, 0.02, keep_heads=True) == of  # 512 is a multiple of 64: no smaller unit helps
     fixed = document("--params", "1B", "--head-dim", "128")
     assert {s["head_dim"] for s in fixed["shapes"]} == {128}

@@ -10,10 +10,10 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.framework import EstimateErrors
 from llmcalc.frameworks.ranks import Cluster, RankMemory
-from llmcalc.frameworks.registry import NAMES
+from llmcalc.frameworks.registry import FRAMEWORK_NAMES
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout
-from llmcalc.studies.layout_candidates import AS_CONFIGURED
+from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE
 from llmcalc.studies.layout_replays import LayoutRun, ReplayTask, replay_layout
 from tests.samples import spread, with_rest
 from tests.studies.walk_errors import errors
@@ -33,7 +33,7 @@ SAMPLE = ("mixtral-8x7b-512-64-megatron", "mixtral-8x7b-512-64-deepspeed", "qwen
 CASES = {
     f"{model}-{seq}-{devices}-{framework}": (model, seq, devices, framework)
     for model, seq, devices in GRID
-    for framework in NAMES
+    for framework in FRAMEWORK_NAMES
 }
 
 
@@ -44,7 +44,9 @@ def test_a_replay_needs_what_is_stated(model: str, seq: int, devices: int, frame
         assert -stated.share_below <= error.share <= stated.share_above, error
 
 
-@pytest.mark.parametrize("framework", with_rest({name: name for name in NAMES if name != "deepspeed"}, ("megatron",)))
+@pytest.mark.parametrize(
+    "framework", with_rest({name: name for name in FRAMEWORK_NAMES if name != "deepspeed"}, ("megatron",))
+)
 def test_a_rank_of_any_stage_needs_no_more_than_is_stated(framework: str) -> None:
     """A replay of a layout leaves out the ranks of stages whose estimate with this margin is below another rank's.
 
@@ -83,7 +85,7 @@ def test_ranks_that_surely_need_less_are_not_replayed(
     run = memory(load("qwen3-0.6b").model, Settings("training", seq=8192, num_microbatches=micro_batches))
     layout, megatron = Layout(pp=4, dp=2, zero=1), framework_named("megatron")
     peaks = tuple(megatron.estimate(run).peaks_by_stage(layout, micro_batches))
-    replay_layout(run, megatron, "", ReplayTask(LayoutRun(layout, micro_batches, AS_CONFIGURED), peaks))
+    replay_layout(run, megatron, "", ReplayTask(LayoutRun(layout, micro_batches, CONFIGURED_RECOMPUTE), peaks))
     assert replays == replayed_stages
 
 

@@ -15,7 +15,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.ranks import Cluster
-from llmcalc.frameworks.registry import NAMES
+from llmcalc.frameworks.registry import FRAMEWORK_NAMES
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.search import search_layouts
@@ -94,7 +94,7 @@ def errors(
 
 
 def main() -> None:
-    for framework in NAMES:
+    for framework in FRAMEWORK_NAMES:
         grid_errors = [
             error
             for model in MODELS

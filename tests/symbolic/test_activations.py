@@ -26,7 +26,7 @@ from llmcalc.symbolic.activations import ActivationFormulas, explain_activations
 from llmcalc.symbolic.explain import Explanation
 from llmcalc.symbolic.formulas import Formulas, FormulaSetting, RecomputeChoice, TrainingSetting
 from llmcalc.workload.execution import AttentionImplementation
-from llmcalc.workload.recompute import MODES
+from llmcalc.workload.recompute import RECOMPUTE_MODES
 from tests.contracts.test_parts import around_a_model
 from tests.in_process import command
 from tests.samples import with_rest
@@ -104,7 +104,9 @@ def test_formulas_under_every_choice(name: str, attention: AttentionImplementati
     """With recomputation too they are all that is alive after the forward pass, but for the loss of 4 bytes."""
     spec, training = around_a_model(examples()[name]), TrainingSetting(BATCH, attention, recompute)
     try:
-        held = without_values(spec, BATCH, SEQ, recompute=MODES[recompute], choices=KernelChoices(attention=attention))
+        held = without_values(
+            spec, BATCH, SEQ, recompute=RECOMPUTE_MODES[recompute], choices=KernelChoices(attention=attention)
+        )
     except UnsupportedKernel:
         with pytest.raises(UnsupportedKernel):
             activations(spec, SEQ, training)

@@ -28,7 +28,7 @@ from llmcalc.sources.preset import Preset
 from llmcalc.studies.server import LayoutSizes, Server
 from llmcalc.studies.serving import cache_flag
 from llmcalc.timing.batching import LoadLatencies, Replica, RequestSizes
-from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
+from llmcalc.timing.calibration import UNIT_FACTORS, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
@@ -44,7 +44,7 @@ from llmcalc.timing.stack import (
 )
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.time_estimator import GRAPH_MODULES, NumberFormats
-from llmcalc.timing.timing_constants import TimeStack, software_stacks
+from llmcalc.timing.timing_constants import SoftwareStack, software_stacks
 from llmcalc.timing.work_recorder import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
@@ -267,7 +267,7 @@ class Row:
         return _hardware(self["hardware"])
 
     @property
-    def stack(self) -> TimeStack:
+    def stack(self) -> SoftwareStack:
         return _stack(self["stack"], self.whole("input", 0) + self.whole("output", 0))
 
     @property
@@ -295,7 +295,7 @@ EAGER_FROM = 8192
 
 
 @cache
-def _stack(software: str, tokens: int = 0) -> TimeStack:
+def _stack(software: str, tokens: int = 0) -> SoftwareStack:
     """The stack of a row. software: its name, and its version after `==`. tokens: of a sequence of inference."""
     software, _, version = software.partition("==")
     name = STACKS.get(software, software)
@@ -389,7 +389,7 @@ class KernelChoices(NamedTuple):
         is_stepwise = row["optimizer_impl"] == "foreach"
         return cls(row["cross_entropy"], row["norm"], state_bytes, is_stepwise, row["lora_dtype"] == "bf16")
 
-    def stack(self, stack: TimeStack) -> TimeStack:
+    def stack(self, stack: SoftwareStack) -> SoftwareStack:
         """Returns the stack with these kernels."""
         stack = with_norms(with_loss(stack, self.cross_entropy or None), self.norm or None)
         stack = with_optimizer(stack, self.state_bytes, is_stepwise=self.is_stepwise)
@@ -416,7 +416,7 @@ def pricer_of(row: Row) -> Callable[[CalibrationFactors], float]:
     return lambda factors: estimate(row, factors)
 
 
-def estimate(row: Row, factors: CalibrationFactors = UNCHANGED) -> float:
+def estimate(row: Row, factors: CalibrationFactors = UNIT_FACTORS) -> float:
     """The seconds that `llmcalc.timing` estimates for a row.
 
     Raises `NotAsked` for what it has no question for, and `InputError` for what it refuses.
@@ -426,7 +426,7 @@ def estimate(row: Row, factors: CalibrationFactors = UNCHANGED) -> float:
 
 def fast_host_seconds(row: Row) -> float:
     """The estimate of a training step on the fastest measured host."""
-    return _step_seconds(row, UNCHANGED, on_fastest_host=True)
+    return _step_seconds(row, UNIT_FACTORS, on_fastest_host=True)
 
 
 def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool = False) -> float:
@@ -500,12 +500,12 @@ def _stage_sizes(text: str) -> tuple[int, ...] | None:
     return tuple(chain.from_iterable([int(layers)] * int(count or 1) for layers, _, count in runs))
 
 
-def replica_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> Replica:
+def replica_of(row: Row, factors: CalibrationFactors = UNIT_FACTORS) -> Replica:
     """The replica of a row that serves requests."""
     return _replica(*_key(row, factors))
 
 
-def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
+def load_of(row: Row, factors: CalibrationFactors = UNIT_FACTORS) -> LoadLatencies:
     """The load of a row's replica by its requests: those that arrive at a rate, or a number of them at any time.
 
     in_flight: the mean number where a client states it, which is below the most of a benchmark that begins and ends.
@@ -515,7 +515,7 @@ def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
     return _load(float(row["in_flight"] or row["batch"]), *_key(row, factors))
 
 
-def load_as_arrived(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
+def load_as_arrived(row: Row, factors: CalibrationFactors = UNIT_FACTORS) -> LoadLatencies:
     """The load of a row, with the latencies of a burst where its requests arrive in bursts."""
     load = load_of(row, factors)
     return load.latencies_in_waves if row.arrives_in_bursts else load

@@ -20,9 +20,9 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.launch.launch_types import Launch
 from llmcalc.frameworks.megatron.model_from_flags import model_of_arguments
-from llmcalc.frameworks.megatron.stack import time_stack_name as stack_of_launch
+from llmcalc.frameworks.megatron.time_stack import time_stack_name as stack_of_launch
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.placements import Collective

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from llmcalc import units
-from llmcalc.frameworks.engines.registry import FOLDERS, engine
+from llmcalc.frameworks.engines.registry import ENGINE_FOLDERS, engine
 from llmcalc.reports.serve import AT_RISK_IF_SPREAD, AT_RISK_IN_BURST
 from llmcalc.timing.device import accelerator_generation
 from llmcalc.timing.timing_constants import accelerator_generations
@@ -77,7 +77,7 @@ def test_errors_of_a_sample_are_as_large_as_those_of_all_rows() -> None:
 
 def versions_of_software(stack_name: str) -> set[str]:
     """The stacks of all versions of a stack's software."""
-    of_engines = [{name for _, name in engine(engine_name).stacks_by_version} for engine_name in FOLDERS]
+    of_engines = [{name for _, name in engine(engine_name).stacks_by_version} for engine_name in ENGINE_FOLDERS]
     all_software = [*of_engines, {"llamacpp", "llamacpp-2024"}]
     return set().union(*(names for names in all_software if stack_name in names)) | {stack_name}
 

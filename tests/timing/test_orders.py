@@ -18,8 +18,8 @@ from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.step import StepPlan, training_step
-from llmcalc.timing.time_estimator import MOST_VECTORS, NumberFormats
-from llmcalc.timing.timing_constants import TimeStack, software_stacks
+from llmcalc.timing.time_estimator import MOST_VECTOR_KERNEL_TOKENS, NumberFormats
+from llmcalc.timing.timing_constants import SoftwareStack, software_stacks
 
 MODELS = "llama3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "mamba2-2.7b", "gemma3-1b"
 FORMATS = (
@@ -48,7 +48,7 @@ def devices() -> list[Device]:
     return answering
 
 
-def stacks_of(phase: str) -> list[TimeStack]:
+def stacks_of(phase: str) -> list[SoftwareStack]:
     return [stack for stack in software_stacks().values() if stack.phase == phase]
 
 
@@ -87,7 +87,7 @@ def drawn_plan(draw: random.Random) -> StepPlan:
     return StepPlan.from_layout(layout, *sizes, dtype=dtype, recomputed_share=recompute)
 
 
-def check_step(spec: ModelSpec, device: Device, stack: TimeStack, plan: StepPlan) -> None:
+def check_step(spec: ModelSpec, device: Device, stack: SoftwareStack, plan: StepPlan) -> None:
     step = training_step(spec, device, stack, plan)
     assert sum(step.seconds_by_part.values()) == pytest.approx(step.seconds, rel=1e-12)
     check_faster(lambda better: float(training_step(spec, better, stack, plan).seconds), device)
@@ -104,7 +104,7 @@ def check_passes(replica: Replica, context: int, batch: int) -> None:
         return float(decode(spec, device, stack, size, context, layout, formats).seconds)
 
     # llama.cpp's kernels of matrix by vector end at a number of tokens, beyond which its other kernel may be faster
-    batches = [size for size in BATCHES if size <= MOST_VECTORS or not stack.vector_kernels]
+    batches = [size for size in BATCHES if size <= MOST_VECTOR_KERNEL_TOKENS or not stack.vector_kernels]
     seconds = [token(size, device) for size in batches]
     check_grows(seconds, f"seconds of a token on {device.name}")
     check_grows([size / time for size, time in zip(batches, seconds, strict=True)], f"tokens/s on {device.name}")

@@ -9,8 +9,8 @@ import pytest
 
 import llmcalc
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
+from llmcalc.frameworks.launch.launch_types import Launch
 from llmcalc.frameworks.launch.read import read_launch
-from llmcalc.frameworks.launch.record import Launch
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware
@@ -18,14 +18,14 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import device_of
 from llmcalc.timing.stack import find_stack, with_overlapped_groups
 from llmcalc.timing.step import StepPlan, training_step
-from llmcalc.timing.timing_constants import TimeStack
+from llmcalc.timing.timing_constants import SoftwareStack
 from tests.frameworks.megatron.test_megatron_arguments import settings
 
 DATA = Path(__file__).parents[1] / "data" / "launch"
 LLAMA, A100 = load_preset("llama3-8b").model, device_of(load_hardware("a100-80gb"))
 
 
-def exchange_seconds(stack: TimeStack, zero: int, dtype: str = "bf16") -> float:
+def exchange_seconds(stack: SoftwareStack, zero: int, dtype: str = "bf16") -> float:
     """Seconds of the gradients and weights of a step on 32 devices that nothing hides."""
     layout = Layout(dp=32, zero=zero)  # type: ignore[arg-type]
     plan = StepPlan.from_layout(layout, 1, 2, 2048, dtype=dtype)

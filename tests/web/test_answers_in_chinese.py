@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from llmcalc.parallel import search
-from llmcalc.reports.serve import NOT_COUNTED
+from llmcalc.reports.serve import UNCOUNTED_EFFECTS
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
-from llmcalc.studies.cost import NOT_COUNTED as COST_NOT_COUNTED
-from llmcalc.studies.plan import TOO_MUCH, UNTRIED
+from llmcalc.studies.cost import UNCOUNTED_COSTS as COST_NOT_COUNTED
+from llmcalc.studies.plan import TOO_MUCH_MEMORY, UNTRIED_REASON
 
 from .loading import ROOT, WEB, Open, bridge, inaccessible, until
 from .test_links import node
@@ -163,10 +163,18 @@ def test_refused_layouts_are_in_chinese() -> None:
 
 
 def test_fixed_sentences_are_in_chinese() -> None:
-    reasons = {search.HEADS, search.WIDTHS, search.LAYERS, search.BATCH, search.EXPERTS, search.ROUNDS, search.SEQUENCE}
-    counted = {*NOT_COUNTED, *(part for parts in COST_NOT_COUNTED.values() for part in parts)}
+    reasons = {
+        search.UNDIVIDED_HEADS,
+        search.UNDIVIDED_WIDTHS,
+        search.TOO_MANY_STAGES,
+        search.UNDIVIDED_BATCH,
+        search.UNDIVIDED_EXPERTS,
+        search.UNEVEN_ROUNDS,
+        search.UNDIVIDED_SEQUENCE,
+    }
+    counted = {*UNCOUNTED_EFFECTS, *(part for parts in COST_NOT_COUNTED.values() for part in parts)}
     classes = {row["words"] for row in tomllib.loads(CLASSES.read_text(encoding="utf-8"))["classes"]}
-    assert left({*reasons, TOO_MUCH, UNTRIED, *counted, *classes, *published_notes()}) == {}
+    assert left({*reasons, TOO_MUCH_MEMORY, UNTRIED_REASON, *counted, *classes, *published_notes()}) == {}
 
 
 def test_what_somebody_types_wrongly_is_in_chinese() -> None:

@@ -28,7 +28,7 @@ addEventListener("securitypolicyviolation", ({ effectiveDirective, blockedURI })
 
 def test_the_page_and_the_server_state_the_same_policy() -> None:
     (stated,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', START)
-    assert html.unescape(stated) == page_server.POLICY
+    assert html.unescape(stated) == page_server.CONTENT_SECURITY_POLICY
     assert START.index("Content-Security-Policy") < min(START.index("<script"), START.index("<link"))
     hosts = set(re.findall(r"https?://[^\s;]+", stated))
     assert hosts == {"https://huggingface.co"}

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageChops
 
 import llmcalc
-from llmcalc.reports.palette import COMPONENTS
+from llmcalc.reports.palette import COMPONENT_COLOURS
 from llmcalc.sources.target import load
 
 from .loading import WEB, bridge, module
@@ -201,7 +201,7 @@ def test_a_card_shows_the_shares_of_the_components(pages: Any) -> None:
     page = of["mixtral-8x7b"]
     image = Image.open(io.BytesIO(card.preset_card(page, "a.b"))).convert("RGB")
     row = [image.getpixel((x, 317)) for x in range(card.MARGIN, card.SIZE[0] - card.MARGIN)]
-    want = tuple(bytes.fromhex(COMPONENTS["experts"][1:]))
+    want = tuple(bytes.fromhex(COMPONENT_COLOURS["experts"][1:]))
     alike = sum(all(abs(a - b) < 12 for a, b in zip(pixel, want, strict=True)) for pixel in row)
     assert alike / len(row) == pytest.approx(page.shares["experts"], abs=2e-3)
     with_source = card.preset_card(of["llama3-8b"], "a.b")

@@ -29,7 +29,7 @@ from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.optional import WITHOUT_FLOPS
+from llmcalc.optional import PARTS_WITHOUT_FLOPS
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.description import read_config, text_model_of
 from llmcalc.sources.huggingface.registry import family_of, model_types
@@ -260,7 +260,7 @@ def counts(config: dict[str, Any]) -> tuple[Any, ...] | None:
         return None
     workload = run_config(seq=SEQ, pairs="causal")
     return (
-        tree.total(total_params_of, include=WITHOUT_FLOPS),
+        tree.total(total_params_of, include=PARTS_WITHOUT_FLOPS),
         tree.total(forward_flops_of, workload),
         tree.total(lambda use: use.cache_bits(16), workload),
     )

@@ -18,7 +18,7 @@ from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.optional import EVERY_PART, WITHOUT_FLOPS
+from llmcalc.optional import ALL_PART_NAMES, PARTS_WITHOUT_FLOPS
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.sources.to_toml import model_description
@@ -59,9 +59,9 @@ def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
     spec, run = (without_towers(preset) if record["text"] else preset).model, run_config(seq=record["seq"])
     whole = record["witness"] == REFERENCE  # it builds and runs prediction modules too
     if quantity == "parameters":
-        return int(spec.tree().total(total_params_of, include=EVERY_PART if whole else WITHOUT_FLOPS))
+        return int(spec.tree().total(total_params_of, include=ALL_PART_NAMES if whole else PARTS_WITHOUT_FLOPS))
     if quantity == "forward_flops":
-        return int(spec.tree().total(forward_flops_of, run, EVERY_PART if whole else frozenset()))
+        return int(spec.tree().total(forward_flops_of, run, ALL_PART_NAMES if whole else frozenset()))
     return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.simulated_run import default_attention
-from llmcalc.simulator.sdpa import CPU
+from llmcalc.simulator.sdpa import CPU_CAPABILITY
 from llmcalc.sources.huggingface.registry import family_of
 from tests.builders import spec_of
 from tests.families import shapes_of
@@ -137,7 +137,7 @@ def test_a_class_with_an_indexer_gives_the_selection_to_sdpa_as_its_mask(family:
     config = shapes_of(family)[0] | sizes | ({"num_local_experts": 8} if family == "axk2" else {})
     spec, model = spec_of(config), class_to_train(config)
     model.config._attn_implementation = default_attention(Settings("training"), spec)
-    choices = replace(kernels_of(model), attention="sdpa", compute_capability=CPU, matches_transformers=True)
+    choices = replace(kernels_of(model), attention="sdpa", compute_capability=CPU_CAPABILITY, matches_transformers=True)
     assert held_by(spec, model, BATCH, 64) == without_values(spec, BATCH, 64, choices=choices)
 
 

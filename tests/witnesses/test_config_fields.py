@@ -16,7 +16,7 @@ from llmcalc.sources.huggingface import description, parts, registry
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.families.llama import llama
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, library_class_names, model_types
 from tests.builders import with_other_causes
 from tests.families import shapes_of
 from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences, fields_asked
@@ -37,7 +37,7 @@ def readings_of(kind: str, number: int) -> set[tuple[str, str]]:
 
 def lineage_of(kind: str) -> str:
     """The folder of the file that reads a model type: what stands in it reads a field by the same functions."""
-    return FILE_OF[kind].partition(".")[0]
+    return FILE_BY_TYPE[kind].partition(".")[0]
 
 
 SHAPES = [(kind, number) for kind in KINDS for number, _ in enumerate(configs_of(kind))]

@@ -32,7 +32,7 @@ from llmcalc.ops import (
     PooledAttentionCore,
 )
 from llmcalc.sources.huggingface.description import text_model_of
-from llmcalc.sources.huggingface.registry import FILES
+from llmcalc.sources.huggingface.registry import TYPES_BY_FILE
 from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import count_flops
 from llmcalc.witnesses.transformers import (
@@ -328,7 +328,7 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
 def test_every_family_that_decodes_is_here() -> None:
     """A wrapper with vision or audio decodes with the text model of another family, which is included."""
     here = {config["model_type"] for file in WITH_CLASSES for _, config, _ in shapes(file)}
-    for kind in (kind for file in WITH_CLASSES for kind in FILES[file]):
+    for kind in (kind for file in WITH_CLASSES for kind in TYPES_BY_FILE[file]):
         text: str | None = kind
         while text is not None and text not in here | ENCODERS:
             family = family_of_class(text)

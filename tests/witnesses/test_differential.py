@@ -13,7 +13,7 @@ import pytest
 
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, model_types
 from tests.builders import with_other_causes
 from tests.families import shapes_of
 from tests.samples import with_rest
@@ -35,7 +35,7 @@ KINDS = [
     if family_of(kind).read_model is not None and not family_of(kind).source and kind != OF_OTHERS
 ]
 
-SAMPLE = list(with_other_causes(KINDS, lambda kind: [FILE_OF[kind]]))
+SAMPLE = list(with_other_causes(KINDS, lambda kind: [FILE_BY_TYPE[kind]]))
 """The first model type of each file of families. Fields of the others are compared by test_config_fields.py."""
 
 SHARES = {

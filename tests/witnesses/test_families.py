@@ -16,7 +16,7 @@ from llmcalc.costs.flops import forward_flops_of
 from llmcalc.flow.tree import NodePosition
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
-from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, TYPES_BY_FILE, family_of, model_types
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import class_model_type
@@ -37,7 +37,7 @@ from tests.witnesses.verdicts import coverage, hold
 def _rules(config: dict[str, Any]) -> set[Any]:
     """What reads a config: the file of its family, and what the family's record says of it alone."""
     kind = config["model_type"]
-    family, file = family_of(kind), FILE_OF[kind]
+    family, file = family_of(kind), FILE_BY_TYPE[kind]
     rules = (family.tying_source, family.class_model_type, family.quirks, *family.deviations, *family.modules.items())
     return {file, family.read_model, *((file, name) for name in family.defaults), *map(repr, rules)}
 
@@ -144,7 +144,7 @@ def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
     fields.
     """
     family = family_of(kind)
-    file = next(f for f, kinds in FILES.items() if family.text_type in kinds)
+    file = next(f for f, kinds in TYPES_BY_FILE.items() if family.text_type in kinds)
     shapes = [
         s
         for shapes in import_module(f"tests.families.{file}").SHAPES.values()

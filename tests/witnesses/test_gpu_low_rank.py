@@ -11,18 +11,18 @@ import pytest
 
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.frameworks.launch.trainer import OPTIMIZERS
-from llmcalc.simulator.profiles.eager.fused import COMPILED
+from llmcalc.frameworks.launch.trainer import SETTINGS_BY_OPTIM
+from llmcalc.simulator.profiles.eager.fused import COMPILED_WITNESS
 from llmcalc.sources.target import load
 from tests.gpu_rows import rows_of
 
 OPTIMIZER_CLASSES: dict[str, dict[str, Any]] = {
     "fused": {"optimizer_impl": "fused"},
     "foreach": {"optimizer_impl": "foreach"},
-    "hf_adafactor": OPTIMIZERS["adafactor"],
+    "hf_adafactor": SETTINGS_BY_OPTIM["adafactor"],
     "torch_adafactor": {"optimizer": "adafactor"},
-    "torchao_8bit": OPTIMIZERS["adamw_torch_8bit"],
-    "torchao_4bit": OPTIMIZERS["adamw_torch_4bit"],
+    "torchao_8bit": SETTINGS_BY_OPTIM["adamw_torch_8bit"],
+    "torchao_4bit": SETTINGS_BY_OPTIM["adamw_torch_4bit"],
     "paged_adamw_32bit": {"optimizer": "paged-adamw"},
     "lion_32bit": {"optimizer": "lion"},
 }
@@ -51,7 +51,7 @@ class Error(NamedTuple):
 
 def optimizer_options(row: dict[str, Any]) -> dict[str, Any]:
     if "optim" in row:
-        return OPTIMIZERS[row["optim"]]
+        return SETTINGS_BY_OPTIM[row["optim"]]
     name = row["optimizer"]
     if row.get("embedding_32bit"):
         return {"optimizer": name.replace("_", "-") + "-trainer"}
@@ -154,7 +154,7 @@ def test_compiled_steps_are_as_far_off_as_their_witness_says() -> None:
     errors = list(errors_of("optimizers", lambda row: "compile" in row))
     percent = [round(100 * error.relative) for error in errors]
     assert percent == [-17, -20, -17, -42]
-    assert "17 to 20 % below 3 measured steps" in COMPILED.name
+    assert "17 to 20 % below 3 measured steps" in COMPILED_WITNESS.name
     assert [error.row.get("base") for error in errors] == [None, None, None, "nf4-dq"]
 
 

@@ -19,7 +19,7 @@ from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import VECTOR_HEADS, ModelSpec
 from llmcalc.sources.huggingface.description import read_config
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, library_class_names, model_types
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import count_flops, parameter_counts_by_path
@@ -80,7 +80,7 @@ PARAMETERS_ALONE = {
 def heads_of(kind: str) -> set[tuple[str, str]]:
     """What reads a model type's heads, and each of them: its lineage, and how the class's name ends."""
     ends = {name[name.find("For") :] if "For" in name else "DoubleHeadsModel" for name in _classes().get(kind, [])}
-    return {(FILE_OF[kind].partition(".")[0], end) for end in ends}
+    return {(FILE_BY_TYPE[kind].partition(".")[0], end) for end in ends}
 
 
 @pytest.mark.parametrize("kind", sampled({kind: kind for kind in KINDS}, heads_of))

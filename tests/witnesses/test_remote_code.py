@@ -25,7 +25,7 @@ from llmcalc.costs.quantization import quantized_size, scheme_of_config
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from llmcalc.sources.huggingface.description import read_description
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
+from llmcalc.sources.huggingface.registry import TYPES_BY_FILE, family_of, model_types
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.workload.inputs import Inputs
 from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
@@ -36,7 +36,7 @@ PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "
 KINDS = [kind for kind in model_types() if family_of(kind).source]
 SHAPES = {
     f"{cls}-{shape['model_type']}-{i}": {"architectures": [cls], **shape}
-    for file in FILES
+    for file in TYPES_BY_FILE
     if file not in WITH_CLASSES
     for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items()
     for i, shape in enumerate(shapes)

@@ -12,7 +12,7 @@ from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config, text_model_of
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, model_types
 from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.deviations import total_cost_in_class
@@ -34,7 +34,7 @@ def _config(kind: str) -> dict[str, Any]:
 
 def files_of(kind: str) -> set[str]:
     """What reads a wrapper and its text model."""
-    return {FILE_OF[kind], FILE_OF.get(family_of(kind).text_type or "", "")}
+    return {FILE_BY_TYPE[kind], FILE_BY_TYPE.get(family_of(kind).text_type or "", "")}
 
 
 @pytest.mark.parametrize("kind", sampled({kind: kind for kind in WRAPPERS}, files_of))
@@ -80,7 +80,11 @@ def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> N
 def rules_of(kind: str) -> set[Any]:
     """What decides whether a wrapper's head is tied: its own rules, and the file that reads its text model."""
     family = family_of(kind)
-    return {FILE_OF.get(family.text_type or ""), ("ties", family.tying_source), ("generates", family.generates_text)}
+    return {
+        FILE_BY_TYPE.get(family.text_type or ""),
+        ("ties", family.tying_source),
+        ("generates", family.generates_text),
+    }
 
 
 @pytest.mark.parametrize(

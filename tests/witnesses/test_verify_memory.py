@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, CudaRuntime
+from llmcalc.device_memory.cuda_runtime import LARGE_GPU_WORKSPACE_BYTES, WORKSPACE_BYTES, CudaRuntime
 from llmcalc.device_memory.optimizers import adamw
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
@@ -26,7 +26,7 @@ from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import Tensor
 from llmcalc.sources.target import load
 from llmcalc.witnesses import gpu
-from llmcalc.witnesses.checks import MEMORY, Check
+from llmcalc.witnesses.checks import MEMORY_PREFIX, Check
 from llmcalc.witnesses.gpu import AllocatorStatistics, compare_on_gpu
 from llmcalc.witnesses.memory import MemoryComparison, compare_memory, default_runs, unsupported_reason
 from llmcalc.witnesses.storage_tracker import StorageTracker
@@ -59,7 +59,7 @@ def test_every_phase_holds_what_torch_holds(target: str) -> None:
     found = compared(target)
     assert not found.skip_reasons
     assert [check.data() for check in found.checks if not check.ok] == []
-    quantities = {check.quantity.removeprefix(MEMORY) for check in found.checks}
+    quantities = {check.quantity.removeprefix(MEMORY_PREFIX) for check in found.checks}
     expected = {"saved_bytes", "live_bytes", "backward_peak_bytes", "step_peak_bytes", "after_step_bytes"}
     assert quantities > expected | {"prefill_peak_bytes"}
     assert ("decode_peak_bytes" in quantities) == (target != "bert-tiny")
@@ -132,7 +132,7 @@ def test_a_wrong_replay_of_a_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def wrong_in(found: MemoryComparison) -> set[str]:
-    return {check.quantity.removeprefix(MEMORY) for check in found.checks if not check.ok}
+    return {check.quantity.removeprefix(MEMORY_PREFIX) for check in found.checks if not check.ok}
 
 
 # --- what is left out or refused --------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_a_model_that_is_too_large_for_the_cpu_is_named() -> None:
 
 def test_the_command_adds_checks_of_memory(run: Any) -> None:
     document = run("verify", SMALL, "--memory", "--format", "json").document
-    found = [check for check in document["checks"] if check["quantity"].startswith(MEMORY)]
+    found = [check for check in document["checks"] if check["quantity"].startswith(MEMORY_PREFIX)]
     assert {check["witness"] for check in found} == {"torch on meta", "CPU events"}
     assert all(check["ok"] and check["node"] == "" for check in found)
     assert len(document["memory"]["runs"]) == 4
@@ -321,8 +321,8 @@ def test_the_protocol_finds_what_the_allocator_holds(monkeypatch: pytest.MonkeyP
 def test_what_the_replay_lacks_is_beyond_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_the_model(monkeypatch, extra=32 << 20) as compare:
         found = compare(SMALL, phase="training", batch=2)
-    failed = {check.quantity.removeprefix(f"{MEMORY}training_") for check in found.checks if not check.ok}
-    assert failed == set(gpu.WITHIN)
+    failed = {check.quantity.removeprefix(f"{MEMORY_PREFIX}training_") for check in found.checks if not check.ok}
+    assert failed == set(gpu.TOLERANCE_BY_QUANTITY)
 
 
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,10 +347,10 @@ def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_runtime_is_that_of_the_measured_gpu() -> None:
-    assert gpu.cuda_runtime_of_gpu({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_WORKSPACE)
+    assert gpu.cuda_runtime_of_gpu({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_GPU_WORKSPACE_BYTES)
     older = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, older) == CudaRuntime(
-        WORKSPACE, has_expandable_segments=True
+        WORKSPACE_BYTES, has_expandable_segments=True
     )
     set_to = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
     assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, set_to) == CudaRuntime(128 << 10)
@@ -358,7 +358,7 @@ def test_the_runtime_is_that_of_the_measured_gpu() -> None:
 
 @pytest.mark.parametrize(("closed_form", "ok"), [(1000, True), (1001, True), (999, True), (1002, False), (998, False)])
 def test_a_check_within_a_bound(closed_form: int, ok: bool) -> None:
-    check = Check("", f"{MEMORY}training_requested_bytes", closed_form, 1000, "torch on cuda", tolerance=0.001)
+    check = Check("", f"{MEMORY_PREFIX}training_requested_bytes", closed_form, 1000, "torch on cuda", tolerance=0.001)
     assert check.ok == ok
     assert ok or check.explanation().endswith("(at most 0.1 % is expected)")
 
@@ -396,7 +396,7 @@ def test_a_file_is_read_back(tmp_path: Any) -> None:
     gpu_memory.written(path, {"device": facts, "runs": [row, {"name": "other", "left_out": "it failed: so"}]})
     document = json.loads(path.read_text())
     found = [check for _, check in gpu_memory.checks(document)]
-    assert len(found) == len(gpu.WITHIN)
+    assert len(found) == len(gpu.TOLERANCE_BY_QUANTITY)
     assert all(check.ok for check in found)
     document["runs"][0]["measured"] = {quantity: value * 1.02 for quantity, value in right.items()}
     assert not any(check.ok for _, check in gpu_memory.checks(document))
@@ -423,7 +423,7 @@ def test_the_runner_writes_what_it_measures(
     assert document["device"] == facts
     assert [row["name"] for row in document["runs"]] == ["small", "large"]
     assert document["runs"][1]["left_out"].endswith("bytes of 2,147,483,648 free")
-    assert capsys.readouterr().out.count("=" if not extra else "≠") == len(gpu.WITHIN)
+    assert capsys.readouterr().out.count("=" if not extra else "≠") == len(gpu.TOLERANCE_BY_QUANTITY)
     with statistics:
         gpu_memory.main(["small", "-o", str(path)])
     assert [row["name"] for row in json.loads(path.read_text())["runs"]] == ["small", "large"]

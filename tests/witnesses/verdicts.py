@@ -19,8 +19,8 @@ from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.model import ModelSpec
-from llmcalc.optional import WITHOUT_FLOPS
-from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of
+from llmcalc.optional import PARTS_WITHOUT_FLOPS
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, TYPES_BY_FILE, family_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.checks import Check, Verdict
 from llmcalc.witnesses.transformers import verify_config
@@ -69,7 +69,7 @@ def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
 def _architecture(spec: ModelSpec, check: Check) -> Any:
     """Returns the count of the architecture itself, without its class's deviations."""
     if check.quantity == "parameters":
-        return spec.tree().total(total_params_of, include=WITHOUT_FLOPS)
+        return spec.tree().total(total_params_of, include=PARTS_WITHOUT_FLOPS)
     run = run_config(seq=check.seq)
     if check.quantity == "forward_flops":
         return spec.tree().total(forward_flops_of, run)
@@ -78,7 +78,7 @@ def _architecture(spec: ModelSpec, check: Check) -> Any:
 
 def hold(config: dict[str, Any], spec: ModelSpec, verdict: Verdict) -> None:
     """Raises `AssertionError` if a comparison differs from the record of its family."""
-    known = recorded()[FILE_OF[config["model_type"]]]
+    known = recorded()[FILE_BY_TYPE[config["model_type"]]]
     for quantity, word in found(spec, verdict).items():
         assert known.get(quantity) in (word, FOLLOWED), (quantity, "run python -m tests.witnesses.verdicts")
     for how, found_nodes in not_alone(verdict).items():
@@ -90,7 +90,7 @@ def configs(file: str) -> Iterator[dict[str, Any]]:
     from tests.components.towers.test_towers import NEED_IMAGES, wrapped
     from tests.components.towers.tower_shapes import WRAPPERS
 
-    for kind in FILES[file]:
+    for kind in TYPES_BY_FILE[file]:
         if family_of(kind).read_model is not None:
             yield from shapes_of(kind)
         if kind in WRAPPERS and kind not in NEED_IMAGES:
@@ -123,7 +123,7 @@ def leaves(file: str) -> int:
     """Returns the number of parts with parameters in the configs of a file of families."""
     places = (place for config in configs(file) for place in spec_of(config).tree().walk())
     return sum(
-        bool(place.cost_of_operation(total_params_of)) and place.optional_part in {"", *WITHOUT_FLOPS}
+        bool(place.cost_of_operation(total_params_of)) and place.optional_part in {"", *PARTS_WITHOUT_FLOPS}
         for place in places
     )
 
@@ -139,4 +139,4 @@ if __name__ == "__main__":
     files = sys.argv[1:] or sorted(WITH_CLASSES)
     old = recorded() if RECORD.exists() else {}
     words = {**old, **{file: of_file(file) for file in files}}
-    RECORD.write_text(json_lines({file: words[file] for file in sorted(words) if file in FILES}) + "\n")
+    RECORD.write_text(json_lines({file: words[file] for file in sorted(words) if file in TYPES_BY_FILE}) + "\n")

@@ -19,10 +19,10 @@ from llmcalc.errors import InputError
 from llmcalc.reports.document import Report, Table, cell_text
 from llmcalc.reports.formats.plain import json_text
 from llmcalc.reports.summary import headline, norm_placement_of
-from llmcalc.sources.names import hub_id_of, is_hub_id
-from llmcalc.sources.preset import Preset, name_in_errors
+from llmcalc.sources.preset import Preset, target_in_errors
 from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
+from llmcalc.sources.target_names import hub_id_of, is_hub_id
 from llmcalc.studies.distinct_layers import distinct_blocks
 
 DEFAULTS = {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"}
@@ -145,7 +145,7 @@ def memory(request: dict[str, Any]) -> dict[str, Any]:
 def training(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory --phase training`. settings: fields of `Settings`."""
     preset = _loaded(json.dumps(request["model"]))
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         report = document(api.memory(preset, "training", **request["settings"]).report())
     return {"training": report, "exact": exact(report)}
 
@@ -155,7 +155,7 @@ def cluster(request: dict[str, Any]) -> dict[str, Any]:
     one that can be drawn. layout: fields of `llmcalc.parallel.layout_request.LayoutRequest`.
     """
     preset = _loaded(json.dumps(request["model"]))
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         run = api.memory(preset, "training", **request["settings"], **request["layout"] or {"devices": 1})
         report = document(run.report())
     return {"cluster": report, "schedule": _timetable(run), "exact": exact(report)}
@@ -165,7 +165,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc plan`: layouts of all that `layout` leaves open, the best first."""
     preset = _loaded(json.dumps(request["model"]))
     options = {**request["settings"], **request["layout"], "global_batch": request["global_batch"]}
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         report = document(api.plan(preset, request["hardware"], "training", rows=request["rows"], **options).report())
     return {"plan": report, "exact": exact(report)}
 
@@ -176,7 +176,7 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
     if (limit := options.pop("tpot", None)) is not None:
         options["tpot"] = f"{limit}ms"
     preset = _loaded(json.dumps(request["model"]))
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         report = document(api.serve(preset, **options).report())
     return {"serve": report, "exact": exact(report)}
 
@@ -184,7 +184,7 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
 def cost(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc cost` for a training run. options: its options by their names."""
     preset = _loaded(json.dumps(request["model"]))
-    with name_in_errors(preset):
+    with target_in_errors(preset):
         report = document(api.cost(preset, **request["options"]).report())
     return {"cost": report, "exact": exact(report)}
 

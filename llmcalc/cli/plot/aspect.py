@@ -6,12 +6,12 @@ from ...plots.pictures import aspect_ratio_picture
 from ...studies.model_selection import ModelFilter
 from ..options import value_option
 from ..target_options import add_target_options
-from .files import PaperColumns, Picture, write_picture
+from .files import PaperColumnsOption, PictureOption, write_picture
 
 
 @add_target_options
 def command(
-    output: Picture,
+    output: PictureOption,
     label: Annotated[
         list[str] | None,
         value_option(
@@ -20,7 +20,7 @@ def command(
             "Name this model in the picture, instead of those most unlike the others; may be repeated.",
         ),
     ] = None,
-    columns: PaperColumns = None,
+    columns: PaperColumnsOption = None,
     *,
     model_filter: ModelFilter,
 ) -> None:

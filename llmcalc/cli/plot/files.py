@@ -30,8 +30,8 @@ def _file_option(option_name: str) -> Any:
     )
 
 
-Picture: TypeAlias = Annotated[Path, _file_option("--output")]
-PictureFile: TypeAlias = Annotated[Path, _file_option("--output-file")]
+PictureOption: TypeAlias = Annotated[Path, _file_option("--output")]
+PictureFileOption: TypeAlias = Annotated[Path, _file_option("--output-file")]
 """The file of a picture whose `--output` is the tokens of an answer."""
 
 
@@ -41,7 +41,7 @@ def _set_paper_columns(context: typer.Context, columns: int | None) -> int | Non
     return columns
 
 
-PaperColumns: TypeAlias = Annotated[
+PaperColumnsOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
         "--columns",

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 from ...plots.pictures import kv_picture
-from ..options import CacheDtype, Targets
+from ..options import CacheDtypeOption, TargetsArgument
 from ..target_options import TargetOptions, add_target_options
-from .files import PaperColumns, Picture, write_picture
+from .files import PaperColumnsOption, PictureOption, write_picture
 
 
 @add_target_options
 def command(
-    targets: Targets,
-    output: Picture,
-    kv_dtype: CacheDtype = "bf16",
-    columns: PaperColumns = None,
+    targets: TargetsArgument,
+    output: PictureOption,
+    kv_dtype: CacheDtypeOption = "bf16",
+    columns: PaperColumnsOption = None,
     *,
     target_options: TargetOptions,
 ) -> None:

@@ -8,28 +8,28 @@ from ...plots.pictures import memory_picture
 from ...questions.runs import RunQuestion
 from ...sources.hardware import find_accelerators
 from ..hardware import complete_name
-from ..options import Target, WithMtp, WithTowers, value_option
-from ..run_options import CublasWorkspace, add_settings_options
+from ..options import TargetArgument, WithMtpOption, WithTowersOption, value_option
+from ..run_options import CublasWorkspaceOption, add_settings_options
 from ..target_options import TargetOptions, add_target_options
-from .files import PaperColumns, Picture, write_picture
+from .files import PaperColumnsOption, PictureOption, write_picture
 
 
 @add_settings_options
 @add_target_options
 def command(
-    target: Target,
-    output: Picture,
+    target: TargetArgument,
+    output: PictureOption,
     settings: Settings,
-    with_mtp: WithMtp = False,
-    with_towers: WithTowers = False,
+    with_mtp: WithMtpOption = False,
+    with_towers: WithTowersOption = False,
     hardware: Annotated[
         list[str] | None,
         value_option(
             "--hardware", "NAME", "Mark the capacity of this accelerator; repeatable.", completion=complete_name
         ),
     ] = None,
-    cublas_workspace: CublasWorkspace = None,
-    columns: PaperColumns = None,
+    cublas_workspace: CublasWorkspaceOption = None,
+    columns: PaperColumnsOption = None,
     *,
     target_options: TargetOptions,
 ) -> None:

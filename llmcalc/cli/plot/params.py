@@ -2,18 +2,18 @@ from __future__ import annotations
 
 from ...optional import included_part_names
 from ...plots.pictures import params_picture
-from ..options import Targets, WithMtp, WithTowers
+from ..options import TargetsArgument, WithMtpOption, WithTowersOption
 from ..target_options import TargetOptions, add_target_options
-from .files import PaperColumns, Picture, write_picture
+from .files import PaperColumnsOption, PictureOption, write_picture
 
 
 @add_target_options
 def command(
-    targets: Targets,
-    output: Picture,
-    with_mtp: WithMtp = False,
-    with_towers: WithTowers = False,
-    columns: PaperColumns = None,
+    targets: TargetsArgument,
+    output: PictureOption,
+    with_mtp: WithMtpOption = False,
+    with_towers: WithTowersOption = False,
+    columns: PaperColumnsOption = None,
     *,
     target_options: TargetOptions,
 ) -> None:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from ...plots.pictures import roofline_phases, roofline_picture
 from ..time_options import TimedRunOptions, add_timed_run_options
-from .files import PaperColumns, Picture, write_picture
+from .files import PaperColumnsOption, PictureOption, write_picture
 
 
 @add_timed_run_options
-def command(output: Picture, timed_run: TimedRunOptions, columns: PaperColumns = None) -> None:
+def command(output: PictureOption, timed_run: TimedRunOptions, columns: PaperColumnsOption = None) -> None:
     """Matrix products of a prompt and of a token under an accelerator's roofline.
     The options of a run are those of llmcalc time; --phase draws one of the two.
     """

@@ -9,7 +9,7 @@ from ...parallel.layout import Layout, Schedule
 from ...plots.pictures import schedule_picture, schedule_timetable
 from ..options import length_option
 from ..target_options import OutputOptions
-from .files import PaperColumns, checked_picture_path, write_picture
+from .files import PaperColumnsOption, checked_picture_path, write_picture
 
 
 def _checked_picture_path(picture_path: Path | None) -> Path | None:
@@ -37,7 +37,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    columns: PaperColumns = None,
+    columns: PaperColumnsOption = None,
 ) -> None:
     """What each rank of a pipeline runs, and when."""
     layout = Layout(pp=pp, vpp=vpp, schedule=schedule)

@@ -2,22 +2,22 @@ from __future__ import annotations
 
 from ...plots.pictures import serve_picture
 from ...questions.options import ServeOptions
-from ..hardware import OneAccelerator
-from ..options import Target
+from ..hardware import AcceleratorOption
+from ..options import TargetArgument
 from ..serve_options import serve_answer
 from ..setting_options import add_declared_options
 from ..target_options import TargetOptions, add_target_options
-from .files import PaperColumns, PictureFile, write_picture
+from .files import PaperColumnsOption, PictureFileOption, write_picture
 
 
 @add_declared_options("options", ServeOptions)
 @add_target_options
 def command(
-    target: Target,
-    output_file: PictureFile,
-    hardware: OneAccelerator,
+    target: TargetArgument,
+    output_file: PictureFileOption,
+    hardware: AcceleratorOption,
     options: ServeOptions,
-    columns: PaperColumns = None,
+    columns: PaperColumnsOption = None,
     *,
     target_options: TargetOptions,
 ) -> None:

@@ -5,21 +5,21 @@ from typing import Annotated
 import typer
 
 from ...plots.pictures import shape_picture
-from ..options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, Targets
+from ..options import AllowUnknownOption, CacheDtypeOption, OfflineOption, OverridesOption, SeqOption, TargetsArgument
 from ..target_options import TargetOptions
-from .files import PaperColumns, Picture, write_picture
+from .files import PaperColumnsOption, PictureOption, write_picture
 
 
 def command(
-    targets: Targets,
-    output: Picture,
+    targets: TargetsArgument,
+    output: PictureOption,
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=2, max=256, help="Shapes of each model.")] = 24,
-    seq: Seq = None,
-    kv_dtype: CacheDtype = "bf16",
-    overrides: Overrides = None,
-    allow_unknown: AllowUnknown = False,
+    seq: SeqOption = None,
+    kv_dtype: CacheDtypeOption = "bf16",
+    overrides: OverridesOption = None,
+    allow_unknown: AllowUnknownOption = False,
     offline: OfflineOption = False,
-    columns: PaperColumns = None,
+    columns: PaperColumnsOption = None,
 ) -> None:
     """Shapes with as many parameters as a model, deep to wide."""
     target_options = TargetOptions(overrides, None, allow_unknown)

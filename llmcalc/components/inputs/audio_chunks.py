@@ -11,8 +11,8 @@ from typing import Literal
 from pydantic import Field
 
 from ...errors import InputError
-from ..base import Flag, Width
-from .audio_clips import HOP, RATE
+from ..base import Flag, InnerWidth
+from .audio_clips import FRAME_SAMPLES, SAMPLE_RATE
 from .base import AudioRule, InputSizes, check_recording_length
 
 
@@ -28,17 +28,17 @@ class AudioChunks(AudioRule):
     """
 
     type: Literal["chunks"] = "chunks"
-    chunk: Width
+    chunk: InnerWidth
     halvings: int = Field(ge=1, le=10, strict=True)
-    merge: Width = 1
+    merge: InnerWidth = 1
     drops_rest: Flag = False
-    least_samples: Width = 1
-    max_seconds: Width | None = None
+    least_samples: InnerWidth = 1
+    max_seconds: InnerWidth | None = None
 
     def encode(self, seconds: float) -> InputSizes:
         check_recording_length(seconds, self.max_seconds)
-        sample_count = max(round(seconds * RATE), self.least_samples)
-        frame_count = sample_count // HOP if self.drops_rest else -(-sample_count // HOP)
+        sample_count = max(round(seconds * SAMPLE_RATE), self.least_samples)
+        frame_count = sample_count // FRAME_SAMPLES if self.drops_rest else -(-sample_count // FRAME_SAMPLES)
         whole_chunks, last_chunk_frames = divmod(frame_count, self.chunk)
         positions = whole_chunks * self._chunk_positions(self.chunk) + self._chunk_positions(last_chunk_frames)
         tokens = positions // self.merge

@@ -13,10 +13,10 @@ from typing import Literal
 from pydantic import Field
 
 from ...errors import InputError
-from ..base import Flag, Width
+from ..base import Flag, InnerWidth
 from .base import AudioRule, InputSizes, count_frames
 
-RATE, HOP = 16_000, 160
+SAMPLE_RATE, FRAME_SAMPLES = 16_000, 160
 """Samples per second, and samples per frame."""
 
 LEAST_FRAMES = 2
@@ -37,16 +37,19 @@ class AudioClips(AudioRule):
     """
 
     type: Literal["clips"] = "clips"
-    frames: Width = 3000
-    merge: Width = 1
+    frames: InnerWidth = 3000
+    merge: InnerWidth = 1
     padded: Flag = False
     several: Flag = False
-    max_clips: Width | None = None
+    max_clips: InnerWidth | None = None
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     fits: Flag = False
 
     def encode(self, seconds: float) -> InputSizes:
-        frame_count, clip_seconds = count_frames(seconds, RATE, HOP), self.frames * HOP / RATE
+        frame_count, clip_seconds = (
+            count_frames(seconds, SAMPLE_RATE, FRAME_SAMPLES),
+            self.frames * FRAME_SAMPLES / SAMPLE_RATE,
+        )
         if frame_count > self.frames and not self.several:
             raise InputError(
                 f"--audio {seconds:g}: the model reads one clip of at most {clip_seconds:g} seconds; expected at most "

@@ -11,8 +11,8 @@ from typing import Literal
 from pydantic import Field
 
 from ...errors import InputError
-from ..base import Width
-from .audio_clips import HOP, RATE
+from ..base import InnerWidth
+from .audio_clips import FRAME_SAMPLES, SAMPLE_RATE
 from .base import AudioRule, InputSizes, check_recording_length
 
 
@@ -33,19 +33,19 @@ class AudioRecording(AudioRule):
     """
 
     type: Literal["recording"] = "recording"
-    window: Width
-    hop: Width = HOP
+    window: InnerWidth
+    hop: InnerWidth = FRAME_SAMPLES
     lead: int = Field(default=0, ge=0, le=2**40, strict=True)
-    multiple: Width = 1
-    frames_per_token: Width = 1
-    tokens_at_once: Width = 1
-    tokens: Width | None = None
-    max_seconds: Width | None = None
+    multiple: InnerWidth = 1
+    frames_per_token: InnerWidth = 1
+    tokens_at_once: InnerWidth = 1
+    tokens: InnerWidth | None = None
+    max_seconds: InnerWidth | None = None
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
     def encode(self, seconds: float) -> InputSizes:
         check_recording_length(seconds, self.max_seconds)
-        sample_count = round(seconds * RATE)
+        sample_count = round(seconds * SAMPLE_RATE)
         frame_count = self._frame_count_of_samples(sample_count)
         if frame_count < 1:
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..base import Width
+from ..base import InnerWidth
 from .base import ImageRule, InputSizes
 
 COVERED_SHARE = 0.9
@@ -27,9 +27,9 @@ class CoveringTiles(ImageRule):
     """
 
     type: Literal["covering"] = "covering"
-    size: Width
+    size: InnerWidth
     max_tiles: int = Field(ge=1, le=1000, strict=True)
-    merge: Width
+    merge: InnerWidth
 
     def _covered_share(self, height: int, width: int, tile_columns: int, tile_rows: int) -> float:
         """Returns the share of an image's area that remains after each piece is shrunk to the side of a tile."""

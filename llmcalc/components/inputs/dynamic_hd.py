@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...errors import InputError
-from ..base import Width
+from ..base import InnerWidth
 from .base import ImageRule, InputSizes
 from .image_tiles import ImageTiles
 
@@ -29,9 +29,9 @@ class DynamicHd(ImageRule):
     """
 
     type: Literal["dynamic_hd"] = "dynamic_hd"
-    size: Width
+    size: InnerWidth
     max_tiles: int = Field(ge=1, le=1000, strict=True)
-    merge: Width
+    merge: InnerWidth
 
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         columns_of_tiles, rows_of_tiles = -(-width // self.size), -(-height // self.size)

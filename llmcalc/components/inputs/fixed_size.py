@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..base import Flag, Width
+from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes
 
 
@@ -24,8 +24,8 @@ class FixedSize(ImageRule):
     """
 
     type: Literal["fixed"] = "fixed"
-    size: Width
-    tokens: Width
+    size: InnerWidth
+    tokens: InnerWidth
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     pools: Flag = False
 

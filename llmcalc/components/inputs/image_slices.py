@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..base import Width
+from ..base import InnerWidth
 from .base import ImageRule, InputSizes
 
 
@@ -29,10 +29,10 @@ class ImageSlices(ImageRule):
     """
 
     type: Literal["slices"] = "slices"
-    size: Width
+    size: InnerWidth
     max_slices: int = Field(ge=1, le=1000, strict=True)
-    tokens: Width
-    merge: Width = 1
+    tokens: InnerWidth
+    merge: InnerWidth = 1
     slice_marks: int = Field(default=2, ge=0, le=1000, strict=True)
     marks: int = Field(default=3, ge=0, le=1000, strict=True)
 

@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..base import Flag, Width
+from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes
 
 
@@ -30,10 +30,10 @@ class ImageTiles(ImageRule):
     """
 
     type: Literal["tiles"] = "tiles"
-    size: Width
+    size: InnerWidth
     min_tiles: int = Field(default=1, ge=1, le=1000, strict=True)
     max_tiles: int = Field(ge=1, le=1000, strict=True)
-    tokens: Width
+    tokens: InnerWidth
     tile_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     least_scaling: Flag = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import floor
 from typing import Literal
 
-from ..base import Flag, Width
+from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes
 
 
@@ -22,8 +22,8 @@ class LongestEdge(ImageRule):
     """
 
     type: Literal["longest_edge"] = "longest_edge"
-    size: Width
-    merge: Width = 1
+    size: InnerWidth
+    merge: InnerWidth = 1
     line_marks: Flag = True
 
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:

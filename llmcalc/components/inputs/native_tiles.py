@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..base import Width
+from ..base import InnerWidth
 from .base import InputSizes
 from .image_tiles import ImageTiles
 
-LARGE = 2
+TILING_FACTOR = 2
 """The factor of the most tokens of a whole image above which an image becomes tiles."""
 
 
@@ -32,14 +32,14 @@ class NativeTiles(ImageTiles):
 
     type: Literal["native_tiles"] = "native_tiles"  # type: ignore[assignment]
     least_scaling: Literal[False] = False
-    merge: Width
-    min_tokens: Width = Field(default=1)
+    merge: InnerWidth
+    min_tokens: InnerWidth = Field(default=1)
 
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size
         rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
         min_pixels, max_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
-        needs_tiles = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > LARGE * max_pixels
+        needs_tiles = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > TILING_FACTOR * max_pixels
         image_sides = [max(token_size, side_pixels) for side_pixels in rounded_sides]
         if prod(image_sides) > max_pixels:
             shrink_factor = sqrt(height * width / max_pixels)

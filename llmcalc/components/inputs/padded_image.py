@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Literal
 
 from ...errors import InputError
-from ..base import Flag, Width
+from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes
 
 
@@ -24,9 +24,9 @@ class PaddedImage(ImageRule):
     """
 
     type: Literal["padded"] = "padded"
-    merge: Width
-    max_patches: Width
-    max_side: Width
+    merge: InnerWidth
+    max_patches: InnerWidth
+    max_side: InnerWidth
     refuses_long: Flag = False
 
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..base import Width
+from ..base import InnerWidth
 from .base import ImageRule, InputSizes
 
 
@@ -23,9 +23,9 @@ class PatchGrid(ImageRule):
     """
 
     type: Literal["patch_grid"] = "patch_grid"
-    merge: Width
-    min_patches: Width
-    max_patches: Width
+    merge: InnerWidth
+    min_patches: InnerWidth
+    max_patches: InnerWidth
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
     @model_validator(mode="after")

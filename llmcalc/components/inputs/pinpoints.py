@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..base import Flag, Width
+from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes
 
 
@@ -26,9 +26,9 @@ class ResolutionPinpoints(ImageRule):
     """
 
     type: Literal["pinpoints"] = "pinpoints"
-    size: Width
-    resolutions: Annotated[tuple[tuple[Width, Width], ...], Field(max_length=1000)]
-    most_tiles: Width | None = None
+    size: InnerWidth
+    resolutions: Annotated[tuple[tuple[InnerWidth, InnerWidth], ...], Field(max_length=1000)]
+    most_tiles: InnerWidth | None = None
     several_whole: Flag = False
 
     def rule_for_several_images(self) -> ImageRule:

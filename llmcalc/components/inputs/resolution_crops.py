@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..base import Width
+from ..base import InnerWidth
 from .base import InputSizes
 from .pinpoints import ResolutionPinpoints
 
@@ -23,7 +23,7 @@ class ResolutionCrops(ResolutionPinpoints):
     type: Literal["crops"] = "crops"  # type: ignore[assignment]
     most_tiles: None = None
     several_whole: Literal[False] = False
-    tokens: Width
+    tokens: InnerWidth
 
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_rows, tile_columns = (-(-pixels // self.size) for pixels in self.best_resolution(height, width))

@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..base import Flag, Width
+from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes, aspect_ratio_error
 
 MOST_ASPECT = 200
@@ -34,10 +34,10 @@ class SmartResize(ImageRule):
     """
 
     type: Literal["smart_resize"] = "smart_resize"
-    merge: Width
-    min_pixels: Width
-    max_pixels: Width
-    frames: Width = 1
+    merge: InnerWidth
+    min_pixels: InnerWidth
+    max_pixels: InnerWidth
+    frames: InnerWidth = 1
     enlarge: Flag = False
     rounds_sides: Flag = False
     marks: int = Field(default=0, ge=0, le=1000, strict=True)

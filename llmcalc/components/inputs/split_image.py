@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..base import Width
+from ..base import InnerWidth
 from .base import ImageRule, InputSizes
 
 LARGEST_SIDE = 4096
@@ -26,9 +26,9 @@ class SplitImage(ImageRule):
     """
 
     type: Literal["split"] = "split"
-    size: Width
-    longest_edge: Width
-    tokens: Width
+    size: InnerWidth
+    longest_edge: InnerWidth
+    tokens: InnerWidth
 
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         aspect_ratio, longest_edge = width / height, self.longest_edge

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..base import Width
+from ..base import InnerWidth
 from .base import ImageRule, InputSizes
 
 
@@ -25,9 +25,9 @@ class TileCanvas(ImageRule):
     """
 
     type: Literal["canvas"] = "canvas"
-    size: Width
+    size: InnerWidth
     max_tiles: int = Field(ge=1, le=1000, strict=True)
-    tokens: Width
+    tokens: InnerWidth
 
     def _tile_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns (rows, columns) of the tile grid that enlarges an image least, or else shrinks the image least."""

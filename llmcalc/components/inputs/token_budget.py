@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...errors import InputError
-from ..base import Flag, Width
+from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes
 
 
@@ -28,8 +28,8 @@ class TokenBudget(ImageRule):
     """
 
     type: Literal["budget"] = "budget"
-    max_tokens: Width
-    merge: Width
+    max_tokens: InnerWidth
+    merge: InnerWidth
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     projects_padding: Flag = False
 

@@ -16,7 +16,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import Flag, ModelProperties, PartWitness, Width
+from ..base import Flag, InnerWidth, ModelProperties, PartWitness
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
@@ -52,7 +52,7 @@ class AdapterLayer(Block):
     is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["adapter"] = "adapter"  # type: ignore[assignment]
-    adapter_size: Width
+    adapter_size: InnerWidth
     adapter_act: Activation
     languages: tuple[LanguageCode, ...] = Field(min_length=1, max_length=MOST_LANGUAGES)
     default_language: LanguageCode | None = None

@@ -16,7 +16,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ..base import BY_TORCH, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
+from ..base import TORCH_WITNESS, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
 from ..runtime import PassState, vector_module
@@ -41,7 +41,7 @@ class AltUp(ResidualStreams):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "streams"
 
     type: Literal["altup"] = "altup"
@@ -99,7 +99,7 @@ class AltUpLayer(WholeLayer):
     """
 
     formula_source: ClassVar[str] = "Gemma 3n 2025"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     can_run_alone: ClassVar[bool] = False
 
     type: Literal["altup"] = "altup"

@@ -27,12 +27,13 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ...frozen import frozen
-from ...workload.rows import SOURCE
+from ...workload.rows import SOURCE_TOKENS
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     Component,
     Flag,
     HeadSizes,
+    InnerWidth,
     ModelProperties,
     Network,
     Nothing,
@@ -40,7 +41,6 @@ from ..base import (
     StackPosition,
     TokenMixer,
     UnscalableError,
-    Width,
 )
 from ..choices import ChannelMixer, Mixer
 from ..mixers.attention import Attention
@@ -52,7 +52,7 @@ from ..runtime import PassState, apply_dropout, vector_module
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-AFFINE, SCALE = Norm.model_construct(type="affine"), Norm.model_construct(type="affine", bias=False)
+AFFINE_NORM, SCALE_NORM = Norm.model_construct(type="affine"), Norm.model_construct(type="affine", bias=False)
 
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 """The fields of a layer that are sublayers, in the order they run."""
@@ -213,14 +213,14 @@ class Block(Layer):
         source is an image).
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["block"] = "block"
     input_norm: Norm | None = None
     cross_attention: Attention | None = None
     residual_scale: Flag | Literal["residual", "output", "gate"] = False
     idle_cross_attention: Flag = False
-    idle_source_size: Width | None = None
+    idle_source_size: InnerWidth | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -342,7 +342,7 @@ class Block(Layer):
             return self._normalize(recorder, f"{sublayer_name}_post_norm", recorder.add(x, sublayer_output))
         if self.norm_placement != "pre":
             sublayer_output = self._normalize(recorder, f"{sublayer_name}_post_norm", sublayer_output)
-        scale_kind = AFFINE if self.residual_scale is True else SCALE
+        scale_kind = AFFINE_NORM if self.residual_scale is True else SCALE_NORM
         if self.residual_scale in (True, "output"):
             sublayer_output = recorder.part(f"{sublayer_name}_out_scale", scale_kind, sublayer_output)
         if self.residual_scale == "gate":
@@ -357,7 +357,7 @@ class Block(Layer):
         if self.norm_placement in ("pre", "sandwich"):
             self._normalize(recorder, f"{sublayer_name}_pre_norm", x, "idle")
         source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
-        memory = Value(SOURCE, source_axes) if recorder.encoder_output is None else recorder.encoder_output
+        memory = Value(SOURCE_TOKENS, source_axes) if recorder.encoder_output is None else recorder.encoder_output
         recorder.part(sublayer_name, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
             self._normalize(recorder, f"{sublayer_name}_post_norm", x, "idle")

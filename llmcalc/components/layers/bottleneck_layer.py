@@ -17,7 +17,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, HeadSizes, ModelProperties, UnscalableError, Width
+from ..base import Component, HeadSizes, InnerWidth, ModelProperties, UnscalableError
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -68,7 +68,7 @@ class BottleneckLayer(WholeLayer):
     type: Literal["bottleneck"] = "bottleneck"
     attention: Attention
     feed_forward: FeedForward
-    bottleneck_size: Width
+    bottleneck_size: InnerWidth
     num_feedforward_networks: int = Field(ge=1, le=MOST_NETWORKS, strict=True)
     norm_placement: Literal["post"] = "post"
 

@@ -13,7 +13,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import TableRows
-from ..base import ModelProperties, Width
+from ..base import InnerWidth, ModelProperties
 from ..rotation import rotary_angles
 from ..runtime import PassState
 from .block import LayerSharing
@@ -32,7 +32,7 @@ class ConditionedLayer(PreNormLayer):
     formula_source: ClassVar[str] = "Voxtral Realtime 2026"
 
     type: Literal["conditioned"] = "conditioned"
-    condition_rank: Width
+    condition_rank: InnerWidth
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         recorder.hold(x=x)

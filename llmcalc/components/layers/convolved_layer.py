@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Kernel, ModelProperties
+from ..base import KernelSize, ModelProperties
 from ..networks.feed_forward import FeedForward
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import PassState
@@ -30,7 +30,7 @@ class ConvolvedLayer(PreNormLayer):
     formula_source: ClassVar[str] = "Inkling 2026"
 
     type: Literal["convolved"] = "convolved"
-    conv_kernel_size: Kernel
+    conv_kernel_size: KernelSize
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         for sublayer_name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):

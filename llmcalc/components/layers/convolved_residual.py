@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Flag, Kernel, ModelProperties
+from ..base import Flag, KernelSize, ModelProperties
 from ..mixers.gated_profile_attention import GatedProfileAttention
 from ..norm import Norm
 from ..residual_convolution import add_convolution, residual_convolution_class
@@ -26,7 +26,7 @@ from .whole_layer import small_sublayers
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WEIGHTLESS = Norm(type="rmsnorm", weight=False, eps=1e-6)
+WEIGHTLESS_NORM = Norm(type="rmsnorm", weight=False, eps=1e-6)
 """The norm on the sums of blocks."""
 
 
@@ -41,7 +41,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
     can_run_alone: ClassVar[bool] = False
 
     type: Literal["convolved_residual"] = "convolved_residual"  # type: ignore[assignment]
-    conv_kernel_size: Kernel
+    conv_kernel_size: KernelSize
     separate_inputs: Flag = False
 
     @model_validator(mode="after")
@@ -80,7 +80,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
             f"{sublayer_name}_residual",
             x,
             block_count,
-            WEIGHTLESS,
+            WEIGHTLESS_NORM,
             normed_values=True,
             query_count=query_count,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, ModelProperties, PartWitness
+from ..base import TORCH_WITNESS, ModelProperties, PartWitness
 from ..choice import component_type
 from ..mixers.shared_entries import SOURCE
 from ..residual_streams import CopiedStreams, copied_streams_class
@@ -35,7 +35,7 @@ class DelayedHyperLayer(HyperLayer):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     delayed: ClassVar[bool] = True
 
     type: Literal["delayed_hyper"] = "delayed_hyper"  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class DelayedHyperStreams(CopiedStreams):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "residual"
 
     type: Literal["delayed_hyper"] = "delayed_hyper"

@@ -18,7 +18,7 @@ from ..choices import DraftMixer
 from ..mixers.attention import Attention
 from ..position import Rope
 from ..runtime import PassState
-from ..target_states import EAGLE_3
+from ..target_states import EAGLE_3_SOURCE
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
@@ -35,7 +35,7 @@ class DraftLayer(PreNormLayer):
         stream itself; false by default.
     """
 
-    formula_source: ClassVar[str] = EAGLE_3
+    formula_source: ClassVar[str] = EAGLE_3_SOURCE
     can_run_alone: ClassVar[bool] = False
 
     type: Literal["draft"] = "draft"

@@ -31,7 +31,7 @@ from .whole_layer import WholeLayer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-FIRST_BLOCK = "output of the first block"
+FIRST_BLOCK_OUTPUT = "output of the first block"
 
 MOST_HALVINGS = 16
 
@@ -143,7 +143,7 @@ class FunnelLayer(WholeLayer):
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         if self.lengthens:
-            first_block_output = recorder.layer_memo.get(FIRST_BLOCK, x)
+            first_block_output = recorder.layer_memo.get(FIRST_BLOCK_OUTPUT, x)
             x = recorder.add(recorder.resampled(x, first_block_output.rows), first_block_output)
         queries, memory = x, None
         if self.halves and (layer_sharing is None or layer_sharing.is_first):
@@ -162,7 +162,7 @@ class FunnelLayer(WholeLayer):
         )
         x = recorder.part("mlp_post_norm", self.norm, recorder.add(attn_output, network_output))
         if self.ends_first_block:
-            recorder.layer_memo[FIRST_BLOCK] = x
+            recorder.layer_memo[FIRST_BLOCK_OUTPUT] = x
             recorder.keep(first_block=x)
         return x
 

@@ -18,8 +18,8 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Component, Flag, ModelProperties, PartWitness, Width
+from ...workload.rows import SOURCE_TOKENS
+from ..base import TORCH_WITNESS, Component, Flag, InnerWidth, ModelProperties, PartWitness
 from ..mixers.attention import Attention
 from ..mixers.qk_norm import QKNorm
 from ..networks.feed_forward import FeedForward
@@ -56,11 +56,11 @@ class GatedCrossLayer(PreNormLayer):
 
     formula_source: ClassVar[str] = "Alayrac et al. 2022, §2.2"
     runs_on_text: ClassVar[bool] = False
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["gated_cross"] = "gated_cross"
     attention: Attention
-    source_size: Width | None = None
+    source_size: InnerWidth | None = None
     feed_forward_norm: Norm | None = None
     gate_per_feature: Flag = False
 
@@ -71,7 +71,9 @@ class GatedCrossLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         source_axes = x.axes if self.source_size is None else (Axis("source", self.source_size),)
-        memory = recorder.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE, source_axes)
+        memory = (
+            recorder.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE_TOKENS, source_axes)
+        )
         gate, node_role = Gate(per_feature=self.gate_per_feature), self._node_role
         sublayers: tuple[tuple[str, Norm, Component, str, dict[str, Any]], ...] = (
             ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, StepRank
+from ..base import TORCH_WITNESS, Flag, ModelProperties, PartWitness, StepRank
 from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
@@ -31,7 +31,7 @@ class GatedNormLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "A.X-K2 2026"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["gated_norm"] = "gated_norm"
     gated_norm_rank: StepRank

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ModelProperties, QueryRank, Streams
+from ..base import ModelProperties, QueryRank, StreamCount
 from ..choice import component_type
 from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
@@ -58,7 +58,7 @@ class GatedStreamsLayer(PreNormLayer):
     can_run_alone: ClassVar[bool] = False
 
     type: Literal["gated_streams"] = "gated_streams"
-    hc_mult: Streams
+    hc_mult: StreamCount
     hc_lowrank: QueryRank
     ngram_input: NgramInput | None = None
 

@@ -15,7 +15,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, HeadSizes, ModelProperties, PartWitness
+from ..base import TORCH_WITNESS, Component, HeadSizes, ModelProperties, PartWitness
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
@@ -40,7 +40,7 @@ class Gemma4Layer(WholeLayer):
     """
 
     formula_source: ClassVar[str] = "Gemma 4 2026"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["gemma4"] = "gemma4"
     dense: FeedForward | None = None

@@ -16,7 +16,7 @@ from ...algebra import exact_div
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Inner, ModelProperties, StackPosition
+from ..base import InnerSize, ModelProperties, StackPosition
 from ..mixers.context_attention import ContextAttention
 from ..mixers.latent_context import LatentContextAttention
 from ..runtime import PassState, vector_module
@@ -40,7 +40,7 @@ class GroupedConvLayer(PreNormLayer):
     type: Literal["grouped_conv"] = "grouped_conv"
     attention: ContextAttention | LatentContextAttention = Field(discriminator="type")
     conv_kernel_size: int = Field(ge=1, le=64, strict=True)
-    conv_group_size: Inner
+    conv_group_size: InnerSize
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return self.attention.required_stack_fields()

@@ -14,7 +14,16 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, SCALABLE, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, UnscalableError
+from ..base import (
+    SCALABLE_MODELS,
+    TORCH_WITNESS,
+    HeadSizes,
+    ModelProperties,
+    Nothing,
+    PartWitness,
+    TokenMixer,
+    UnscalableError,
+)
 from ..choices import Mixer
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
@@ -34,7 +43,7 @@ class HybridBlock(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Falcon-H1 2025, §2.1"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     is_plain_transformer_layer: ClassVar[bool] = True
 
     type: Literal["hybrid"] = "hybrid"
@@ -59,7 +68,7 @@ class HybridBlock(PreNormLayer):
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
         raise UnscalableError(
-            f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE}"
+            f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE_MODELS}"
         )
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:

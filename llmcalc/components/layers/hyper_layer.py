@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, ModelProperties, PartWitness, Real, Streams
+from ..base import TORCH_WITNESS, FiniteNumber, ModelProperties, PartWitness, StreamCount
 from ..norm import Norm, norm_reference
 from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import PassState
@@ -51,15 +51,15 @@ class HyperLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Xie et al. 2025, §4"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     can_run_alone: ClassVar[bool] = False
     delayed: ClassVar[bool] = False
 
     type: Literal["hyper"] = "hyper"
-    hc_mult: Streams
+    hc_mult: StreamCount
     hc_sinkhorn_iters: int | None = Field(default=20, ge=1, le=1000, strict=True)
-    hc_magnitude: Real = Field(default=2.0, gt=0)
-    hc_eps: Real = Field(default=1e-6, ge=0)
+    hc_magnitude: FiniteNumber = Field(default=2.0, gt=0)
+    hc_eps: FiniteNumber = Field(default=1e-6, ge=0)
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_stack_fields(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
@@ -113,7 +113,7 @@ class HyperStreams(CopiedStreams):
     merge: `weighted` for a sum with learned weights, the default; `mean` for the mean of all streams (GLM-5.3).
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "residual"
 
     type: Literal["hyper"] = "hyper"

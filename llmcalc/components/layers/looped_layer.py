@@ -29,7 +29,7 @@ from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-FIRST_LOOP = "keys and values of the first loop"
+FIRST_LOOP_KEYS_AND_VALUES = "keys and values of the first loop"
 
 
 class LoopedAttention(GroupedQueryMixer):
@@ -74,7 +74,7 @@ class LoopedAttention(GroupedQueryMixer):
             attn_output = self._mixed_attention(recorder, q, k, v)
         else:
             k, v = recorder.cache("cache", "full_attention", k, v)
-            recorder.layer_memo[FIRST_LOOP] = k, v
+            recorder.layer_memo[FIRST_LOOP_KEYS_AND_VALUES] = k, v
             recorder.mask(q, k, causal=True)
             attn_output = self._attend(recorder, "core", q, k, v)
         recorder.hold(out=attn_output)
@@ -98,7 +98,7 @@ class LoopedAttention(GroupedQueryMixer):
         """Records the second loop's attention to both loops' keys, and the gate between the results."""
         heads, window = q.axes[0], self.loop_window_size
         empty_keys_and_values = Value(k.rows, k.axes, is_constant=True), Value(v.rows, v.axes, is_constant=True)
-        first_keys, first_values = recorder.layer_memo.get(FIRST_LOOP, empty_keys_and_values)
+        first_keys, first_values = recorder.layer_memo.get(FIRST_LOOP_KEYS_AND_VALUES, empty_keys_and_values)
         assert isinstance(heads, Axis)
         scores = recorder.per_group("loop_gate", q, heads, Axis("gate", 1)).view(heads)
         gate = recorder.act(recorder.add(scores, recorder.vector("loop_gate_bias", heads)), "sigmoid")

@@ -13,7 +13,16 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, LayerParts, ModelProperties, Part, PartWitness, PerLayer, PerLayerVocab, StackPart
+from ..base import (
+    TORCH_WITNESS,
+    LayerParts,
+    ModelProperties,
+    Part,
+    PartWitness,
+    PerLayerVocab,
+    PerLayerWidth,
+    StackPart,
+)
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from ..runtime import PassState
@@ -32,10 +41,10 @@ class PerLayerEmbedding(StackPart):
     """
 
     formula_source: ClassVar[str] = "Gemma 3n 2025"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     vocab_size_per_layer_input: PerLayerVocab | None = None
-    hidden_size_per_layer_input: PerLayer
+    hidden_size_per_layer_input: PerLayerWidth
     norm: Norm
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
@@ -78,10 +87,10 @@ class PerLayerGate(Part):
     """
 
     formula_source: ClassVar[str] = "Gemma 3n 2025"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "feed_forward"
 
-    hidden_size_per_layer_input: PerLayer
+    hidden_size_per_layer_input: PerLayerWidth
     hidden_act: Activation
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:

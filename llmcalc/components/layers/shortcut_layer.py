@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, HeadSizes, ModelProperties, PartWitness
+from ..base import TORCH_WITNESS, HeadSizes, ModelProperties, PartWitness
 from ..mixers.attention import Attention
 from ..mixers.mla import MLA
 from ..networks.feed_forward import FeedForward
@@ -42,7 +42,7 @@ class ShortcutLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "LongCat-Flash 2025, §2.2"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["shortcut"] = "shortcut"
     dense: FeedForward

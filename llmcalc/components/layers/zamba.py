@@ -21,12 +21,12 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ..base import (
-    BY_TORCH,
     MOST_LAYERS,
-    SCALABLE,
+    SCALABLE_MODELS,
+    TORCH_WITNESS,
     Flag,
     HeadSizes,
-    Inner,
+    InnerSize,
     ModelProperties,
     Nothing,
     Part,
@@ -34,7 +34,7 @@ from ..base import (
     TokenMixer,
     UnscalableError,
 )
-from ..mixers.attention import Adapter, Attention
+from ..mixers.attention import AdapterFunction, Attention
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward, activate
@@ -46,7 +46,7 @@ from .block import Layer, LayerSharing
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Others: TypeAlias = tuple[Number, Role]
+OtherAdapters: TypeAlias = tuple[Number, Role]
 """The adapters of other layers that are stored in a block: their number and their role."""
 
 
@@ -62,12 +62,12 @@ class SharedBlock(Part):
     """
 
     formula_source: ClassVar[str] = "Glorioso et al. 2024, §2"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = ""
 
     attention: Attention
     feed_forward: FeedForward
-    adapter_rank: Inner | None = None
+    adapter_rank: InnerSize | None = None
     attention_adapters: Flag = False
     idle_adapters: int = Field(default=0, ge=0, le=MOST_LAYERS, strict=True)
 
@@ -91,7 +91,7 @@ class SharedBlock(Part):
         return self
 
     def flow(
-        self, recorder: Flow, x: Value, norm: Norm, output_axes: Shape, other_adapters: Others | None = None
+        self, recorder: Flow, x: Value, norm: Norm, output_axes: Shape, other_adapters: OtherAdapters | None = None
     ) -> Value:
         """Records the block. x: the residual stream and the token embeddings, concatenated.
 
@@ -114,7 +114,7 @@ class SharedBlock(Part):
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
             return self._network_output(recorder, attn_output, None if self.adapter_rank is None else record_adapter)
 
-    def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
+    def _network_output(self, recorder: Flow, x: Value, adapter: AdapterFunction | None) -> Value:
         """Returns the output of the feed-forward network, optionally with an adapter on its gate and up projections."""
         network, ffn_axis = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
         gate = recorder.linear("gate_proj", x, ffn_axis, bias=network.gate_bias)
@@ -130,7 +130,9 @@ class SharedBlock(Part):
         gated_units = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
         return recorder.linear("down_proj", gated_units, *x.axes, bias=network.down_bias)
 
-    def _adapter_output(self, recorder: Flow, x: Value, output_axes: Shape, other_adapters: Others | None) -> Value:
+    def _adapter_output(
+        self, recorder: Flow, x: Value, output_axes: Shape, other_adapters: OtherAdapters | None
+    ) -> Value:
         """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
 
         def record_projections() -> Value:
@@ -161,7 +163,7 @@ class ZambaLayer(Layer):
     """
 
     formula_source: ClassVar[str] = "Glorioso et al. 2024, §2"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     can_run_alone: ClassVar[bool] = False
     shares_all_parameters: ClassVar[bool] = False
 
@@ -190,7 +192,9 @@ class ZambaLayer(Layer):
     def scaled(
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
-        raise UnscalableError(f"layers that share a block have no rule for its sizes at another width; {SCALABLE}")
+        raise UnscalableError(
+            f"layers that share a block have no rule for its sizes at another width; {SCALABLE_MODELS}"
+        )
 
     def check_can_share_parameters(self, layer_name: str) -> None:
         if self.transformer.idle_adapters:
@@ -203,7 +207,7 @@ class ZambaLayer(Layer):
         return [("transformer.attention", self.transformer.attention, 2 * hidden_size), *super().mixers(hidden_size)]
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        other_adapters: Others | None = None
+        other_adapters: OtherAdapters | None = None
         if layer_sharing is not None and layer_sharing.is_first:
             other_adapters = layer_sharing.other_layer_count, "kept"
         elif self.transformer.idle_adapters:

@@ -19,7 +19,8 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
+    FiniteNumber,
     Flag,
     HeadDim,
     Heads,
@@ -27,7 +28,6 @@ from ..base import (
     KVHeads,
     ModelProperties,
     PartWitness,
-    Real,
     ScoreBias,
     StackPosition,
     TokenMixer,
@@ -57,13 +57,13 @@ else:
     ValueExperts = component_type("mixers.value_experts:ValueExperts")
 
 
-IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
+IdleProjectionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
 """The name of a projection that does not run."""
 
-RUN_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"})
+ACTIVE_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"})
 """Names of the projections that run."""
 
-Adapter: TypeAlias = Callable[[Value, Shape], Value]
+AdapterFunction: TypeAlias = Callable[[Value, Shape], Value]
 """A function of a projection's input and the axes of its output, which returns a term to add to that output."""
 
 
@@ -124,7 +124,7 @@ class Attention(TokenMixer):
         with global attention (Longformer), between words and entities (LUKE); none by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     renamed_fields: ClassVar[Mapping[str, str]] = {"gate_bias": "output_gate = { per = …, bias = … }"}
 
@@ -152,7 +152,7 @@ class Attention(TokenMixer):
     sub_norm: Norm | None = None
     v_norm: Norm | None = None
     kv_shared: Flag = False
-    attn_logit_softcapping: Real | None = Field(default=None, gt=0)
+    attn_logit_softcapping: FiniteNumber | None = Field(default=None, gt=0)
     position: ScorePosition | None = None
     block_indexer: AnyBlockIndexer | None = None
     float32_softmax: Flag = True
@@ -163,7 +163,7 @@ class Attention(TokenMixer):
     names_scores: Flag = False
     fused_qkv: Flag = False
     whole_pass: Flag = False
-    idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
+    idle_projections: tuple[IdleProjectionName, ...] = Field(default=(), max_length=8)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -203,10 +203,10 @@ class Attention(TokenMixer):
         if self.whole_pass and (self.cost_thresholds() or is_distance_based):
             raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
         idle_projections = self.idle_projections
-        if len({*idle_projections}) < len(idle_projections) or RUN_PROJECTIONS & {*idle_projections}:
+        if len({*idle_projections}) < len(idle_projections) or ACTIVE_PROJECTIONS & {*idle_projections}:
             raise ValueError(
                 f"idle_projections: {', '.join(idle_projections)}; "
-                "expected names that differ from one another and from " + ", ".join(sorted(RUN_PROJECTIONS))
+                "expected names that differ from one another and from " + ", ".join(sorted(ACTIVE_PROJECTIONS))
             )
         for score_component in (self.position, self.block_indexer):
             if score_component is not None:
@@ -345,7 +345,7 @@ class Attention(TokenMixer):
         x: Value,
         memory: Value | None = None,
         output_axes: Shape | None = None,
-        adapter: Adapter | None = None,
+        adapter: AdapterFunction | None = None,
         value_input: Value | None = None,
     ) -> Value:
         """Records attention. memory: the input of keys and values, default x. output_axes: default x's.
@@ -443,7 +443,13 @@ class Attention(TokenMixer):
         return attn_output
 
     def _project_heads(
-        self, recorder: Flow, projection_name: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
+        self,
+        recorder: Flow,
+        projection_name: str,
+        x: Value,
+        output_axes: Shape,
+        bias: bool,
+        adapter: AdapterFunction | None,
     ) -> Value:
         """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
@@ -475,7 +481,7 @@ class Attention(TokenMixer):
         head_dim: Axis,
         value_axis: Axis,
         is_cross_attention: bool,
-        adapter: Adapter | None,
+        adapter: AdapterFunction | None,
         value_input: Value | None,
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""

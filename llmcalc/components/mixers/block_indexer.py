@@ -15,7 +15,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     AttentionFields,
     HeadDim,
     Heads,
@@ -60,7 +60,7 @@ class BlockIndexer(Part):
     norm: the norm on queries and keys.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["block_indexer"] = "block_indexer"
     index_n_heads: Heads

@@ -18,12 +18,12 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import RowsWithZeroStart
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
-    Kernel,
+    KernelSize,
     KVHeads,
     ModelProperties,
     PartWitness,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-UNIT_LENGTH = Norm(type="rmsnorm", weight=False, eps=1e-12)
+UNIT_LENGTH_NORM = Norm(type="rmsnorm", weight=False, eps=1e-12)
 """The norm of queries and keys, which are divided by their length and multiplied by √d."""
 
 
@@ -60,14 +60,14 @@ class CompressedConvAttention(WindowedMixer):
     """
 
     formula_source: ClassVar[str] = "Figliolia et al. 2025, §3"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["cca"] = "cca"
     num_attention_heads: Heads
     num_key_value_heads: KVHeads
     head_dim: HeadDim
-    cca_time0: Kernel = 2
-    cca_time1: Kernel = 2
+    cca_time0: KernelSize = 2
+    cca_time1: KernelSize = 2
     attention_bias: Flag = False
     sliding_window: Window | None = None
     position: Rope = Rope()
@@ -185,7 +185,7 @@ class CompressedConvAttention(WindowedMixer):
             )
 
     def _scale_and_rotate(self, recorder: Flow, x: Value) -> Value:
-        return recorder.rope(recorder.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
+        return recorder.rope(recorder.normalized(x, UNIT_LENGTH_NORM, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
         return self._attention_heading("CCA")

@@ -18,7 +18,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...workload.rows import Rows
-from ..base import BY_TORCH, Flag, ModelProperties, PartWitness
+from ..base import TORCH_WITNESS, Flag, ModelProperties, PartWitness
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
@@ -37,7 +37,7 @@ class CompressedAttention(EntryAttention):
     """
 
     formula_source: ClassVar[str] = "DeepSeek-V4 2026, §2.3"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["compressed"] = "compressed"
     overlap: Flag = False

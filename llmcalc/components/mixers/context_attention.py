@@ -20,7 +20,7 @@ from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import PassState, attention_products_class, vector_module, with_sink_scores
-from ..target_states import DFLASH
+from ..target_states import DFLASH_SOURCE
 from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ContextAttention(TwoKeySetsMixer):
     position: RoPE on queries and keys.
     """
 
-    formula_source: ClassVar[str] = DFLASH
+    formula_source: ClassVar[str] = DFLASH_SOURCE
     attends_to_whole_pass: ClassVar[bool] = True
 
     type: Literal["context"] = "context"

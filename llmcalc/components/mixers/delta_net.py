@@ -19,7 +19,17 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule
-from ..base import PUBLISHED, ChunkSize, Flag, HeadSizes, Kernel, ModelProperties, PartWitness, Real, RecurrentMixer
+from ..base import (
+    PUBLISHED_KERNELS_WITNESS,
+    ChunkSize,
+    FiniteNumber,
+    Flag,
+    HeadSizes,
+    KernelSize,
+    ModelProperties,
+    PartWitness,
+    RecurrentMixer,
+)
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_convolved_heads, record_delta_rule
@@ -44,7 +54,7 @@ class DeltaNet(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = "Yang et al. 2024, §3"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
     uncounted_operations: ClassVar[str] = "in decode the whole step of DeltaNet's state"
 
@@ -52,11 +62,11 @@ class DeltaNet(RecurrentMixer):
     linear_num_heads: LinearHeads
     linear_key_head_dim: LinearKeyDim
     linear_value_head_dim: LinearValueDim
-    linear_conv_kernel_dim: Kernel = 4
+    linear_conv_kernel_dim: KernelSize = 4
     linear_allow_neg_eigval: Flag = False
     output_gate: Flag = False
     chunk_size: ChunkSize = CHUNK_TOKENS
-    norm_eps: Real = Field(default=1e-5, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_key_head_dim)

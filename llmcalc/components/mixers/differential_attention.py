@@ -17,7 +17,8 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
+    FiniteNumber,
     Flag,
     HeadDim,
     Heads,
@@ -25,7 +26,6 @@ from ..base import (
     KVHeads,
     ModelProperties,
     PartWitness,
-    Real,
     UnscalableError,
     Window,
 )
@@ -54,16 +54,16 @@ class DifferentialAttention(WindowedMixer):
     """
 
     formula_source: ClassVar[str] = "Ye et al. 2024, §2.1"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["differential"] = "differential"
     num_attention_heads: Heads
     num_key_value_heads: KVHeads
     head_dim: HeadDim
     attention_bias: Flag = False
-    norm_eps: Real = Field(default=1e-5, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
     norm_weight: Flag = False
-    lambda_init: Real = Field(default=0.8, gt=0, lt=1)
+    lambda_init: FiniteNumber = Field(default=0.8, gt=0, lt=1)
     sliding_window: Window | None = None
     kv_shared: Flag = False
     position: Rope | None = Rope()

@@ -16,7 +16,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.with_past import RowsWithPast
-from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window
+from ..base import TORCH_WITNESS, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import PassState, apply_dropout, attention_mask, cache_class, vector_module
@@ -41,7 +41,7 @@ class DynamicMaskAttention(WindowedMixer):
     """
 
     formula_source: ClassVar[str] = "Shi et al. 2024 (Doge)"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["dynamic_mask"] = "dynamic_mask"
     num_attention_heads: Heads

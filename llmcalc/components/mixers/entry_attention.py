@@ -17,10 +17,11 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.sparse import COMPRESSED
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     HeadDim,
     Heads,
     HeadSizes,
+    InnerWidth,
     ModelProperties,
     Part,
     PartWitness,
@@ -29,7 +30,6 @@ from ..base import (
     TokenMixer,
     TopK,
     UnscalableError,
-    Width,
     Window,
 )
 from ..norm import Norm, norm_reference
@@ -49,7 +49,7 @@ class EntryIndexer(Part):
     index_topk: the number of selected entries per token.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     index_n_heads: Heads
     index_head_dim: HeadDim
@@ -77,7 +77,7 @@ class EntryAttention(TokenMixer):
     qk_rope_head_dim: RopeDim
     q_lora_rank: QueryRank
     o_groups: Heads
-    o_lora_rank: Width
+    o_lora_rank: InnerWidth
     sliding_window: Window
     compress_rate: Window | None = None
     indexer: EntryIndexer | None = None

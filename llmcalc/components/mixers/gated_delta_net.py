@@ -20,14 +20,14 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule
 from ..base import (
-    PUBLISHED,
+    PUBLISHED_KERNELS_WITNESS,
     ChunkSize,
+    FiniteNumber,
     Flag,
     HeadSizes,
-    Kernel,
+    KernelSize,
     ModelProperties,
     PartWitness,
-    Real,
     RecurrentMixer,
     SizeSymbol,
     check_divisor,
@@ -61,7 +61,7 @@ class GatedDeltaNet(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = "Yang et al. 2024 (arXiv:2412.06464), §3"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     uncounted_operations: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"
 
@@ -70,11 +70,11 @@ class GatedDeltaNet(RecurrentMixer):
     linear_num_value_heads: LinearValueHeads
     linear_key_head_dim: LinearKeyDim
     linear_value_head_dim: LinearValueDim
-    linear_conv_kernel_dim: Kernel = 4
+    linear_conv_kernel_dim: KernelSize = 4
     linear_allow_neg_eigval: Flag = False
     chunk_size: ChunkSize = CHUNK_TOKENS
     norm_type: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_eps: Real = Field(default=1e-6, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-6, ge=0)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -14,7 +14,7 @@ from pydantic import Field
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, ModelProperties, PartWitness, Real, Width
+from ..base import PUBLISHED_KERNELS_WITNESS, FiniteNumber, InnerWidth, ModelProperties, PartWitness
 from .linear_attention import LinearAttentionMixer, linear_attention_reference
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ class GatedLinearAttention(LinearAttentionMixer):
     """
 
     formula_source: ClassVar[str] = "Yang et al. 2023, §4"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     uncounted_operations: ClassVar[str] = "the decays of gated linear attention"
 
     type: Literal["gated_linear_attention"] = "gated_linear_attention"
-    decay_rank: Width = 16
-    decay_divisor: Real = Field(default=16.0, gt=0)
+    decay_rank: InnerWidth = 16
+    decay_divisor: FiniteNumber = Field(default=16.0, gt=0)
 
     def _record_decays(self, recorder: Flow, x: Value, heads: Axis, key_dim: Axis) -> tuple[Value, ...]:
         low_rank_x = recorder.linear("gk_a_proj", x, Axis("decay_rank", self.decay_rank))

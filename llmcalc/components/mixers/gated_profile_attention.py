@@ -23,7 +23,7 @@ from .profile_attention import ProfileAttention, profile_attention_class
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WEIGHTLESS = Norm(type="rmsnorm", weight=False, eps=1e-6)
+WEIGHTLESS_NORM = Norm(type="rmsnorm", weight=False, eps=1e-6)
 """The norm of values; the bound of a length is recorded as one too, since it divides each head by its length."""
 
 
@@ -62,11 +62,15 @@ class GatedProfileAttention(ProfileAttention):
         profile_weights = recorder.linear("r_proj", x, heads, rank_axis)
         gate = recorder.linear("gate_proj", x, heads, head_dim)
         sinks = recorder.linear("sink_proj", x, heads)
-        q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, head_dim)), WEIGHTLESS, (head_dim,))
-        keys = recorder.normalized(keys, WEIGHTLESS, (head_dim,))
-        values = recorder.normalized(values, WEIGHTLESS, (head_dim,))
+        q = recorder.normalized(
+            recorder.mul(q, recorder.vector("q_scale", heads, head_dim)), WEIGHTLESS_NORM, (head_dim,)
+        )
+        keys = recorder.normalized(keys, WEIGHTLESS_NORM, (head_dim,))
+        values = recorder.normalized(values, WEIGHTLESS_NORM, (head_dim,))
         profile_weights = recorder.normalized(
-            recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank_axis)), WEIGHTLESS, (rank_axis,)
+            recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank_axis)),
+            WEIGHTLESS_NORM,
+            (rank_axis,),
         )
         keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)
         recorder.mask(q, keys, causal=True, window=window)

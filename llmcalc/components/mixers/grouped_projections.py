@@ -14,7 +14,7 @@ from pydantic import Field
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, ModelProperties, SingleWidthNetwork, StackPosition, Width
+from ..base import Heads, InnerWidth, ModelProperties, SingleWidthNetwork, StackPosition
 from ..networks.feed_forward import Activation, activate
 from ..runtime import PassState, attention_mask, softmax_core_class
 from .grouped_query import EqualHeadsMixer
@@ -91,7 +91,7 @@ class GroupedFeedForward(SingleWidthNetwork):
     kind: ClassVar[str] = "feed_forward"
 
     type: Literal["grouped_mlp"] = "grouped_mlp"
-    intermediate_size: Width
+    intermediate_size: InnerWidth
     hidden_act: Activation
     up_groups: int = _groups_field()
     down_groups: int = _groups_field()

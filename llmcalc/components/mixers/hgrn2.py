@@ -16,7 +16,17 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, ChunkSize, Flag, Heads, HeadSizes, ModelProperties, PartWitness, Real, RecurrentMixer
+from ..base import (
+    PUBLISHED_KERNELS_WITNESS,
+    ChunkSize,
+    FiniteNumber,
+    Flag,
+    Heads,
+    HeadSizes,
+    ModelProperties,
+    PartWitness,
+    RecurrentMixer,
+)
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .delta_rule import CHUNK_TOKENS
@@ -40,7 +50,7 @@ class HGRN2(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = "Qin et al. 2024 (HGRN2), §3"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
     uncounted_operations: ClassVar[str] = "the forget gates of HGRN2"
 
@@ -51,7 +61,7 @@ class HGRN2(RecurrentMixer):
     lower_bound: Flag = True
     first: Flag = False
     chunk_size: ChunkSize = CHUNK_TOKENS
-    norm_eps: Real = Field(default=1e-5, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK
+from ..base import TORCH_WITNESS, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
@@ -41,7 +41,7 @@ class Indexer(Part):
     """
 
     formula_source: ClassVar[str] = "DeepSeek-V3.2 2025, §2.1"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["indexer"] = "indexer"
     index_n_heads: Heads

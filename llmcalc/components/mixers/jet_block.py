@@ -17,7 +17,17 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, DynamicConvolution
-from ..base import PUBLISHED, ChunkSize, HeadSizes, Kernel, ModelProperties, PartWitness, Real, RecurrentMixer, Width
+from ..base import (
+    PUBLISHED_KERNELS_WITNESS,
+    ChunkSize,
+    FiniteNumber,
+    HeadSizes,
+    InnerWidth,
+    KernelSize,
+    ModelProperties,
+    PartWitness,
+    RecurrentMixer,
+)
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_delta_rule
@@ -40,17 +50,17 @@ class JetBlock(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = "Gu et al. 2025 (arXiv:2508.15884), §3"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     uncounted_operations: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"
 
     type: Literal["jet_block"] = "jet_block"
     linear_num_value_heads: LinearValueHeads
     linear_key_head_dim: LinearKeyDim
     linear_value_head_dim: LinearValueDim
-    generator_size: Width
-    linear_conv_kernel_dim: Kernel = 4
+    generator_size: InnerWidth
+    linear_conv_kernel_dim: KernelSize = 4
     chunk_size: ChunkSize = CHUNK_TOKENS
-    norm_eps: Real = Field(default=1e-5, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_value_heads, self.linear_key_head_dim)

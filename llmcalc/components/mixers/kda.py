@@ -18,14 +18,14 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule
 from ..base import (
-    PUBLISHED,
+    PUBLISHED_KERNELS_WITNESS,
     ChunkSize,
+    FiniteNumber,
     Flag,
     HeadSizes,
-    Kernel,
+    KernelSize,
     ModelProperties,
     PartWitness,
-    Real,
     RecurrentMixer,
     SizeSymbol,
 )
@@ -58,7 +58,7 @@ class KimiDeltaAttention(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = "Kimi Team 2025 (arXiv:2510.26692), §3"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     uncounted_operations: ClassVar[str] = (
         "the decays of Kimi delta attention and its scores within a chunk, and in decode the whole step of its state"
@@ -67,13 +67,13 @@ class KimiDeltaAttention(RecurrentMixer):
     type: Literal["kimi_delta_attention"] = "kimi_delta_attention"
     linear_num_heads: LinearHeads
     linear_head_dim: LinearHeadDim
-    linear_conv_kernel_dim: Kernel = 4
+    linear_conv_kernel_dim: KernelSize = 4
     low_rank_gates: Flag = True
     full_rank_output_gate: Flag = False
     output_gate_bias: Flag = False
-    kda_lower_bound: Real | None = Field(default=None, lt=0)
+    kda_lower_bound: FiniteNumber | None = Field(default=None, lt=0)
     chunk_size: ChunkSize = CHUNK_TOKENS
-    norm_eps: Real = Field(default=1e-5, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

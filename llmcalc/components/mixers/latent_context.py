@@ -23,7 +23,7 @@ from ..base import Flag, Heads, HeadSizes, KVRank, ModelProperties, NopeDim, Que
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import PassState, attention_products_class, cache_class
-from ..target_states import DFLASH
+from ..target_states import DFLASH_SOURCE
 from .grouped_query import OptionalWindowMixer
 from .mla import expansion_class
 
@@ -47,7 +47,7 @@ class LatentContextAttention(OptionalWindowMixer):
     position: RoPE.
     """
 
-    formula_source: ClassVar[str] = DFLASH
+    formula_source: ClassVar[str] = DFLASH_SOURCE
     attends_to_whole_pass: ClassVar[bool] = True
 
     type: Literal["latent_context"] = "latent_context"

@@ -14,7 +14,16 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LightningAttentionCore
-from ..base import PUBLISHED, ChunkSize, Flag, HeadDim, Heads, ModelProperties, PartWitness, StackPosition
+from ..base import (
+    PUBLISHED_KERNELS_WITNESS,
+    ChunkSize,
+    Flag,
+    HeadDim,
+    Heads,
+    ModelProperties,
+    PartWitness,
+    StackPosition,
+)
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..position import Rope
@@ -38,7 +47,7 @@ class LightningAttention(MultiHeadMixer):
     """
 
     formula_source: ClassVar[str] = "Qin et al. 2024, §3"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted_operations: ClassVar[str] = "the decays of lightning attention"

@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LinearAttentionCore
-from ..base import ChunkSize, Flag, Heads, HeadSizes, KVHeads, Real, RecurrentMixer, check_groups
+from ..base import ChunkSize, FiniteNumber, Flag, Heads, HeadSizes, KVHeads, RecurrentMixer, check_groups
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class
@@ -50,7 +50,7 @@ class LinearAttentionMixer(RecurrentMixer):
     feature_map: Activation | None = None
     output_gate: Flag = True
     chunk_size: ChunkSize = CHUNK_TOKENS
-    norm_eps: Real = Field(default=1e-5, ge=0)
+    norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

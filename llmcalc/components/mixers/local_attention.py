@@ -18,7 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import BlockRows, RowsWithBlockSummaries
-from ..base import BY_TORCH, ChunkSize, HeadDim, Heads, ModelProperties, PartWitness, ScoreBias, Window
+from ..base import TORCH_WITNESS, ChunkSize, HeadDim, Heads, ModelProperties, PartWitness, ScoreBias, Window
 from ..norm import Norm
 from ..runtime import PassState, apply_dropout
 from .grouped_query import MultiHeadMixer
@@ -39,7 +39,7 @@ class LocalAttention(MultiHeadMixer):
     """
 
     formula_source: ClassVar[str] = "Guo et al. 2021, §3.1"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["local"] = "local"

@@ -19,11 +19,11 @@ from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
 from ...workload.rows import RoutedRows
 from ..base import (
-    PUBLISHED,
+    PUBLISHED_KERNELS_WITNESS,
     Flag,
     Heads,
-    Inner,
-    Kernel,
+    InnerSize,
+    KernelSize,
     ModelProperties,
     PartWitness,
     StateSize,
@@ -63,17 +63,17 @@ class Mamba(TokenMixer):
     """
 
     formula_source: ClassVar[str] = "Gu & Dao 2023, §3.4"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted_operations: ClassVar[str] = "the state update of Mamba's scan"
 
     type: Literal["mamba"] = "mamba"
-    intermediate_size: Inner
+    intermediate_size: InnerSize
     state_size: StateSize
     time_step_rank: StepRank
-    conv_kernel: Kernel = 4
+    conv_kernel: KernelSize = 4
     num_heads: Heads | None = None
     use_bias: Flag = False
     use_conv_bias: Flag = True

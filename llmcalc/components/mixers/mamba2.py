@@ -16,13 +16,13 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import ChunkedScan, HeadScan
 from ..base import (
-    PUBLISHED,
+    PUBLISHED_KERNELS_WITNESS,
     ChunkSize,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
-    Kernel,
+    KernelSize,
     ModelProperties,
     PartWitness,
     StateGroups,
@@ -57,7 +57,7 @@ class Mamba2(TokenMixer):
     """
 
     formula_source: ClassVar[str] = "Dao & Gu 2024, §7"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
@@ -68,7 +68,7 @@ class Mamba2(TokenMixer):
     head_dim: HeadDim
     state_size: StateSize
     n_groups: StateGroups = 1
-    conv_kernel: Kernel = 4
+    conv_kernel: KernelSize = 4
     chunk_size: ChunkSize = 256
     use_bias: Flag = False
     out_bias: Flag = False

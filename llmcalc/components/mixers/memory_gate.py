@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Flag, Inner, ModelProperties, TokenMixer
+from ..base import Flag, InnerSize, ModelProperties, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..runtime import PassState
 from .mamba import SCAN_OUTPUT
@@ -34,7 +34,7 @@ class MemoryGate(TokenMixer):
     kind: ClassVar[str] = "state_space"
 
     type: Literal["memory_gate"] = "memory_gate"
-    intermediate_size: Inner
+    intermediate_size: InnerSize
     use_bias: Flag = False
     hidden_act: Activation = "silu"
 

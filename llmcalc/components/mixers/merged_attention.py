@@ -15,8 +15,19 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import ConcatenatedRows
-from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, StackPosition, Window
+from ...workload.rows import SOURCE_TOKENS
+from ..base import (
+    TORCH_WITNESS,
+    FiniteNumber,
+    Flag,
+    HeadDim,
+    Heads,
+    KVHeads,
+    ModelProperties,
+    PartWitness,
+    StackPosition,
+    Window,
+)
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import PassState, apply_dropout, attention_mask, attention_products_class, cache_class
@@ -42,7 +53,7 @@ class MergedAttention(TwoKeySetsMixer):
     """
 
     formula_source: ClassVar[str] = "Zhang et al. 2025 (T5Gemma 2)"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     allowed_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
 
     reads_encoder: ClassVar[bool] = True
@@ -53,7 +64,7 @@ class MergedAttention(TwoKeySetsMixer):
     head_dim: HeadDim
     sliding_window: Window | None = None
     attention_bias: Flag = False
-    attn_logit_softcapping: Real | None = Field(default=None, gt=0)
+    attn_logit_softcapping: FiniteNumber | None = Field(default=None, gt=0)
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
@@ -67,7 +78,7 @@ class MergedAttention(TwoKeySetsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of the decoder's tokens and of the encoder's output."""
-        memory = Value(SOURCE, x.axes) if recorder.encoder_output is None else recorder.encoder_output
+        memory = Value(SOURCE_TOKENS, x.axes) if recorder.encoder_output is None else recorder.encoder_output
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)

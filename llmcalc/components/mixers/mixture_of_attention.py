@@ -19,7 +19,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import RoutedRows
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     Experts,
     HeadDim,
     HeadSizes,
@@ -51,7 +51,7 @@ class MixtureOfAttention(TokenMixer):
     """
 
     formula_source: ClassVar[str] = "Zhang et al. 2022, §3"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["mixture_of_attention"] = "mixture_of_attention"
     num_experts: Experts

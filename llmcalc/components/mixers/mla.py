@@ -25,7 +25,7 @@ from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...workload.with_past import RowsWithPast
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     Flag,
     Heads,
     HeadSizes,
@@ -86,7 +86,7 @@ class MLA(OptionalWindowMixer):
     """
 
     formula_source: ClassVar[str] = "DeepSeek-V2 2024, §2.1"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["mla"] = "mla"
     num_attention_heads: Heads

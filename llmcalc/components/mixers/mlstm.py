@@ -17,15 +17,15 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import MatrixMemory
 from ..base import (
-    PUBLISHED,
+    PUBLISHED_KERNELS_WITNESS,
     ChunkSize,
+    FiniteNumber,
     Flag,
     HeadDim,
     Heads,
     HeadSizes,
     ModelProperties,
     PartWitness,
-    Real,
     RecurrentMixer,
     SizeSymbol,
 )
@@ -52,7 +52,7 @@ class MLSTM(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = "Beck et al. 2024, §2.3"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     node_name: ClassVar[str] = "mlstm"
     uncounted_operations: ClassVar[str] = "the decays and exponential gates of mLSTM's memory"
 
@@ -62,8 +62,8 @@ class MLSTM(RecurrentMixer):
     v_head_dim: MemoryValueDim
     use_bias: Flag = False
     chunk_size: ChunkSize = 64
-    gate_soft_cap: Real = Field(default=15.0, gt=0)
-    norm_eps: Real = Field(default=1e-6, ge=0)
+    gate_soft_cap: FiniteNumber = Field(default=15.0, gt=0)
+    norm_eps: FiniteNumber = Field(default=1e-6, ge=0)
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.num_heads, self.qk_head_dim)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness
+from ..base import TORCH_WITNESS, Flag, ModelProperties, Part, PartWitness
 from ..runtime import vector_module
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class OutputGate(Part):
     gate_func: the function of the projection, `sigmoid` by default. K2 Horizon's `softplus` is that of base 2.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     per: Literal["element", "head"]
     bias: Flag | Literal["head"] = False

@@ -16,7 +16,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK, Window
+from ..base import TORCH_WITNESS, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import PassState, cache_class, vector_module
@@ -38,7 +38,7 @@ class PooledIndexer(Part):
     """
 
     formula_source: ClassVar[str] = "GLM-5.3 2026"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = ""
 
     type: Literal["pooled"] = "pooled"

@@ -17,7 +17,7 @@ from ...flow.value import Value
 from ..base import (
     HeadDim,
     Heads,
-    Kernel,
+    KernelSize,
     KVHeads,
     ModelProperties,
     Positions,
@@ -57,7 +57,7 @@ class ProfileAttention(WindowedMixer):
     head_dim: HeadDim
     relative_rank: QueryRank
     relative_extent: Positions
-    conv_kernel_size: Kernel
+    conv_kernel_size: KernelSize
     sliding_window: Window | None = None
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
 

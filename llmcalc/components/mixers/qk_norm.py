@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from ..base import BY_TORCH, Part, PartWitness
+from ..base import TORCH_WITNESS, Part, PartWitness
 from ..norm import Norm
 
 
@@ -17,7 +17,7 @@ class QKNorm(Part):
     order: before RoPE, by default, or after it.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     norm: Norm
     scope: Literal["head", "per_head", "projection"] = "head"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, ModelProperties, Part, PartWitness, Width
+from ..base import TORCH_WITNESS, InnerWidth, ModelProperties, Part, PartWitness
 from ..norm import Norm
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ class QueryFactors(Part):
     norm: the norm between the two projections, an RMSNorm by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
-    rank: Width
+    rank: InnerWidth
     norm: Norm = Norm(type="rmsnorm")
 
     def flow(self, recorder: Flow, x: Value) -> Value:

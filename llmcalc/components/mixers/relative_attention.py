@@ -19,7 +19,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import MultipliedRows
-from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
+from ..base import TORCH_WITNESS, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import rotary_angles
 from ..runtime import PassState, softmax_core_class, vector_module
 from .grouped_query import MultiHeadMixer
@@ -37,7 +37,7 @@ class RelativeAttention(MultiHeadMixer):
     segments: whether it has XLNet's segments and its distance of `tokens`, true by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["relative"] = "relative"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, ModelProperties, PartWitness, StackPosition
+from ..base import PUBLISHED_KERNELS_WITNESS, ModelProperties, PartWitness, StackPosition
 from ..position import Rope
 from ..runtime import PassState
 from .linear_attention import LinearAttentionMixer, linear_attention_reference
@@ -27,7 +27,7 @@ class Retention(LinearAttentionMixer):
     """
 
     formula_source: ClassVar[str] = "Sun et al. 2023, §2"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     uncounted_operations: ClassVar[str] = "the decays of retention"
 
     type: Literal["retention"] = "retention"

@@ -15,7 +15,16 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, RecurrentMixer, SizeSymbol, check_divisor
+from ..base import (
+    PUBLISHED_KERNELS_WITNESS,
+    Heads,
+    KernelSize,
+    ModelProperties,
+    PartWitness,
+    RecurrentMixer,
+    SizeSymbol,
+    check_divisor,
+)
 from ..networks.feed_forward import Activation, activate
 from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
 
@@ -36,14 +45,14 @@ class RGLRU(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = "De et al. 2024, §2.4"
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     node_name: ClassVar[str] = "recurrent"
     uncounted_operations: ClassVar[str] = "the recurrence of RG-LRU"
 
     type: Literal["rglru"] = "rglru"
     lru_width: RecurrentWidth
     num_attention_heads: Heads
-    conv1d_width: Kernel = 4
+    conv1d_width: KernelSize = 4
     hidden_act: Activation = "gelu_tanh"
 
     @model_validator(mode="after")

@@ -16,14 +16,14 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
-    BY_TORCH,
-    PUBLISHED,
+    PUBLISHED_KERNELS_WITNESS,
+    TORCH_WITNESS,
+    InnerWidth,
     ModelProperties,
     PartWitness,
     RecurrentMixer,
     SingleWidthNetwork,
     SizeSymbol,
-    Width,
 )
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
@@ -43,7 +43,7 @@ class RwkvTimeMix(RecurrentMixer):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    witness: ClassVar[PartWitness] = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED_KERNELS_WITNESS
     node_name: ClassVar[str] = "time_mix"
     uncounted_operations: ClassVar[str] = "the WKV recurrence of RWKV"
 
@@ -82,12 +82,12 @@ class RwkvChannelMix(SingleWidthNetwork):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     node_name: ClassVar[str] = "channel_mix"
     kind: ClassVar[str] = "feed_forward"
 
     type: Literal["rwkv_channel_mix"] = "rwkv_channel_mix"
-    intermediate_size: Width
+    intermediate_size: InnerWidth
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         previous_token = previous_tokens(recorder, x)

@@ -16,7 +16,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import TransitionScan
-from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, RecurrentMixer, Width
+from ..base import FiniteNumber, Flag, HeadDim, Heads, InnerWidth, ModelProperties, PartWitness, RecurrentMixer
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .rwkv import RwkvChannelMix
@@ -49,12 +49,12 @@ class Rwkv7TimeMix(RecurrentMixer):
     type: Literal["rwkv7_time_mix"] = "rwkv7_time_mix"
     num_heads: Heads
     head_dim: HeadDim
-    decay_rank: Width
-    rate_rank: Width
-    value_rank: Width
-    gate_rank: Width
+    decay_rank: InnerWidth
+    rate_rank: InnerWidth
+    value_rank: InnerWidth
+    gate_rank: InnerWidth
     first: Flag = False
-    norm_eps: Real = Field(default=6.4e-4, ge=0)
+    norm_eps: FiniteNumber = Field(default=6.4e-4, ge=0)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)

@@ -15,7 +15,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan
-from ..base import HeadDim, Heads, ModelProperties, Real, RecurrentMixer, Width
+from ..base import FiniteNumber, HeadDim, Heads, InnerWidth, ModelProperties, RecurrentMixer
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
@@ -44,9 +44,9 @@ class RwkvHeadMix(RecurrentMixer):
     type: Literal["rwkv_head_mix"] = "rwkv_head_mix"
     num_heads: Heads
     head_dim: HeadDim
-    shift_rank: Width | None = None
-    decay_rank: Width | None = None
-    norm_eps: Real = Field(default=1e-5, ge=0)
+    shift_rank: InnerWidth | None = None
+    decay_rank: InnerWidth | None = None
+    norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -14,7 +14,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import ProjectedChunkedScan, ProjectedHeadScan
-from ..base import ChunkSize, HeadDim, Heads, HeadSizes, Kernel, ModelProperties, StateSize, StepRank, TokenMixer
+from ..base import ChunkSize, HeadDim, Heads, HeadSizes, KernelSize, ModelProperties, StateSize, StepRank, TokenMixer
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .mamba import STATE_BITS
@@ -46,7 +46,7 @@ class SelectiveMamba2(TokenMixer):
     head_dim: HeadDim
     state_size: StateSize
     time_step_rank: StepRank
-    conv_kernel: Kernel = 4
+    conv_kernel: KernelSize = 4
     chunk_size: ChunkSize = 256
     norm: Norm = Norm(type="rmsnorm")
 

@@ -18,7 +18,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, TopK, Window
+from ..base import TORCH_WITNESS, Flag, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
@@ -38,7 +38,7 @@ class CandidateBlocks(Part):
     candidate_block_size: the number of keys in a block.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     candidate_topk_blocks: TopK
     candidate_block_size: Window
@@ -51,7 +51,7 @@ class EntryKeyIndexer(EntryIndexer):
     candidates: the blocks that a lower layer found, outside which no key is scored; by default all keys are scored.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     finds: CandidateBlocks | None = None
     candidates: CandidateBlocks | None = None
@@ -69,7 +69,7 @@ class SharedEntryAttention(EntryAttention):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["shared_entries"] = "shared_entries"
     weighted_entries: Flag = False

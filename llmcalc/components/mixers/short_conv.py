@@ -18,7 +18,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, Kernel, ModelProperties, PartWitness, StackPosition, TokenMixer
+from ..base import TORCH_WITNESS, Flag, KernelSize, ModelProperties, PartWitness, StackPosition, TokenMixer
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class ShortConv(TokenMixer):
     """
 
     formula_source: ClassVar[str] = "Liquid AI 2025, §2"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     node_name: ClassVar[str] = "conv"
     kind: ClassVar[str] = "convolution"
 
     type: Literal["short_conv"] = "short_conv"
-    conv_L_cache: Kernel = 3
+    conv_L_cache: KernelSize = 3
     conv_bias: Flag = False
     grid: Flag = False
 

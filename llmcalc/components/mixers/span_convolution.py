@@ -14,7 +14,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, HeadSizes, ModelProperties, OddKernel, StackPosition, TokenMixer
+from ..base import Heads, HeadSizes, ModelProperties, OddKernelSize, StackPosition, TokenMixer
 from ..runtime import PassState, softmax_core_class
 from .grouped_query import check_key_heads
 
@@ -35,7 +35,7 @@ class SpanConvolution(TokenMixer):
 
     type: Literal["span_convolution"] = "span_convolution"
     num_attention_heads: Heads
-    conv_kernel_size: OddKernel
+    conv_kernel_size: OddKernelSize
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
         heads = self.num_attention_heads

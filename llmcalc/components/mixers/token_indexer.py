@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, AttentionFields, HeadDim, Heads, ModelProperties, Part, PartWitness, StackPosition, TopK
+from ..base import (
+    TORCH_WITNESS,
+    AttentionFields,
+    HeadDim,
+    Heads,
+    ModelProperties,
+    Part,
+    PartWitness,
+    StackPosition,
+    TopK,
+)
 from ..position import Rope
 from ..runtime import PassState, attention_mask
 from .block_indexer import require_all_earlier_tokens, require_decoder
@@ -30,7 +40,7 @@ class TokenIndexer(Part):
     rotary_dim: the number of dimensions of a query and of a key that RoPE rotates; all by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["token_indexer"] = "token_indexer"
     index_n_heads: Heads

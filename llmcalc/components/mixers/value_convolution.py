@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ModelProperties, OddKernel, Part
+from ..base import ModelProperties, OddKernelSize, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,7 +26,7 @@ class ValueConvolution(Part):
     formula_source: ClassVar[str] = "Xiong et al. 2021 (Nyströmformer), §3"
     kind: ClassVar[str] = "convolution"
 
-    conv_kernel_size: OddKernel
+    conv_kernel_size: OddKernelSize
 
     def flow(self, recorder: Flow, values: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the convolution of the values of all heads."""

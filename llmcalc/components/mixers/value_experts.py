@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness, TopK, check_top_k
+from ..base import TORCH_WITNESS, Experts, ModelProperties, Part, PartWitness, TopK, check_top_k
 from ..networks.expert_dispatch import dispatch_class, ends_of_groups, expert_map_class
 from ..networks.feed_forward import Activation, activate
 from ..networks.router import AnyRouter, LinearRouter
@@ -34,7 +34,7 @@ class ValueExperts(Part):
     """
 
     formula_source: ClassVar[str] = "K2 Horizon 2026"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "attention"
 
     num_experts: Experts

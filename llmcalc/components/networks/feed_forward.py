@@ -16,7 +16,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, SingleWidthNetwork, Width
+from ..base import TORCH_WITNESS, Flag, InnerWidth, ModelProperties, PartWitness, SingleWidthNetwork
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, apply_dropout, vector_module
 
@@ -61,7 +61,7 @@ GLU_NAMES = {
     "clamped_silu": "clamped SwiGLU",
     "clamped_swish": "clamped SwiGLU",
 }
-PLAIN_NAMES = {
+ACTIVATION_NAMES = {
     "relu": "ReLU",
     "relu2": "ReLU²",
     "gelu": "GELU",
@@ -97,12 +97,12 @@ class FeedForward(SingleWidthNetwork):
     output_scale: whether one learned factor multiplies the output (Inkling), false by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "feed_forward"
 
     type: Literal["mlp"] = "mlp"
-    intermediate_size: Width
+    intermediate_size: InnerWidth
     hidden_act: Activation | Literal["xielu"]
     gated: Flag = False
     up_act: Activation = "identity"
@@ -126,7 +126,7 @@ class FeedForward(SingleWidthNetwork):
     @property
     def usual_name(self) -> str:
         """The usual name of the network, such as `SwiGLU` or `GELU`."""
-        network_name = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
+        network_name = "xIELU" if self.hidden_act == "xielu" else ACTIVATION_NAMES[self.hidden_act]
         return (GLU_NAMES.get(self.hidden_act) or f"gated {network_name}") if self.gated else network_name
 
     def activation(self) -> str:

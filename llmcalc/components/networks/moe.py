@@ -19,17 +19,17 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
-    BY_TORCH,
+    TORCH_WITNESS,
     Experts,
+    FiniteNumber,
     Flag,
+    InnerWidth,
     ModelProperties,
     Network,
     Part,
     PartWitness,
-    Real,
     TopK,
     UnscalableError,
-    Width,
     ZeroExperts,
     check_top_k,
 )
@@ -51,7 +51,7 @@ class IdentityExperts(Part):
         data. Every token is counted as if all of its num_experts_per_tok were real experts, which is the upper bound.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     zero_expert_num: ZeroExperts
 
@@ -88,9 +88,9 @@ class Latent(Part):
     output_norm: the norm of the weighted sum of the experts' outputs, none by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
-    moe_latent_size: Width
+    moe_latent_size: InnerWidth
     bias: Flag = False
     norm: Norm | None = None
     expert_norm: Norm | None = None
@@ -135,7 +135,7 @@ class VisionExperts(Part):
     """
 
     formula_source: ClassVar[str] = "Shazeer et al. 2017, §2"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "experts"
 
     expert: FeedForward
@@ -187,7 +187,7 @@ class MoE(Network):
     """
 
     formula_source: ClassVar[str] = "Shazeer et al. 2017, §2"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
     is_mixture_of_experts: ClassVar[bool] = True
@@ -220,8 +220,8 @@ class MoE(Network):
     expert_loop: Flag = False
     sliced_experts: Flag = False
     output_bias: Flag = False
-    router_aux_loss_coef: Real | None = None
-    router_z_loss_coef: Real | None = None
+    router_aux_loss_coef: FiniteNumber | None = None
+    router_z_loss_coef: FiniteNumber | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

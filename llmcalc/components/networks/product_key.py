@@ -19,7 +19,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Experts, ModelProperties, Network, PartWitness, TopK, UnscalableError
+from ..base import TORCH_WITNESS, Experts, ModelProperties, Network, PartWitness, TopK, UnscalableError
 from ..runtime import PassState
 from .feed_forward import Activation, FeedForward, activate
 
@@ -38,7 +38,7 @@ class ProductKeyMoE(Network):
     """
 
     formula_source: ClassVar[str] = "Shi et al. 2024 (Doge)"
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
     is_mixture_of_experts: ClassVar[bool] = True

@@ -20,7 +20,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import ONE_GROUP, ExpertGroups
-from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width, check_divisor
+from ..base import TORCH_WITNESS, Flag, InnerWidth, ModelProperties, Part, PartWitness, Size, Vocab, check_divisor
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, vector_module
@@ -29,9 +29,9 @@ from .feed_forward import Activation, activate
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Scoring: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
-Correction: TypeAlias = Literal["buffer", "parameter"]
-Groups: TypeAlias = Annotated[int, Field(ge=2, le=256, strict=True)]
+ScoringFunction: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+CorrectionStorage: TypeAlias = Literal["buffer", "parameter"]
+GroupCount: TypeAlias = Annotated[int, Field(ge=2, le=256, strict=True)]
 
 
 class Router(Part):
@@ -49,7 +49,7 @@ class Router(Part):
     sends_to_identities: ClassVar[bool] = False
     reads_token_ids: ClassVar[bool] = False
 
-    scoring_func: Scoring = "softmax"
+    scoring_func: ScoringFunction = "softmax"
     float32_weights: Flag = False
 
     if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Router(Part):
         return _reference_classes()[self.type](self, model_properties, expert_count, top_k, class_count)
 
 
-def _record_correction(recorder: Flow, correction_storage: Correction | None, expert_axis: Axis) -> Value | None:
+def _record_correction(recorder: Flow, correction_storage: CorrectionStorage | None, expert_axis: Axis) -> Value | None:
     """Records the correction of the expert scores and returns it; None without a correction."""
     if correction_storage is None:
         return None
@@ -110,17 +110,17 @@ class LinearRouter(Router):
         a selection among all experts.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     sends_to_identities: ClassVar[bool] = True
 
     type: Literal["linear"] = "linear"
     bias: Flag = False
     norm: Norm | None = None
-    score_correction: Correction | None = None
+    score_correction: CorrectionStorage | None = None
     image_correction: Flag = False
     expert_scale: Flag = False
     float32_product: Flag = False
-    n_group: Groups | None = None
+    n_group: GroupCount | None = None
     topk_group: Size | None = None
 
     @property
@@ -167,15 +167,15 @@ class RouterMLP(Router):
     score_correction: a bias per expert that affects the selection, as in a linear router; none by default.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
 
     type: Literal["mlp"] = "mlp"
-    router_hidden_size: Width
+    router_hidden_size: InnerWidth
     hidden_act: Activation = "gelu"
     norm: Norm = Norm(type="rmsnorm")
     adds_below: Flag = False
     skip: Flag = False
-    score_correction: Correction | None = None
+    score_correction: CorrectionStorage | None = None
 
     def flow(
         self, recorder: Flow, x: Value, expert_axis: Axis, top_k: Number, class_count: Number
@@ -205,7 +205,7 @@ class TokenTableRouter(Router):
     vocab_size: the number of rows of the table, a buffer without gradient.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     reads_token_ids: ClassVar[bool] = True
 
     type: Literal["token_table"] = "token_table"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness
+from ..base import TORCH_WITNESS, Experts, ModelProperties, Part, PartWitness
 from ..runtime import vector_module
 from .feed_forward import FeedForward
 
@@ -26,7 +26,7 @@ class SharedScores(Part):
     shared_experts: the number of shared experts; it divides their total width.
     """
 
-    witness: ClassVar[PartWitness] = BY_TORCH
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
     kind: ClassVar[str] = "router"
 
     shared_experts: Experts

@@ -14,7 +14,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..added_position import LearnedPositions, SinusoidalPositions
-from ..base import ModelProperties, StackPosition, Width
+from ..base import InnerWidth, ModelProperties, StackPosition
 from ..inputs import AudioInput
 from ..layers.block import Block
 from ..layers.conformer import ConformerLayer
@@ -42,7 +42,7 @@ class AudioTower(EncoderTower):
     formula_source: ClassVar[str] = "Radford et al. 2022, §2.2"
 
     type: Literal["audio"] = "audio"
-    hidden_size: Width
+    hidden_size: InnerWidth
     stack: Stack
     audio: AudioInput | None = None
 

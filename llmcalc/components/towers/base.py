@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, ModelProperties, Part, Width, check_divisor
+from ..base import Component, InnerWidth, ModelProperties, Part, check_divisor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,8 +49,8 @@ class LearnedQueries(Part):
     hidden_size: the width of the queries.
     """
 
-    queries: Width
-    hidden_size: Width
+    queries: InnerWidth
+    hidden_size: InnerWidth
 
     def check_input(self, input_size: int) -> None:
         """Raises `ValueError` if the queries cannot read patches of this width."""

@@ -22,8 +22,8 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import RowsPaddedAboveLeast, StridedConvolutionRows, TableRows
-from ...workload.rows import ONCE
-from ..base import Flag, Heads, Layers, ModelProperties, Part, Positions, Width
+from ...workload.rows import NO_ROWS
+from ..base import Flag, Heads, InnerWidth, Layers, ModelProperties, Part, Positions
 from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
@@ -117,7 +117,7 @@ class Conformer(TowerPart):
     formula_source: ClassVar[str] = "Gulati et al. 2020, §2"
 
     type: Literal["conformer"] = "conformer"
-    hidden_size: Width
+    hidden_size: InnerWidth
     subsampling: Subsampling
     num_hidden_layers: Layers
     attention: ConformerAttention
@@ -127,8 +127,8 @@ class Conformer(TowerPart):
     norm_placement: Literal["pre", "sandwich"] = "pre"
     relative_buckets: Positions | None = None
     segment: Positions | None = None
-    reduction: Width = 1
-    output_size: Width | None = None
+    reduction: InnerWidth = 1
+    output_size: InnerWidth | None = None
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
     audio: AudioInput | None = None
 
@@ -166,7 +166,7 @@ class Conformer(TowerPart):
                 ),
             )
         if self.relative_buckets is not None:
-            bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
+            bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=NO_ROWS)
         layer_indices = range(layer_count) if isinstance(layer_count, int) else None
         x = recorder.layers(
             x, lambda v: self._record_layer(recorder, v, bias), layer_count, layer_indices, kind="layer"

@@ -15,7 +15,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, MergedPatchRows, MultipliedRows
-from ..base import Flag, Kernel, ModelProperties, Width
+from ..base import Flag, InnerWidth, KernelSize, ModelProperties
 from ..inputs import AudioInput
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
@@ -55,15 +55,15 @@ class ConvNextEncoder(TowerPart):
     formula_source: ClassVar[str] = "Peng et al. 2025, §2.1"
 
     type: Literal["convnext"] = "convnext"
-    channels: Width = 1
-    num_filters: Width
-    kernel_size: Kernel
-    downsampling_ratios: tuple[Kernel, ...] = Field(max_length=16)
+    channels: InnerWidth = 1
+    num_filters: InnerWidth
+    kernel_size: KernelSize
+    downsampling_ratios: tuple[KernelSize, ...] = Field(max_length=16)
     depths: tuple[int, ...] = Field(min_length=1, max_length=17)
-    ffn_expansion: Width
+    ffn_expansion: InnerWidth
     hidden_act: Activation = "gelu"
     norm: Norm
-    output_size: Width
+    output_size: InnerWidth
     rescaled: Flag = False
     decoder: Flag = False
     diffusion_head: DiffusionHead | None = None

@@ -17,7 +17,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, PaddedRows, TableRows
-from ..base import HeadDim, Heads, Kernel, Layers, ModelProperties, Positions, Width
+from ..base import HeadDim, Heads, InnerWidth, KernelSize, Layers, ModelProperties, Positions
 from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
@@ -50,18 +50,18 @@ class CtcConformer(EncoderTower):
     formula_source: ClassVar[str] = "Saon et al. 2025, §2.1"
 
     type: Literal["ctc_conformer"] = "ctc_conformer"
-    input_size: Width
-    hidden_size: Width
+    input_size: InnerWidth
+    hidden_size: InnerWidth
     num_hidden_layers: Layers
     num_attention_heads: Heads
     head_dim: HeadDim
     block: Positions
     max_distance: Positions
-    kernel_size: Kernel
-    expansion: Width
+    kernel_size: KernelSize
+    expansion: InnerWidth
     feed_forward: FeedForward
     norm: Norm
-    labels: Width
+    labels: InnerWidth
     audio: AudioInput | None = None
 
     @model_validator(mode="after")

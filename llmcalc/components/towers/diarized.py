@@ -16,7 +16,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, MergedPatchRows, MultipliedRows
-from ..base import ModelProperties, Part, StackPosition, Vocab, Width
+from ..base import InnerWidth, ModelProperties, Part, StackPosition, Vocab
 from ..inputs import AudioInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
@@ -44,10 +44,10 @@ class SpeakerEncoder(Part):
     num_speakers: the number of speakers.
     """
 
-    hidden_size: Width
+    hidden_size: InnerWidth
     stack: Stack
-    head_size: Width
-    num_speakers: Width
+    head_size: InnerWidth
+    num_speakers: InnerWidth
 
     def flow(self, recorder: Flow, frames: Value, frame_count: int) -> Value:
         """Records the encoder and returns the mean activity of each speaker. frame_count: the frames per position."""
@@ -86,7 +86,7 @@ class WordTimestamps(Part):
     """
 
     stack: Stack
-    upsampling_factor: Width
+    upsampling_factor: InnerWidth
     classes: Vocab
 
     def flow(self, recorder: Flow, x: Value) -> None:
@@ -119,9 +119,9 @@ class DiarizedEncoder(EncoderTower):
     formula_source: ClassVar[str] = "Park et al. 2024"
 
     type: Literal["diarized"] = "diarized"
-    num_mel_bins: Width
-    frames: Width
-    hidden_size: Width
+    num_mel_bins: InnerWidth
+    frames: InnerWidth
+    hidden_size: InnerWidth
     stack: Stack
     norm: Norm
     speakers: SpeakerEncoder

@@ -14,7 +14,7 @@ from pydantic import Field
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ModelProperties, Part, Width
+from ..base import InnerWidth, ModelProperties, Part
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 
@@ -36,9 +36,9 @@ class DiffusionHead(Part):
     """
 
     type: Literal["diffusion_head"] = "diffusion_head"
-    hidden_size: Width
+    hidden_size: InnerWidth
     num_hidden_layers: int = Field(ge=1, le=1000, strict=True)
-    frequency_size: Width
+    frequency_size: InnerWidth
     hidden_act: Activation
     feed_forward: FeedForward
     norm: Norm

@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, MergedPatchRows, MultipliedRows
 from ...workload.rows import Rows
-from ..base import Flag, ModelProperties, Part, Vocab, Width
+from ..base import Flag, InnerWidth, ModelProperties, Part, Vocab
 from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import ImageInput
 from ..mixers.attention import Attention
@@ -42,7 +42,7 @@ class ImageGeneration(Part):
     """
 
     maps: tuple[Map, ...] = Field(min_length=1, max_length=100)
-    head_input_size: Width
+    head_input_size: InnerWidth
     head: tuple[Map, ...] = Field(min_length=1, max_length=100)
 
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
@@ -84,15 +84,15 @@ class ImageTokenizer(TowerPart):
     formula_source: ClassVar[str] = "van den Oord et al. 2017, §3"
 
     type: Literal["image_tokenizer"] = "image_tokenizer"
-    in_channels: Width = 3
-    out_channels: Width = 3
-    base_channels: Width
+    in_channels: InnerWidth = 3
+    out_channels: InnerWidth = 3
+    base_channels: InnerWidth
     channel_multiplier: tuple[int, ...] = Field(min_length=1, max_length=16)
     num_res_blocks: int = Field(ge=1, le=100, strict=True)
     attn_resolutions: tuple[int, ...] = ()
     attention: Attention
-    latent_channels: Width
-    embed_dim: Width
+    latent_channels: InnerWidth
+    embed_dim: InnerWidth
     codebook_size: Vocab
     over_frames: Flag = True
     temporal_levels: int = Field(default=0, ge=0, le=16, strict=True)

@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import MergedPatchRows, MultipliedRows
 from ...workload.rows import FixedRows, Rows
-from ..base import HeadDim, Heads, Layers, ModelProperties, OddKernel, Part, Width
+from ..base import HeadDim, Heads, InnerWidth, Layers, ModelProperties, OddKernelSize, Part
 from ..choice import PartChoice
 from ..inputs import ImageInput
 from ..networks.feed_forward import Activation, activate
@@ -46,9 +46,9 @@ class EdgeResidual(Part):
     """
 
     type: Literal["edge"] = "edge"
-    channels: Width
-    intermediate_size: Width
-    kernel: OddKernel = 3
+    channels: InnerWidth
+    intermediate_size: InnerWidth
+    kernel: OddKernelSize = 3
     stride: Stride = 1
 
 
@@ -63,10 +63,10 @@ class InvertedResidual(Part):
     """
 
     type: Literal["inverted"] = "inverted"
-    channels: Width
-    intermediate_size: Width
-    start_kernel: OddKernel | None = None
-    mid_kernel: OddKernel | None = None
+    channels: InnerWidth
+    intermediate_size: InnerWidth
+    start_kernel: OddKernelSize | None = None
+    mid_kernel: OddKernelSize | None = None
     stride: Stride = 1
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class GridAttention(Part):
     num_attention_heads: Heads
     head_dim: HeadDim
     kv_stride: Stride = 1
-    kernel: OddKernel = 3
+    kernel: OddKernelSize = 3
 
 
 if TYPE_CHECKING:
@@ -153,12 +153,12 @@ class MobileNet(EncoderTower):
     formula_source: ClassVar[str] = "Qin et al. 2024 (MobileNetV4), §4 and §5"
 
     type: Literal["mobilenet"] = "mobilenet"
-    hidden_size: Width
-    num_channels: Width = 3
-    stem_channels: Width
+    hidden_size: InnerWidth
+    num_channels: InnerWidth = 3
+    stem_channels: InnerWidth
     stages: tuple[GridStage, ...] = Field(min_length=1, max_length=100)
     fused_stages: int = Field(default=2, ge=1, le=100, strict=True)
-    intermediate_size: Width
+    intermediate_size: InnerWidth
     output_side: int = Field(ge=1, le=1000, strict=True)
     norm: Norm
     hidden_act: Activation = "gelu_tanh"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ModelProperties, Width
+from ..base import InnerWidth, ModelProperties
 from ..inputs import ImageInput
 from ..norm import Norm
 from .base import EncoderTower
@@ -34,7 +34,7 @@ class PatchEmbedder(EncoderTower):
     """
 
     type: Literal["patches"] = "patches"
-    hidden_size: Width
+    hidden_size: InnerWidth
     patches: Patches
     positions: PatchPositions | None = None
     norm: Norm | None = None

@@ -20,7 +20,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, ExtendedRows, MergedPatchRows, MultipliedRows
-from ..base import MOST_LAYERS, Flag, ModelProperties, Part, StackPosition, Vocab, Width
+from ..base import MOST_LAYERS, Flag, InnerWidth, ModelProperties, Part, StackPosition, Vocab
 from ..choice import PartChoice
 from ..inputs import AudioInput
 from ..layers.block import Block
@@ -46,7 +46,7 @@ class Map(Part):
         false by default.
     """
 
-    size: Width
+    size: InnerWidth
     bias: Flag = False
     hidden_act: Activation = "identity"
     gated: Flag = False
@@ -192,11 +192,11 @@ class Projector(TowerPart):
     """
 
     type: Literal["projector"] = "projector"
-    input_size: Width
+    input_size: InnerWidth
     maps: tuple[Map, ...] = Field(max_length=10)
-    merge: Width = 1
+    merge: InnerWidth = 1
     merged: Literal["concat", "mean"] = "concat"
-    frames: Width = 1
+    frames: InnerWidth = 1
     norm: Norm | None = None
     norm_of: Literal["patch", "merged"] = "patch"
     out_norm: Norm | None = None

@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, MultipliedRows, PaddedRows, TableRows, WindowRows
 from ...workload.rows import Rows
-from ..base import Heads, Layers, ModelProperties, Positions, Width
+from ..base import Heads, InnerWidth, Layers, ModelProperties, Positions
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState, vector_module
@@ -43,7 +43,7 @@ class QFormer(LearnedQueries):
     type: Literal["qformer"] = "qformer"
     num_hidden_layers: Layers
     num_attention_heads: Heads
-    input_size: Width
+    input_size: InnerWidth
     reading_layers: tuple[int, ...] = Field(min_length=1, max_length=1000)
     feed_forward: FeedForward
     norm: Norm

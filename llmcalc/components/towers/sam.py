@@ -18,7 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import MergedPatchRows, PaddedSquareRows, TableRows
-from ..base import Flag, Heads, Layers, ModelProperties, Width
+from ..base import Flag, Heads, InnerWidth, Layers, ModelProperties
 from ..inputs import ImageInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -59,20 +59,20 @@ class SamEncoder(TowerPart):
     formula_source: ClassVar[str] = "Kirillov et al. 2023, §A"
 
     type: Literal["sam"] = "sam"
-    hidden_size: Width
+    hidden_size: InnerWidth
     patches: Patches
-    grid: Width
+    grid: InnerWidth
     num_hidden_layers: Layers
     num_attention_heads: Heads
     qkv_bias: Flag = True
-    window_size: Width
+    window_size: InnerWidth
     global_layers: tuple[int, ...] = Field(default=(), max_length=1000)
     relative_positions: Flag = True
     positions: PatchPositions | None = None
     feed_forward: FeedForward
     norm: Norm
-    output_channels: Width
-    halvings: tuple[Width, ...] = Field(default=(), max_length=8)
+    output_channels: InnerWidth
+    halvings: tuple[InnerWidth, ...] = Field(default=(), max_length=8)
     second_neck: Flag = False
     image: ImageInput | None = None
 

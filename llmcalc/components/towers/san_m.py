@@ -15,7 +15,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES
-from ..base import Heads, Kernel, Layers, ModelProperties, Width
+from ..base import Heads, InnerWidth, KernelSize, Layers, ModelProperties
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -43,11 +43,11 @@ class SanMEncoder(EncoderTower):
     formula_source: ClassVar[str] = "Gao et al. 2020, §2"
 
     type: Literal["san_m"] = "san_m"
-    input_size: Width
-    hidden_size: Width
+    input_size: InnerWidth
+    hidden_size: InnerWidth
     num_hidden_layers: Layers
     num_attention_heads: Heads
-    kernel_size: Kernel
+    kernel_size: KernelSize
     feed_forward: FeedForward
     norm: Norm
     normed_layers: tuple[int, ...] = Field(default=(), max_length=16)

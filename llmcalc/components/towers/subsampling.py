@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import PATCHES, MultipliedRows, RowsInChunks, StridedConvolutionRows
 from ...workload.rows import Rows
-from ..base import Component, Flag, Kernel, ModelProperties, Part, Positions, Width
+from ..base import Component, Flag, InnerWidth, KernelSize, ModelProperties, Part, Positions
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 
@@ -34,9 +34,9 @@ class SpectrumConv(Part):
     separable: whether it is depthwise-separable: a depthwise convolution, then a pointwise one. False by default.
     """
 
-    channels: Width
-    kernel: tuple[Kernel, Kernel] = (3, 3)
-    stride: tuple[Kernel, Kernel] = (2, 2)
+    channels: InnerWidth
+    kernel: tuple[KernelSize, KernelSize] = (3, 3)
+    stride: tuple[KernelSize, KernelSize] = (2, 2)
     bias: Flag = False
     separable: Flag = False
 
@@ -57,7 +57,7 @@ class Subsampling(Component):
     formula_source: ClassVar[str] = "Rekesh et al. 2023, §2.1"
     kind: ClassVar[str] = "embedding"
 
-    num_mel_bins: Width
+    num_mel_bins: InnerWidth
     convolutions: tuple[SpectrumConv, ...] = Field(min_length=1, max_length=16)
     norm: Norm | None = None
     bias: Flag = False

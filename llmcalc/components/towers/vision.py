@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, ExtendedRows
-from ..base import Flag, ModelProperties, Part, Positions, StackPosition, Width
+from ..base import Flag, InnerWidth, ModelProperties, Part, Positions, StackPosition
 from ..inputs import ImageInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
@@ -43,9 +43,9 @@ class Patches(Part):
     bias: whether the projection has a bias, false by default.
     """
 
-    patch_size: Width
-    num_channels: Width = 3
-    temporal_patch_size: Width = 1
+    patch_size: InnerWidth
+    num_channels: InnerWidth = 3
+    temporal_patch_size: InnerWidth = 1
     bias: Flag = False
 
     def pixel_values(self) -> Value:
@@ -82,8 +82,8 @@ class TilePositions(Part):
     image_kinds: the number of aspect ratios that have vectors, with that of no image.
     """
 
-    max_tiles: Width
-    image_kinds: Width
+    max_tiles: InnerWidth
+    image_kinds: InnerWidth
 
     def flow(self, recorder: Flow, x: Value, node_name: str, positions: int = 1) -> Value:
         """Returns x and the tiles' gated vectors. positions: the number of vectors of a tile."""
@@ -142,7 +142,7 @@ class VisionTower(EncoderTower):
     formula_source: ClassVar[str] = "Dosovitskiy et al. 2020, §3.1"
 
     type: Literal["vision"] = "vision"
-    hidden_size: Width
+    hidden_size: InnerWidth
     patches: Patches
     stack: Stack
     positions: PatchPositions | None = None
@@ -152,7 +152,7 @@ class VisionTower(EncoderTower):
     tiles: TilePositions | None = None
     upper_stack: Stack | None = None
     pooling: AttentionPooling | None = None
-    video_frames: Width | None = None
+    video_frames: InnerWidth | None = None
     summary_vectors: int = Field(default=0, ge=0, le=1000, strict=True)
     standardize: Flag = False
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)

@@ -14,7 +14,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import MergedPatchRows
-from ..base import ModelProperties, Part, Width
+from ..base import InnerWidth, ModelProperties, Part
 from ..mixers.attention import Attention
 from ..norm import Norm
 from ..runtime import PassState
@@ -32,9 +32,9 @@ class WindowMerger(Part):
     norm: the norm before the attention, and before the linear layers.
     """
 
-    side: Width
+    side: InnerWidth
     attention: Attention
-    intermediate_size: Width
+    intermediate_size: InnerWidth
     norm: Norm
 
     @model_validator(mode="after")

@@ -7,14 +7,14 @@ A scheme may be changed or added without reading the others: all that the rest a
 `QuantizationScheme` of `base`.
 """
 
-from .base import PARTS, QuantizationScheme, QuantizedSize, StoredBytes, quantized_size
+from .base import BYTE_PURPOSES, QuantizationScheme, QuantizedSize, StoredBytes, quantized_size
 from .config import scheme_of_config
-from .named import COMMON, GROUPS, scheme_named, with_published_experts
+from .named import COMMON_SCHEMES, SCHEMES_BY_GROUP, scheme_named, with_published_experts
 
 __all__ = [
-    "COMMON",
-    "GROUPS",
-    "PARTS",
+    "BYTE_PURPOSES",
+    "COMMON_SCHEMES",
+    "SCHEMES_BY_GROUP",
     "QuantizationScheme",
     "QuantizedSize",
     "StoredBytes",

@@ -21,7 +21,7 @@ from ...ops import ParamTensor
 from ...optional import MTP, TOWERS
 from ..trained_tensors import packed_bytes
 
-WITHOUT = "--quantize none counts without it"
+UNCOUNTED_SCHEME_ADVICE = "--quantize none counts without it"
 """What to do about a scheme of a config that cannot be counted."""
 
 MOST_LAYERS = 1000
@@ -65,7 +65,7 @@ class StoredBytes:
         return StoredBytes(
             *(
                 part_bytes if is_zero(part_bytes) else times(part_bytes, copy_count)
-                for part_bytes in (getattr(self, part_name) for part_name in PARTS)
+                for part_bytes in (getattr(self, part_name) for part_name in BYTE_PURPOSES)
             )
         )
 
@@ -75,11 +75,11 @@ class StoredBytes:
 
     def data(self) -> dict[str, Number]:
         """The bytes by field name, including fields whose bytes are 0."""
-        return {part_name: getattr(self, part_name) for part_name in PARTS}
+        return {part_name: getattr(self, part_name) for part_name in BYTE_PURPOSES}
 
 
-PARTS = tuple(field.name for field in fields(StoredBytes))
-NOTHING = StoredBytes()
+BYTE_PURPOSES = tuple(field.name for field in fields(StoredBytes))
+NO_STORED_BYTES = StoredBytes()
 
 
 def unquantized_bytes(element_count: Number, dtype: str) -> StoredBytes:
@@ -263,9 +263,9 @@ def quantized_size(
         spec, quantization_scheme, dtype, included_parts, module_names_of
     ):
         parts_by_component[weight_tensor.kind] = (
-            parts_by_component.get(weight_tensor.kind, NOTHING) + stored_parts * weight_tensor.copies
+            parts_by_component.get(weight_tensor.kind, NO_STORED_BYTES) + stored_parts * weight_tensor.copies
         )
-    total_parts = sum(parts_by_component.values(), NOTHING)
+    total_parts = sum(parts_by_component.values(), NO_STORED_BYTES)
     return QuantizedSize(
         quantization_scheme, quantization_scheme.unconverted_dtype(dtype), total_parts, parts_by_component
     )

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from .base import QuantizationScheme
 from .fields import ConfigFields
-from .formats import FP4, FP8, ActivationScales, LinearFormat, Marlin24, PackedInt, Whole, WholeInt
+from .formats import FP4, FP8, ActivationScales, LinearFormat, Marlin24, PackedInt, WholeExtent, WholeInt
 from .linear import LayerGroup, LinearScheme
-from .modelopt import KV
+from .modelopt import KV_CACHE_REMARK
 from .patterns import ModuleList
 
-FORMATS = (
+PACKING_FORMATS = (
     "pack-quantized",
     "int-quantized",
     "float-quantized",
@@ -26,8 +26,8 @@ FORMATS = (
     "mxfp4-pack-quantized",
     "marlin-24",
 )
-TRANSFORMS = "matrices of transforms (transform_config) that run beside the layers are not counted"
-ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype", "zp_dtype", "is_mse")
+TRANSFORMS_REMARK = "matrices of transforms (transform_config) that run beside the layers are not counted"
+IGNORED_ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype", "zp_dtype", "is_mse")
 """Fields that every scheme has for weights or activations; some of them are checked below."""
 
 
@@ -47,11 +47,11 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     groups_table = config.get_table("config_groups")
     if groups_table is None or not groups_table.table_data:
         raise config.value_error("config_groups", None, "a table of groups")
-    groups_by_precedence: dict[int, list[LayerGroup]] = {precedence: [] for precedence in range(len(TARGETS))}
+    groups_by_precedence: dict[int, list[LayerGroup]] = {precedence: [] for precedence in range(len(TARGET_TESTS))}
     format_labels = []
     for _, group_table in groups_table.get_tables("how a group of modules is quantised"):
         target_names, storage_format, scheme_label = _read_group(group_table, model_format)
-        for precedence, is_target in enumerate(TARGETS):
+        for precedence, is_target in enumerate(TARGET_TESTS):
             layer_names = [target_name for target_name in target_names if is_target(target_name)]
             if layer_names:
                 modules = None if "Linear" in layer_names else ModuleList(layer_names, "compressed-tensors", "targets")
@@ -67,9 +67,9 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     if any(isinstance(module_group.format, PackedInt | WholeInt) for module_group in module_groups):
         scheme_remarks.append("scales in the model's own number format")
     if config.get("kv_cache_scheme"):
-        scheme_remarks.append(KV)
+        scheme_remarks.append(KV_CACHE_REMARK)
     if config.get("transform_config"):
-        scheme_remarks.append(TRANSFORMS)
+        scheme_remarks.append(TRANSFORMS_REMARK)
     return LinearScheme(
         "+".join(dict.fromkeys(format_labels)),
         "compressed-tensors",
@@ -81,7 +81,7 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     )
 
 
-TARGETS: tuple[Callable[[str], bool], ...] = (
+TARGET_TESTS: tuple[Callable[[str], bool], ...] = (
     lambda target: target != "Linear" and not target.startswith("re:"),
     lambda target: target.startswith("re:"),
     lambda target: target == "Linear",
@@ -107,7 +107,7 @@ def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
     """Returns the stored scales of activations: none if dynamic, and one if only group scales are dynamic."""
     if input_fields is None:
         return ActivationScales()
-    input_fields.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
+    input_fields.ignore("num_bits", "type", "group_size", "block_structure", *IGNORED_ARGUMENTS)
     dynamic_mode = input_fields.get("dynamic", False)
     scale_strategy = input_fields.get("strategy")
     is_symmetric = input_fields.get("symmetric", True)
@@ -123,7 +123,7 @@ class _WeightFields(NamedTuple):
     """The checked fields of `weights` in a config group.
 
     weight_table: the table, for errors.
-    packing_format: storage format, one of `FORMATS`.
+    packing_format: storage format, one of `PACKING_FORMATS`.
     bits: bits per weight.
     group_size: columns that share a scale; None for a whole row.
     block_shape: (rows, columns) that share a scale; None without blocks.
@@ -141,7 +141,7 @@ class _WeightFields(NamedTuple):
 
 def _read_weight_fields(weight_fields: ConfigFields, layout: Any) -> _WeightFields:
     """Reads and checks the fields of `weights` that all formats share."""
-    weight_fields.ignore(*ARGUMENTS)
+    weight_fields.ignore(*IGNORED_ARGUMENTS)
     weight_fields.check_field("dynamic", False, None)
     element_type = weight_fields.get("type", "int")
     bits = weight_fields.get("num_bits")
@@ -155,8 +155,8 @@ def _read_weight_fields(weight_fields: ConfigFields, layout: Any) -> _WeightFiel
     weight_fields.check_choice("type", element_type, "int", "float")
     if scale_strategy in ("group", "tensor_group") and group_size is None:
         raise weight_fields.value_error("group_size", group_size, "a positive whole number for that strategy")
-    if not isinstance(layout, str) or layout not in FORMATS:
-        raise weight_fields.value_error("format", layout, "one of " + ", ".join(FORMATS))
+    if not isinstance(layout, str) or layout not in PACKING_FORMATS:
+        raise weight_fields.value_error("format", layout, "one of " + ", ".join(PACKING_FORMATS))
     return _WeightFields(
         weight_fields, layout, element_type, bits, group_size, block_shape, scale_strategy, is_symmetric
     )
@@ -207,7 +207,7 @@ def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tupl
     weight_fields.check_choice("num_bits", weights.bits, 8)
     weight_fields.check_choice("symmetric", weights.is_symmetric, True)
     weight_fields.check_choice("strategy", scale_strategy, "tensor", "channel", "block", "group")
-    scale_extent: tuple[int, int] | Whole = "tensor" if scale_strategy == "tensor" else "row"
+    scale_extent: tuple[int, int] | WholeExtent = "tensor" if scale_strategy == "tensor" else "row"
     if scale_strategy == "group":
         scale_extent = (1, weights.group_size or 32)
     if scale_strategy == "block":
@@ -238,7 +238,7 @@ def _whole_int_format(weights: _WeightFields, static_scales: ActivationScales) -
     bits, scale_strategy = weights.bits, weights.scale_strategy
     weights.weight_table.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     weights.weight_table.check_choice("strategy", scale_strategy, "channel", "tensor", "group")
-    scale_extent: int | Whole = "tensor" if scale_strategy == "tensor" else "row"
+    scale_extent: int | WholeExtent = "tensor" if scale_strategy == "tensor" else "row"
     if scale_strategy == "group" and weights.group_size is not None:
         scale_extent = weights.group_size
     return WholeInt(scale_extent, weights.is_symmetric, static_scales), f"w{bits}a8"

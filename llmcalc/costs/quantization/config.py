@@ -14,16 +14,16 @@ from typing import Any
 from ...errors import InputError, short_repr, suggest
 from ...record import TEXT_SECTIONS
 from . import libraries, named
-from .base import WITHOUT, QuantizationScheme
+from .base import UNCOUNTED_SCHEME_ADVICE, QuantizationScheme
 from .compressed import read_compressed_tensors
 from .fields import NO_FIELDS, ConfigFields
 from .formats import AWQ, BNB_BLOCK, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
 from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
-from .mlx import HEAD_IN_DOUBT, UNCONVERTED, MLXScheme, read_mlx
+from .mlx import TYPES_WITH_UNCERTAIN_HEAD, UNCONVERTED_COMPONENTS_BY_TYPE, MLXScheme, read_mlx
 from .modelopt import listed_groups, read_modelopt
 from .patterns import ModuleList
 
-CALIBRATION = (
+CALIBRATION_FIELDS = (
     "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "damp_percent",
     "dataset", "desc_act", "exllama_config", "max_input_length", "meta", "model_seqlen",
     "module_name_preceding_first_block", "pad_token_id", "sym", "tokenizer", "true_sequential",
@@ -35,7 +35,7 @@ class UnreadScheme(InputError):
     """Raised for an unsupported quantization config. reason: the field, its value and what is expected."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason} ({WITHOUT})")
+        super().__init__(f"{reason} ({UNCOUNTED_SCHEME_ADVICE})")
         self.reason = reason
 
 
@@ -52,10 +52,10 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
     if not isinstance(quantization_table, dict):
         raise UnreadScheme(f"quantization_config: {short_repr(quantization_table)}; expected a table of fields")
     method_name = quantization_table.get("quant_method", _method_without_name(quantization_table))
-    method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
-    if not isinstance(method_name, str) or method_name not in METHODS:
-        methods_text = ", ".join(METHODS)
-        suggestion_text = suggest(method_name, list(METHODS)) if isinstance(method_name, str) else ""
+    method_name = METHOD_BY_OTHER_NAME.get(method_name, method_name) if isinstance(method_name, str) else method_name
+    if not isinstance(method_name, str) or method_name not in READERS_BY_METHOD:
+        methods_text = ", ".join(READERS_BY_METHOD)
+        suggestion_text = suggest(method_name, list(READERS_BY_METHOD)) if isinstance(method_name, str) else ""
         raise UnreadScheme(
             f"quantization_config.quant_method: {short_repr(method_name)} is not known; expected one of "
             f"{methods_text}.{suggestion_text}"
@@ -64,16 +64,16 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         quantization_table = {"expert_dtype": config_section["expert_dtype"], **quantization_table}
     scheme_fields = ConfigFields(quantization_table, f"quantization_config of {method_name}")
     try:
-        quantization_scheme = METHODS[method_name](scheme_fields)
+        quantization_scheme = READERS_BY_METHOD[method_name](scheme_fields)
         scheme_fields.check_all_read()
     except InputError as error:
         raise UnreadScheme(str(error)) from None
     if isinstance(quantization_scheme, MLXScheme):
         model_types = {config_table.get("model_type") for config_table in (model_config, config_section)}
         unconverted_components = [
-            components for model_type, components in UNCONVERTED.items() if model_type in model_types
+            components for model_type, components in UNCONVERTED_COMPONENTS_BY_TYPE.items() if model_type in model_types
         ]
-        is_head_uncertain = not model_types.isdisjoint(HEAD_IN_DOUBT)
+        is_head_uncertain = not model_types.isdisjoint(TYPES_WITH_UNCERTAIN_HEAD)
         return replace(
             quantization_scheme,
             unconverted_components=frozenset().union(*unconverted_components),
@@ -137,7 +137,7 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
         else ()
     )
     scheme_label = f"fp8-block{block_shape[0]}" if block_shape and block_shape[0] == block_shape[1] else "fp8"
-    format_source = named.DEEPSEEK_SOURCE if block_shape else named.TRANSFORMERS_FP8
+    format_source = named.DEEPSEEK_SOURCE if block_shape else named.TRANSFORMERS_FP8_SOURCE
     linear_scheme = scheme_of_every_linear(
         config,
         LinearScheme(
@@ -168,7 +168,7 @@ def _ignore_auto_round_settings(config: ConfigFields) -> None:
 
 def _read_awq(config: ConfigFields) -> QuantizationScheme:
     """Reads a config of AWQ, in the layout `gemm`."""
-    config.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
+    config.ignore(*CALIBRATION_FIELDS, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
     _ignore_auto_round_settings(config)
     config.check_field("bits", 4, default_value=4)
     config.check_field("w_bit", 4, default_value=4)
@@ -189,7 +189,7 @@ def _read_awq(config: ConfigFields) -> QuantizationScheme:
 def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     """Reads a config of GPTQ for the layers in `modules_in_block_to_quantize`; by default for every linear layer."""
     config.ignore(
-        *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
+        *CALIBRATION_FIELDS, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
         "hf_format", "hyb_act", "offload_to_disk", "pack_impl",
     )  # fmt: skip
@@ -223,7 +223,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     return LinearScheme(
         f"gptq-int{bits}{_group_suffix(group_size)}",
         named.GPTQ_SOURCE,
-        (named.ZERO_BIASES,),
+        (named.ZERO_BIASES_REMARK,),
         module_groups,
         converts_head=converts_head,
         excluded_modules=excluded_modules,
@@ -277,7 +277,7 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     if is_8_bit:
         return scheme_of_every_linear(
             config,
-            LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (LayerGroup(Bnb8()),)),
+            LinearScheme("int8", named.BNB_SOURCE, (named.STACKED_EXPERTS_REMARK,), (LayerGroup(Bnb8()),)),
             "llm_int8_skip_modules",
         )
     config.check_choice("bnb_4bit_quant_type", code_type, "nf4", "fp4")
@@ -286,11 +286,13 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
         f"{code_type}-double" if has_double_quantization else str(code_type), bool(has_double_quantization)
     )
     if block_size != BNB_BLOCK:
-        bnb4_scheme = replace(bnb4_scheme, remarks=(*bnb4_scheme.remarks, BLOCKSIZE))
+        bnb4_scheme = replace(bnb4_scheme, remarks=(*bnb4_scheme.remarks, BLOCKSIZE_REMARK))
     return scheme_of_every_linear(config, bnb4_scheme, "llm_int8_skip_modules")
 
 
-BLOCKSIZE = f"transformers does not read bnb_4bit_blocksize: blocks have {BNB_BLOCK} weights, bitsandbytes' default"
+BLOCKSIZE_REMARK = (
+    f"transformers does not read bnb_4bit_blocksize: blocks have {BNB_BLOCK} weights, bitsandbytes' default"
+)
 
 
 def _read_mxfp4(config: ConfigFields) -> QuantizationScheme:
@@ -322,7 +324,7 @@ def _group_suffix(group_size: int | None) -> str:
     return "" if group_size is None else f"-g{group_size}"
 
 
-METHODS: dict[str, Callable[[ConfigFields], QuantizationScheme | None]] = {
+READERS_BY_METHOD: dict[str, Callable[[ConfigFields], QuantizationScheme | None]] = {
     "fp8": _read_fp8,
     "fbgemm_fp8": _read_fbgemm,
     "awq": _read_awq,
@@ -349,7 +351,7 @@ METHODS: dict[str, Callable[[ConfigFields], QuantizationScheme | None]] = {
 }
 """`quant_method` → the function that reads its config."""
 
-OTHER_METHODS = {
+METHOD_BY_OTHER_NAME = {
     "modelopt_fp4": "modelopt",
     "petit_nvfp4": "modelopt",
     "intel/auto-round": "auto-round",

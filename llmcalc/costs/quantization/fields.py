@@ -7,10 +7,12 @@ from typing import Any
 
 from ...errors import InputError, short_repr
 
-COMMON = frozenset({"quant_method", "quantization_status", "global_compression_ratio", "provider", "producer"})
+PROVENANCE_FIELDS = frozenset(
+    {"quant_method", "quantization_status", "global_compression_ratio", "provider", "producer"}
+)
 """Fields that name the software that made the checkpoint; they are ignored."""
 
-LARGEST = 2**20
+LARGEST_INTEGER = 2**20
 
 
 class ConfigFields:
@@ -19,7 +21,7 @@ class ConfigFields:
     def __init__(self, table_data: Mapping[str, Any], table_origin: str) -> None:
         self.table_data: Mapping[str, Any] = table_data
         self.table_origin: str = table_origin
-        self.read_names: set[str] = set[str](COMMON)
+        self.read_names: set[str] = set[str](PROVENANCE_FIELDS)
 
     def get(self, field_name: str, default_value: Any = None) -> Any:
         """Returns the value of a field, or `default_value` if the field is missing."""
@@ -81,7 +83,7 @@ class ConfigFields:
         field_value = self.get(field_name, default_value)
         if field_value is None or (type(field_value) is int and field_value == -1):
             return None
-        if type(field_value) is not int or not 0 < field_value <= LARGEST:
+        if type(field_value) is not int or not 0 < field_value <= LARGEST_INTEGER:
             raise self.value_error(field_name, field_value, "a positive whole number, or -1")
         return field_value
 
@@ -94,7 +96,8 @@ class ConfigFields:
             not isinstance(field_value, list)
             or len(field_value) != 2
             or any(
-                type(pair_integer) is not int or not minimum <= pair_integer <= LARGEST for pair_integer in field_value
+                type(pair_integer) is not int or not minimum <= pair_integer <= LARGEST_INTEGER
+                for pair_integer in field_value
             )
         ):
             raise self.value_error(field_name, field_value, f"two whole numbers of {minimum} or more, or null")
@@ -121,7 +124,7 @@ class ConfigFields:
         """Raises `InputError` for a field that was neither read nor ignored."""
         unknown_fields = sorted(str(field_name) for field_name in self.table_data if field_name not in self.read_names)
         if unknown_fields:
-            fields_text = ", ".join(sorted(self.read_names - COMMON))
+            fields_text = ", ".join(sorted(self.read_names - PROVENANCE_FIELDS))
             raise InputError(f"{self.table_origin}: {unknown_fields[0][:60]}: not known; expected one of {fields_text}")
 
 

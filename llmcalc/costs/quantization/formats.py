@@ -28,12 +28,12 @@ from ...errors import InputError
 from ...frozen import frozen
 from .base import StoredBytes
 
-FP32, INT32 = 4, 4
-Whole: TypeAlias = Literal["row", "tensor"]
-Shape: TypeAlias = tuple[Number, Number]
+FP32_BYTES, INT32_BYTES = 4, 4
+WholeExtent: TypeAlias = Literal["row", "tensor"]
+MatrixShape: TypeAlias = tuple[Number, Number]
 
 
-EXL3_SIDE = 128
+EXL3_SIDE_MULTIPLE = 128
 """The number of which EXL3 pads the rows and columns of a layer to a multiple."""
 
 
@@ -62,7 +62,7 @@ class LinearFormat:
         """Whether weights share a scale by blocks of several rows and columns."""
         return False
 
-    def shard_refusal_reason(self, shard_shape: Shape, whole_shape: Shape) -> str:
+    def shard_refusal_reason(self, shard_shape: MatrixShape, whole_shape: MatrixShape) -> str:
         """Returns the reason why kernels cannot compute a rank's part of a matrix; empty if they can.
 
         shard_shape, whole_shape: (out_features, in_features) of the part and of the matrix.
@@ -109,8 +109,8 @@ class FP8(LinearFormat):
     activation_zeros: number of their zero points, of one byte each.
     """
 
-    scale_extent: tuple[int, int] | Whole
-    scale_bytes: int | None = FP32
+    scale_extent: tuple[int, int] | WholeExtent
+    scale_bytes: int | None = FP32_BYTES
     activation_scale_count: int = 0
     activation_zeros: int = 0
 
@@ -124,7 +124,7 @@ class FP8(LinearFormat):
         return StoredBytes(
             weights=out_features * in_features,
             scales=scale_count * scale_bytes,
-            other=self.activation_scale_count * (model_element_bytes if self.scale_bytes is None else FP32)
+            other=self.activation_scale_count * (model_element_bytes if self.scale_bytes is None else FP32_BYTES)
             + self.activation_zeros,
         )
 
@@ -132,7 +132,7 @@ class FP8(LinearFormat):
     def has_square_blocks(self) -> bool:
         return isinstance(self.scale_extent, tuple)
 
-    def shard_refusal_reason(self, shard_shape: Shape, whole_shape: Shape) -> str:
+    def shard_refusal_reason(self, shard_shape: MatrixShape, whole_shape: MatrixShape) -> str:
         """Returns an error text if ranks divide a block of weights that shares a scale; empty if they do not.
 
         Sources: vLLM's quantization/utils/fp8_utils.py, `validate_fp8_block_shape`, and `Fp8MoEMethod.create_weights`;
@@ -184,8 +184,8 @@ class FP4(LinearFormat):
         block_count = out_features * ceil_div(in_features, self.block_columns)
         return StoredBytes(
             weights=out_features * ceil_div(in_features, 2),
-            scales=block_count * self.scale_bytes + FP32 * self.tensor_scale_count,
-            other=FP32 * self.activation_scales,
+            scales=block_count * self.scale_bytes + FP32_BYTES * self.tensor_scale_count,
+            other=FP32_BYTES * self.activation_scales,
         )
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
@@ -212,9 +212,9 @@ class AWQ(LinearFormat):
         group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
         words_per_row = floor_div(out_features * self.bits, 32)  # int32 words per row of codes
         return StoredBytes(
-            weights=in_features * words_per_row * INT32,
+            weights=in_features * words_per_row * INT32_BYTES,
             scales=group_count * out_features * 2,
-            zeros=group_count * words_per_row * INT32,
+            zeros=group_count * words_per_row * INT32_BYTES,
         )
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
@@ -243,13 +243,13 @@ class GPTQ(LinearFormat):
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
-        weight_bytes = floor_div(in_features * self.bits, 32) * out_features * INT32
-        zero_point_bytes = group_count * floor_div(out_features * self.bits, 32) * INT32
+        weight_bytes = floor_div(in_features * self.bits, 32) * out_features * INT32_BYTES
+        zero_point_bytes = group_count * floor_div(out_features * self.bits, 32) * INT32_BYTES
         return StoredBytes(
             weight_bytes,
             group_count * out_features * 2,
             zero_point_bytes,
-            in_features * INT32 if self.has_group_indices else 0,
+            in_features * INT32_BYTES if self.has_group_indices else 0,
         )
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
@@ -275,9 +275,11 @@ class AWQInt4(LinearFormat):
     extra_scale_count: int = 0
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = out_features * ceil_div(in_features, self.group_size) * FP32
+        scale_bytes = out_features * ceil_div(in_features, self.group_size) * FP32_BYTES
         return StoredBytes(
-            weights=floor_div(out_features, 2) * in_features, scales=scale_bytes, other=self.extra_scale_count * FP32
+            weights=floor_div(out_features, 2) * in_features,
+            scales=scale_bytes,
+            other=self.extra_scale_count * FP32_BYTES,
         )
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
@@ -289,7 +291,7 @@ class AWQInt4(LinearFormat):
         return f"int4, one fp32 scale per group of {self.group_size} columns"
 
 
-BNB_BLOCK, BNB_NESTED = 64, 256
+BNB_BLOCK, BNB_SECOND_BLOCK = 64, 256
 
 
 @frozen(slots=True)
@@ -302,13 +304,15 @@ class Bnb4(LinearFormat):
         weight_count = out_features * in_features
         block_count = ceil_div(weight_count, BNB_BLOCK)
         scale_bytes = (
-            block_count + ceil_div(block_count, BNB_NESTED) * FP32 if self.double_quantization else block_count * FP32
+            block_count + ceil_div(block_count, BNB_SECOND_BLOCK) * FP32_BYTES
+            if self.double_quantization
+            else block_count * FP32_BYTES
         )
-        quant_map_bytes = 16 * FP32 + (256 * FP32 if self.double_quantization else 0)
+        quant_map_bytes = 16 * FP32_BYTES + (256 * FP32_BYTES if self.double_quantization else 0)
         return StoredBytes(weights=ceil_div(weight_count, 2), scales=scale_bytes, other=quant_map_bytes)
 
     def describe(self) -> str:
-        nested_scales_text = f", one fp32 scale per {BNB_NESTED} of these" if self.double_quantization else ""
+        nested_scales_text = f", one fp32 scale per {BNB_SECOND_BLOCK} of these" if self.double_quantization else ""
         scales_text = (
             f"one {8 if self.double_quantization else 32}-bit scale per block of {BNB_BLOCK}{nested_scales_text}"
         )
@@ -320,7 +324,7 @@ class Bnb8(LinearFormat):
     """The LLM.int8() format of bitsandbytes: one byte per weight, and an fp32 scale per row."""
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
-        return StoredBytes(weights=out_features * in_features, scales=out_features * FP32, other=1)
+        return StoredBytes(weights=out_features * in_features, scales=out_features * FP32_BYTES, other=1)
 
     def describe(self) -> str:
         return "int8, one fp32 scale per row, one byte for the layout"
@@ -344,13 +348,13 @@ class PackedInt(LinearFormat):
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
         scaled_rows: Number = 1 if self.has_tensor_scale else out_features
-        weight_bytes = out_features * ceil_div(in_features * self.bits, 32) * INT32
-        zero_bytes = 0 if self.is_symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
+        weight_bytes = out_features * ceil_div(in_features * self.bits, 32) * INT32_BYTES
+        zero_bytes = 0 if self.is_symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32_BYTES * group_count
         return StoredBytes(
             weight_bytes,
             scaled_rows * group_count * model_element_bytes,
             zero_bytes,
-            2 * 8 + (in_features * INT32 if self.has_group_indices else 0),
+            2 * 8 + (in_features * INT32_BYTES if self.has_group_indices else 0),
         )
 
     @property
@@ -400,7 +404,7 @@ class WholeInt(LinearFormat):
     scale_bytes: bytes per scale; None for the model's number format.
     """
 
-    scale_extent: int | Whole = "row"
+    scale_extent: int | WholeExtent = "row"
     is_symmetric: bool = True
     activation_scales: ActivationScales = ActivationScales()
     scale_bytes: int | None = None
@@ -436,7 +440,7 @@ class HQQ(LinearFormat):
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         group_count = floor_div(out_features * in_features, self.group_size)
         if self.bits == 3:
-            code_bytes = ceil_div(group_count, 10) * self.group_size * INT32
+            code_bytes = ceil_div(group_count, 10) * self.group_size * INT32_BYTES
         else:
             code_bytes = floor_div(out_features * in_features * self.bits, 8)
         return StoredBytes(code_bytes, group_count * model_element_bytes, group_count * model_element_bytes)
@@ -498,8 +502,10 @@ class MetalInt(LinearFormat):
     group_size: int
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = out_features * floor_div(in_features, self.group_size) * FP32
-        return StoredBytes(out_features * floor_div(in_features * self.bits, 32) * INT32, scale_bytes, scale_bytes)
+        scale_bytes = out_features * floor_div(in_features, self.group_size) * FP32_BYTES
+        return StoredBytes(
+            out_features * floor_div(in_features * self.bits, 32) * INT32_BYTES, scale_bytes, scale_bytes
+        )
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:
         return _indivisible_reason("columns", in_features, self.group_size, "group_size") or _indivisible_reason(
@@ -537,7 +543,9 @@ class StaticRange(LinearFormat):
     bits: int
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
-        return StoredBytes(out_features * ceil_div(in_features * self.bits, 8), out_features * FP32, other=2 * FP32)
+        return StoredBytes(
+            out_features * ceil_div(in_features * self.bits, 8), out_features * FP32_BYTES, other=2 * FP32_BYTES
+        )
 
     def describe(self) -> str:
         return f"int{self.bits}, one fp32 scale per row and two of activations"
@@ -617,7 +625,7 @@ class VPTQ(LinearFormat):
             codebook_elements += outlier_centroid_count * outlier_length
             outlier_bytes = 2 * ceil_div(out_features, outlier_length) * outlier_columns
         return StoredBytes(
-            index_words * INT32 + outlier_bytes,
+            index_words * INT32_BYTES + outlier_bytes,
             2 * in_features * model_element_bytes if self.has_norm else 0,
             other=codebook_elements * model_element_bytes + (2 * in_features if self.has_permutation else 0),
         )
@@ -657,10 +665,11 @@ class TrellisCodes(LinearFormat):
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         padded_rows, padded_columns = (
-            ceil_div(side_length, EXL3_SIDE) * EXL3_SIDE for side_length in (out_features, in_features)
+            ceil_div(side_length, EXL3_SIDE_MULTIPLE) * EXL3_SIDE_MULTIPLE
+            for side_length in (out_features, in_features)
         )
         code_bytes = ceil_div(padded_rows * padded_columns * self.bits.numerator, 8 * self.bits.denominator)
-        return StoredBytes(code_bytes, (padded_rows + padded_columns) * 2, other=INT32 * self.has_codebook)
+        return StoredBytes(code_bytes, (padded_rows + padded_columns) * 2, other=INT32_BYTES * self.has_codebook)
 
     def describe(self) -> str:
         return f"{float(self.bits):g} bits per weight, fp16 scales of rows and columns, sides in multiples of 128"

@@ -25,7 +25,7 @@ from ...optional import OPTIONAL_PARTS
 from .base import QuantizationScheme, StoredBytes, WeightTensor, unquantized_bytes, weight_tensors_of
 from .blocks import BLOCKS
 
-MIXES = {
+DEFAULT_TYPE_BY_MIX = {
     "Q4_0": "Q4_0",
     "Q4_1": "Q4_1",
     "Q5_0": "Q5_0",
@@ -59,7 +59,7 @@ MIXES = {
 }
 """Mix → the type of most of its tensors."""
 
-FALLBACK = {
+FALLBACK_TYPES = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
     "Q4_K": "Q5_0",
@@ -68,7 +68,7 @@ FALLBACK = {
 }
 """Type → the type used instead if the rows of a tensor are not a multiple of the type's block."""
 
-LARGER_EMBEDDINGS = {
+MIXES_WITH_LARGER_EMBEDDINGS = {
     "Q2_K_L": "Q2_K",
     "Q3_K_XL": "Q3_K_L",
     "Q4_K_L": "Q4_K_M",
@@ -79,25 +79,25 @@ LARGER_EMBEDDINGS = {
 (llama-quantize --token-embedding-type q8_0 --output-tensor-type q8_0; https://huggingface.co/bartowski).
 """
 
-MORE_FOR_EIGHT_EXPERTS = (
+MIXES_RAISED_FOR_EIGHT_EXPERTS = (
     *("IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M"),
     *("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"),
 )
 
-SMALLEST = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
+SMALLEST_MIXES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
 """The mixes with rules of their own for every tensor inside the layers."""
 
-WITH_IMATRIX = (*SMALLEST, "IQ3_XXS", "IQ3_XS", "Q2_K_S")
+MIXES_WITH_IMATRIX = (*SMALLEST_MIXES, "IQ3_XXS", "IQ3_XS", "Q2_K_S")
 """The mixes that llama-quantize makes with an importance matrix alone (tensor_requires_imatrix)."""
 
-EMBEDDINGS = {
+EMBEDDING_TYPES = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS"), "Q2_K"),
     **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), "IQ3_S"),
     **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_K"),
 }
 """Mix → the type of an input embedding that is not the output head too, where it is not that of most tensors."""
 
-ATTENTION_OUTPUTS = {
+ATTENTION_OUTPUT_TYPES = {
     **dict.fromkeys(("IQ1_S", "IQ1_M"), "IQ2_XXS"),
     **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), "IQ3_S"),
     "IQ3_M": "Q4_K",
@@ -107,7 +107,7 @@ ATTENTION_OUTPUTS = {
 }
 """Mix → the type of `attn_output` of a model without eight experts, where it is not that of most tensors."""
 
-QUERIES_AND_KEYS = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
+QUERY_AND_KEY_TYPES = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
 """Mix → the type of `attn_q` and `attn_k`, where it is not that of most tensors."""
 
 
@@ -176,7 +176,7 @@ class GGUFMix(QuantizationScheme):
         return _ModelRules(self, spec, params)
 
     def notes(self) -> list[str]:
-        matrix_text = ", with an importance matrix" if self.has_imatrix or self.mix_name in WITH_IMATRIX else ""
+        matrix_text = ", with an importance matrix" if self.has_imatrix or self.mix_name in MIXES_WITH_IMATRIX else ""
         note_texts = [
             f"{self.label} ({self.source}): each tensor has the type that llama-quantize {self.mix_name} chooses"
             f"{matrix_text}"
@@ -258,33 +258,33 @@ class _ModelRules:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         if self.mix.has_mxfp4_experts and param.kind == "experts":
             return "MXFP4"
-        gguf_mix_name, default_type = self.mix.mix_name, MIXES[self.mix.mix_name]
+        gguf_mix_name, default_type = self.mix.mix_name, DEFAULT_TYPE_BY_MIX[self.mix.mix_name]
         if self.mix.has_larger_embeddings and tensor_kind in ("output", "token_embd"):
             return "Q8_0"
         if tensor_kind == "output" or (tensor_kind == "token_embd" and self.has_tied_output):
             if gguf_mix_name == "MXFP4_MOE" or param.tensor.shape[-1] % BLOCKS[default_type][0]:
                 return "Q8_0"
-            if gguf_mix_name in (*SMALLEST, "IQ3_XXS"):
+            if gguf_mix_name in (*SMALLEST_MIXES, "IQ3_XXS"):
                 return "Q5_K"
             return default_type if default_type == "Q8_0" else "Q6_K"
         if gguf_mix_name == "MXFP4_MOE":
             return "MXFP4" if len(param.tensor.shape) == 3 or param.name == "kv_b_proj" else "Q8_0"
         if tensor_kind == "token_embd":
-            return EMBEDDINGS.get(gguf_mix_name, default_type)
+            return EMBEDDING_TYPES.get(gguf_mix_name, default_type)
         if tensor_kind == "attn_output" and self.expert_count != 8:
-            return ATTENTION_OUTPUTS.get(gguf_mix_name, default_type)
-        if gguf_mix_name in SMALLEST:
+            return ATTENTION_OUTPUT_TYPES.get(gguf_mix_name, default_type)
+        if gguf_mix_name in SMALLEST_MIXES:
             return self._type_in_smallest_mixes(tensor_kind, param)
         if tensor_kind in ("attn_v", "attn_qkv"):
             return self._type_of_values(gguf_mix_name, default_type, self.value_indices[_parent_path(param)])
         if tensor_kind == "attn_k" and self.expert_count == 8:
             return "Q8_0"
         if tensor_kind in ("attn_q", "attn_k"):
-            return QUERIES_AND_KEYS.get(gguf_mix_name, default_type)
+            return QUERY_AND_KEY_TYPES.get(gguf_mix_name, default_type)
         if tensor_kind == "ffn_down":
             return self._type_of_down_proj(gguf_mix_name, default_type, param)
         if tensor_kind == "attn_output":
-            return "Q5_K" if gguf_mix_name in MORE_FOR_EIGHT_EXPERTS else default_type
+            return "Q5_K" if gguf_mix_name in MIXES_RAISED_FOR_EIGHT_EXPERTS else default_type
         if tensor_kind == "ffn_in" and gguf_mix_name == "IQ3_XS":
             layer_index, layer_count = self._layer_index(param), self.layer_count
             return "IQ3_XXS" if layer_count // 8 <= layer_index < 7 * layer_count // 8 else default_type
@@ -292,7 +292,7 @@ class _ModelRules:
 
     def _type_in_smallest_mixes(self, tensor_kind: str, param: WeightTensor) -> str:
         """Returns the ggml type of a tensor inside a layer for the mixes of one and two bits."""
-        gguf_mix_name, default_type = self.mix.mix_name, MIXES[self.mix.mix_name]
+        gguf_mix_name, default_type = self.mix.mix_name, DEFAULT_TYPE_BY_MIX[self.mix.mix_name]
         wider_type = "IQ3_S" if gguf_mix_name in ("IQ2_S", "IQ2_M") else "Q2_K"
         if tensor_kind in ("attn_v", "attn_qkv"):
             return "Q4_K" if self.query_groups >= 4 or self.expert_count >= 4 else wider_type
@@ -365,7 +365,7 @@ class _ModelRules:
         """
         if column_count % BLOCKS[ggml_type][0] == 0:
             return ggml_type
-        fallback_type = FALLBACK.get(ggml_type)
+        fallback_type = FALLBACK_TYPES.get(ggml_type)
         if fallback_type is None:
             if self.mix.mix_name == "Q8_0":
                 return "F16"
@@ -396,7 +396,7 @@ def _layer_gets_more_bits(layer_index: int, layer_count: int) -> bool:
     )
 
 
-CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+CATEGORY_BY_PROJECTION = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
 
 
 def _tensor_category(param: WeightTensor) -> str:
@@ -433,7 +433,7 @@ def _tensor_category(param: WeightTensor) -> str:
         and {"q_proj", "v_proj", "b_proj"} <= sibling_names
         and not _is_in_gated_delta_net(param)
     ):  # KDA (Kimi Linear)
-        return CATEGORIES.get(tensor_name, "other")
+        return CATEGORY_BY_PROJECTION.get(tensor_name, "other")
     return "other"
 
 
@@ -486,12 +486,12 @@ def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     return [(matrix_rows, shape[-1])]
 
 
-PLAIN = {"F32": "float32", "F16": "float16"}
+UNQUANTIZED_TYPES = {"F32": "float32", "F16": "float16"}
 
 
 def _type_bytes(element_count: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
-    if ggml_type in PLAIN:
-        return unquantized_bytes(element_count, PLAIN[ggml_type])
+    if ggml_type in UNQUANTIZED_TYPES:
+        return unquantized_bytes(element_count, UNQUANTIZED_TYPES[ggml_type])
     block_elements, code_bytes, scale_bytes, minimum_bytes = BLOCKS[ggml_type]
     return StoredBytes(code_bytes, scale_bytes, minimum_bytes) * (element_count // block_elements)

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from .base import QuantizationScheme
-from .fields import LARGEST, NO_FIELDS, ConfigFields
+from .fields import LARGEST_INTEGER, NO_FIELDS, ConfigFields
 from .formats import (
     AQLM,
     AWQ,
@@ -36,22 +36,22 @@ from .formats import (
     WholeInt,
 )
 from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
-from .modelopt import KV
+from .modelopt import KV_CACHE_REMARK
 from .patterns import MOST_ENTRIES, ModuleList
 
-PATTERN = set("*+?[](){}|\\^$")
+PATTERN_CHARACTERS = set("*+?[](){}|\\^$")
 
 MOST_PATTERNS = 200
 
-DESCRIBED = "tensors that describe a layer (69 bytes in hqq 0.2.8) are not counted"
-AVERAGE = "bits per weight are the average that the converter aims at: its layers differ"
-TORCHAO = (
+HQQ_REMARK = "tensors that describe a layer (69 bytes in hqq 0.2.8) are not counted"
+AVERAGE_BITS_REMARK = "bits per weight are the average that the converter aims at: its layers differ"
+TORCHAO_REMARK = (
     "bytes of the tensors of torchao 0.18 (int8: scales in fp32, zero points of a byte); what else its Python objects "
     "hold is not counted"
 )
 
 
-AUTO_ROUND = (
+AUTO_ROUND_FIELDS = (
     "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
     "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
     "enable_quanted_input", "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr", "nsamples",
@@ -63,7 +63,7 @@ AUTO_ROUND = (
 
 def ignore_settings_of_auto_round(config: ConfigFields) -> None:
     """Ignores the settings that AutoRound adds to a config, also in its exports as AWQ and GPTQ."""
-    config.ignore(*AUTO_ROUND)
+    config.ignore(*AUTO_ROUND_FIELDS)
     config.check_field("provider", "auto-round", default_value="auto-round")
 
 
@@ -109,7 +109,7 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
             module_fields.get("bits", bits),
             module_fields.get_group_size("group_size", group_size),
         )
-        list_entry = f"re:{module_pattern}" if set(module_pattern) & PATTERN else module_pattern
+        list_entry = f"re:{module_pattern}" if set(module_pattern) & PATTERN_CHARACTERS else module_pattern
         module_groups.append(LayerGroup(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
     default_format = storage_format_of(scheme_fields, "bits", bits, group_size)
     number_prefix = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
@@ -142,7 +142,7 @@ def read_hqq(config: ConfigFields) -> QuantizationScheme:
         scheme_label = f"hqq-int{storage_format.bits}-g{storage_format.group_size}"
     skipped_modules = ModuleList(config.get_strings("skip_modules") or ["lm_head"], config_field="skip_modules")
     return LinearScheme(
-        scheme_label, "HQQ", (DESCRIBED,), tuple(module_groups), converts_head=True, converts_outside_layers=True,
+        scheme_label, "HQQ", (HQQ_REMARK,), tuple(module_groups), converts_head=True, converts_outside_layers=True,
         excluded_modules=skipped_modules,
     )  # fmt: skip
 
@@ -190,7 +190,7 @@ def read_quark(scheme_fields: ConfigFields) -> QuantizationScheme:
     )
     global_config = scheme_fields.get_table("global_quant_config")
     layer_tables = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
-    scheme_remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
+    scheme_remarks = (KV_CACHE_REMARK,) if scheme_fields.get("kv_cache_quant_config") else ()
     layer_groups: list[LayerGroup] = []
     format_labels: list[str] = []
     for module_name, module_fields in layer_tables.get_tables("how a group of modules is quantised"):
@@ -275,7 +275,7 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
     quantization_scheme = LinearScheme(
         f"torchao-{'+'.join(format_labels)}",
         "torchao",
-        (TORCHAO,),
+        (TORCHAO_REMARK,),
         tuple(module_group for _, module_group in labels_and_groups),
         converts_head=converts_embeddings,
         converts_embeddings=converts_embeddings,
@@ -441,7 +441,7 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
     has_norm, has_permutation = layer_fields.get("enable_norm", True), layer_fields.get("enable_perm", True)
     outlier_columns = layer_fields.get("outlier_size", 0)
     for field_name, field_value in (("group_num", codebook_count), ("outlier_size", outlier_columns)):
-        if type(field_value) is not int or not 0 <= field_value <= LARGEST:
+        if type(field_value) is not int or not 0 <= field_value <= LARGEST_INTEGER:
             raise layer_fields.value_error(field_name, field_value, "a whole number")
     for field_name, flag_value in (("enable_norm", has_norm), ("enable_perm", has_permutation)):
         layer_fields.check_choice(field_name, flag_value, True, False)
@@ -494,7 +494,7 @@ def read_higgs(config: ConfigFields) -> QuantizationScheme:
     )
 
 
-BLOCK_SCALES = (
+BLOCK_SCALES_REMARK = (
     "tables of embeddings have one scale a row, as transformers builds them, and encoders are not converted; "
     "checkpoints may have more scales (that of Gemma 4 E2B for mobile devices has 2.46 GB with its encoders, 3 % more "
     "than its class)"
@@ -521,7 +521,7 @@ def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
     quantization_scheme = scheme_of_every_linear(
         scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (LayerGroup(StaticRange(bits)),))
     )
-    scheme_remarks = (BLOCK_SCALES,) if quantizes_tables else ()
+    scheme_remarks = (BLOCK_SCALES_REMARK,) if quantizes_tables else ()
     return replace(
         quantization_scheme,
         groups=(*module_groups, *quantization_scheme.groups),
@@ -544,7 +544,7 @@ def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) ->
 
     head_group = LayerGroup(format_with_bits(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     has_exact_bits = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
-    scheme_remarks = () if has_exact_bits else (AVERAGE,)
+    scheme_remarks = () if has_exact_bits else (AVERAGE_BITS_REMARK,)
     layer_groups = (head_group, LayerGroup(format_with_bits(bits)))
     return LinearScheme(
         f"{library_name}-{float(bits):g}",

@@ -23,20 +23,20 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import WITHOUT, QuantizationScheme, StoredBytes, WeightTensor, unquantized_bytes
+from .base import UNCOUNTED_SCHEME_ADVICE, QuantizationScheme, StoredBytes, WeightTensor, unquantized_bytes
 from .fields import ConfigFields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
 
-Scope: TypeAlias = Literal["linear", "experts"]
+SchemeScope: TypeAlias = Literal["linear", "experts"]
 
-HEADS = ("lm_head", "classifier", "projection")
+HEAD_COMPONENTS = ("lm_head", "classifier", "projection")
 """Components with the linear layers of the output."""
 
-NEVER_CONVERTED = ("router", "residual", "mtp")
+UNCONVERTED_COMPONENTS = ("router", "residual", "mtp")
 """Components that no scheme converts. `mtp` is the input projection of MTP modules (`eh_proj`), bf16 in DeepSeek-V3."""
 
-OUTSIDE_LAYERS = ("embedding", "pooler", *HEADS)
+COMPONENTS_OUTSIDE_LAYERS = ("embedding", "pooler", *HEAD_COMPONENTS)
 """Components outside of layers, which AutoAWQ and AutoGPTQ do not convert."""
 
 
@@ -69,7 +69,7 @@ class LinearScheme(QuantizationScheme):
     """
 
     groups: tuple[LayerGroup, ...] = ()
-    scope: Scope = "linear"
+    scope: SchemeScope = "linear"
     converts_head: bool = False
     converts_embeddings: bool = False
     converts_outside_layers: bool = False
@@ -79,7 +79,7 @@ class LinearScheme(QuantizationScheme):
     def _unsupported_error(self, refusal_reason: str) -> InputError:
         """Returns the error for a model that the scheme cannot store."""
         if self.config_section:
-            return InputError(f"{self.config_section}: {refusal_reason} ({WITHOUT})")
+            return InputError(f"{self.config_section}: {refusal_reason} ({UNCOUNTED_SCHEME_ADVICE})")
         return InputError(f"--quantize {self.label}: {refusal_reason}")
 
     @property
@@ -154,13 +154,13 @@ class LinearScheme(QuantizationScheme):
         is_single_matrix = (len(param.tensor.shape) == 2 or _is_grouped(param)) and self.scope == "linear"
         if (
             not (param.tensor.role == "matrix" or (self.converts_embeddings and param.tensor.role == "table"))
-            or param.kind in NEVER_CONVERTED
+            or param.kind in UNCONVERTED_COMPONENTS
             or not (is_expert_stack or is_single_matrix)
         ):
             if param.tensor.role == "matrix":
                 self.excluded_modules.mark_used(param.published_names)
             return None
-        is_output_head = param.kind in HEADS and param.name not in ("dense", "head_proj")
+        is_output_head = param.kind in HEAD_COMPONENTS and param.name not in ("dense", "head_proj")
         if (
             (is_output_head and not self.converts_head)
             or (not self.converts_outside_layers and _is_skipped(param) and not is_output_head)
@@ -238,7 +238,7 @@ def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearSche
 
 def _is_skipped(param: WeightTensor) -> bool:
     """Whether a linear layer is skipped by quantisers that convert layer by layer."""
-    return param.name == "shared_expert_gate" or param.kind in OUTSIDE_LAYERS
+    return param.name == "shared_expert_gate" or param.kind in COMPONENTS_OUTSIDE_LAYERS
 
 
 def _is_grouped(param: WeightTensor) -> bool:

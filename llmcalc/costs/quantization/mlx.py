@@ -19,19 +19,19 @@ from ...model import ModelSpec
 from ...units import DTYPE_BITS
 from .base import QuantizationScheme, StoredBytes, WeightTensor, unquantized_bytes
 from .fields import ConfigFields
-from .formats import FP4, FP8, INT32, LinearFormat
+from .formats import FP4, FP8, INT32_BYTES, LinearFormat
 from .patterns import ModuleList
 
-ALWAYS_CONVERTED = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
+CONVERTED_COMPONENTS = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
 """Components that mlx-lm converts in every model. For routers it depends on the class."""
 
-PROJECTIONS = ("linear_attention", "state_space", "convolution")
+RECURRENT_COMPONENTS = ("linear_attention", "state_space", "convolution")
 """Recurrent components of which mlx-lm converts every linear layer and nothing else: those of its classes qwen3_next,
 qwen3_5, kimi_linear, minimax, mamba, mamba2, jamba, nemotron_h, granitemoehybrid, falcon_h1, lfm2 and lfm2_moe. What
 other recurrences have, such as block-diagonal gates, are no linear layers.
 """
 
-BARE_ROUTERS = frozenset(
+TYPES_WITH_UNCONVERTED_ROUTERS = frozenset(
     (
         "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "deepseek_v41_text",
         "deepseek_vl_v2", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm4v_moe_text",
@@ -41,8 +41,8 @@ BARE_ROUTERS = frozenset(
 )  # fmt: skip
 """Model types whose router is a bare parameter in mlx-lm 0.32 or mlx-vlm, and no linear layer: it stays unconverted."""
 
-UNCONVERTED: dict[str, frozenset[str]] = {
-    **dict.fromkeys(BARE_ROUTERS, frozenset({"router"})),
+UNCONVERTED_COMPONENTS_BY_TYPE: dict[str, frozenset[str]] = {
+    **dict.fromkeys(TYPES_WITH_UNCONVERTED_ROUTERS, frozenset({"router"})),
     "cohere2_moe": frozenset({"attention", "router"}),
     "minicpmv4_6": frozenset({"embedding", "linear_attention", "lm_head"}),
 }
@@ -51,11 +51,13 @@ the modules to which `quant_predicate` of mlx-vlm says no (models/cohere2_moe/la
 mlx-lm has no class for these types).
 """
 
-ROUTERS = "whether mlx-lm converts the routers is not in the config: they are counted as converted"
-HEAD_IN_DOUBT = frozenset({"mistral3"})
+ROUTERS_REMARK = "whether mlx-lm converts the routers is not in the config: they are counted as converted"
+TYPES_WITH_UNCERTAIN_HEAD = frozenset({"mistral3"})
 """Model types whose output head mlx-lm converts and mlx-vlm does not (models/mistral3/language.py since April 2026)."""
 
-HEAD = "mlx-vlm leaves the output head unconverted since April 2026, without a word in the config: counted as converted"
+HEAD_REMARK = (
+    "mlx-vlm leaves the output head unconverted since April 2026, without a word in the config: counted as converted"
+)
 
 
 @frozen(slots=True)
@@ -68,7 +70,9 @@ class MLXAffine(LinearFormat):
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         scale_bytes = out_features * floor_div(in_features, self.group_size) * model_element_bytes
         return StoredBytes(
-            weights=out_features * floor_div(in_features * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes
+            weights=out_features * floor_div(in_features * self.bits, 32) * INT32_BYTES,
+            scales=scale_bytes,
+            zeros=scale_bytes,
         )
 
     def describe(self) -> str:
@@ -114,9 +118,9 @@ class MLXScheme(QuantizationScheme):
                 yield param, unquantized_bytes(param.tensor.size, dtype)
                 continue
             if param.kind == "router" and module_format is self.default_format:
-                self.assumption_notes.add(ROUTERS)
+                self.assumption_notes.add(ROUTERS_REMARK)
             if self.is_head_uncertain and param.kind == "lm_head" and module_format is self.default_format:
-                self.assumption_notes.add(HEAD)
+                self.assumption_notes.add(HEAD_REMARK)
             *leading_axes, out_features, in_features = param.tensor.shape
             matrix_count: Number = 1
             for axis_size in leading_axes:
@@ -149,10 +153,12 @@ class MLXScheme(QuantizationScheme):
             (storage_format for modules, storage_format in self.listed_formats if param.published_names in modules),
             self.default_format,
         )
-        is_projection = param.kind in PROJECTIONS and param.tensor.role == "matrix" and len(param.tensor.shape) == 2
+        is_projection = (
+            param.kind in RECURRENT_COMPONENTS and param.tensor.role == "matrix" and len(param.tensor.shape) == 2
+        )
         if (
             module_format is self.default_format
-            and param.kind not in (*ALWAYS_CONVERTED, "router")
+            and param.kind not in (*CONVERTED_COMPONENTS, "router")
             and not is_projection
         ):
             unknown_reason = f"{param.path} ({param.kind}): whether mlx-lm converts it is not in the config"

@@ -18,16 +18,16 @@ from .formats import FP4, FP8, ActivationScales, AWQInt4, LinearFormat, WholeInt
 from .linear import LayerGroup, LinearScheme
 from .patterns import ModuleList
 
-KV = "the config quantises the KV cache, too: give --kv-dtype; scales of it are not counted"
-SMOOTHED = (
+KV_CACHE_REMARK = "the config quantises the KV cache, too: give --kv-dtype; scales of it are not counted"
+PRE_QUANT_SCALE_REMARK = (
     "pre_quant_scale, the scales of a layer's input that ModelOpt folds into the layers below where it can, is not "
     "counted"
 )
 
-Make: TypeAlias = Callable[[int | None], LinearFormat]
+FormatFunction: TypeAlias = Callable[[int | None], LinearFormat]
 """Function from the group size of a config, None if it states none, to the storage format."""
 
-ALGORITHMS: dict[str, tuple[str, Make]] = {
+FORMAT_BY_ALGORITHM: dict[str, tuple[str, FormatFunction]] = {
     "FP8": ("fp8", lambda group: FP8("tensor", 4, 1)),
     "FP8_PER_CHANNEL_PER_TOKEN": ("fp8-channel", lambda group: FP8("row")),
     "FP8_PB_WO": ("fp8-block", lambda group: FP8((group or 128, group or 128))),
@@ -48,20 +48,22 @@ ALGORITHMS: dict[str, tuple[str, Make]] = {
 }
 """`quant_algo` → (label, storage format)."""
 
-WITH_INPUT_SCALES = ("NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ", "W8A8_SQ_PER_CHANNEL")
-UNCONVERTED = ("UNQUANTIZED", "NONE")
+ALGORITHMS_WITH_INPUT_SCALES = ("NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ", "W8A8_SQ_PER_CHANNEL")
+NO_ALGORITHM = ("UNQUANTIZED", "NONE")
 
-EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
+EXPERT_NUMBER = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
 """The number of one expert in a module's name."""
 
-DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
+IGNORED_FIELDS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 
 
 def read_modelopt(config: ConfigFields) -> QuantizationScheme:
     """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
-    config.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
+    config.ignore("config_groups", "version", "moe_quant_algo", *IGNORED_FIELDS)
     quantization_algorithm, group_size = config.get("quant_algo"), config.get_group_size("group_size")
-    scheme_remarks = [KV] if any([config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")]) else []
+    scheme_remarks = (
+        [KV_CACHE_REMARK] if any([config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")]) else []
+    )
     excluded_modules = ModuleList(
         config.get_all_strings("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"),
         "modelopt",
@@ -73,18 +75,18 @@ def read_modelopt(config: ConfigFields) -> QuantizationScheme:
             raise config.value_error("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
         module_groups, format_labels = listed_groups(layers_table)
     else:
-        if not isinstance(quantization_algorithm, str) or quantization_algorithm not in ALGORITHMS:
+        if not isinstance(quantization_algorithm, str) or quantization_algorithm not in FORMAT_BY_ALGORITHM:
             raise InputError(
                 f"quantization_config: quant_algo: {short_repr(quantization_algorithm)}; expected MIXED_PRECISION or "
-                f"one of {', '.join(ALGORITHMS)}"
+                f"one of {', '.join(FORMAT_BY_ALGORITHM)}"
             )
-        scheme_label, make_format = ALGORITHMS[quantization_algorithm]
+        scheme_label, make_format = FORMAT_BY_ALGORITHM[quantization_algorithm]
         module_groups, format_labels = (LayerGroup(make_format(group_size)),), (quantization_algorithm,)
         if layers_table is not None:
             layers_table.ignore(*layers_table.table_data)
-    if any(format_label in WITH_INPUT_SCALES for format_label in format_labels):
-        scheme_remarks.append(SMOOTHED)
-    scheme_label = "+".join(dict.fromkeys(ALGORITHMS[format_label][0] for format_label in format_labels))
+    if any(format_label in ALGORITHMS_WITH_INPUT_SCALES for format_label in format_labels):
+        scheme_remarks.append(PRE_QUANT_SCALE_REMARK)
+    scheme_label = "+".join(dict.fromkeys(FORMAT_BY_ALGORITHM[format_label][0] for format_label in format_labels))
     return LinearScheme(
         scheme_label,
         "ModelOpt",
@@ -107,7 +109,7 @@ def listed_groups(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], t
     for module_name, (quantization_algorithm, storage_format) in _formats_by_module(layers_table):
         if quantization_algorithm:
             algorithms[quantization_algorithm] = None
-        first_expert_name = EXPERT.sub("0", module_name)
+        first_expert_name = EXPERT_NUMBER.sub("0", module_name)
         if first_expert_name in format_by_module:
             if format_by_module[first_expert_name] != storage_format:
                 raise layers_table.value_error(
@@ -128,16 +130,18 @@ def _formats_by_module(layers_table: ConfigFields) -> Iterator[tuple[str, tuple[
     known_formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
     for module_name, module_fields in layers_table.get_tables("a table with quant_algo"):
         quantization_algorithm, group_size = module_fields.get("quant_algo"), module_fields.get_group_size("group_size")
-        module_fields.ignore(*DETAILS)
+        module_fields.ignore(*IGNORED_FIELDS)
         module_fields.check_all_read()
-        if quantization_algorithm is None or quantization_algorithm in UNCONVERTED:
+        if quantization_algorithm is None or quantization_algorithm in NO_ALGORITHM:
             yield module_name, ("", None)
             continue
-        if not isinstance(quantization_algorithm, str) or quantization_algorithm not in ALGORITHMS:
-            raise module_fields.value_error("quant_algo", quantization_algorithm, f"one of {', '.join(ALGORITHMS)}")
+        if not isinstance(quantization_algorithm, str) or quantization_algorithm not in FORMAT_BY_ALGORITHM:
+            raise module_fields.value_error(
+                "quant_algo", quantization_algorithm, f"one of {', '.join(FORMAT_BY_ALGORITHM)}"
+            )
         if (quantization_algorithm, group_size) not in known_formats:
             known_formats[quantization_algorithm, group_size] = (
                 quantization_algorithm,
-                ALGORITHMS[quantization_algorithm][1](group_size),
+                FORMAT_BY_ALGORITHM[quantization_algorithm][1](group_size),
             )
         yield module_name, known_formats[quantization_algorithm, group_size]

@@ -10,32 +10,32 @@ from typing import Any
 from ...errors import InputError, suggest
 from .base import QuantizationScheme
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb4, Bnb8, LinearFormat, PackedInt, WholeInt
-from .gguf import LARGER_EMBEDDINGS, MIXES, GGUFMix
+from .gguf import DEFAULT_TYPE_BY_MIX, MIXES_WITH_LARGER_EMBEDDINGS, GGUFMix
 from .linear import LayerGroup, LinearScheme
 from .mlx import MLXAffine, MLXScheme, ModuleFormat
 
-MOST = 2**20
+LARGEST_GROUP = 2**20
 """The largest group or block size that is supported."""
 
 AWQ_SOURCE = "AutoAWQ, arXiv:2306.00978"
 GPTQ_SOURCE = "AutoGPTQ, arXiv:2210.17323"
 BNB_SOURCE = "bitsandbytes"
 DEEPSEEK_SOURCE = "DeepSeek-V3, arXiv:2412.19437"
-TRANSFORMERS_FP8 = "transformers FP8Linear"
+TRANSFORMERS_FP8_SOURCE = "transformers FP8Linear"
 FBGEMM_SOURCE = "FBGEMM"
-COMPRESSED = "compressed-tensors"
+COMPRESSED_TENSORS_SOURCE = "compressed-tensors"
 MX_SOURCE = "OCP Microscaling Formats 1.0"
 NV_SOURCE = "NVIDIA NVFP4"
-LLAMA_CPP = "llama.cpp"
+LLAMA_CPP_SOURCE = "llama.cpp"
 
 BITNET_SOURCE = "transformers BitLinear"
 EETQ_SOURCE = "transformers EetqLinear"
 
-STACKED = (
+STACKED_EXPERTS_REMARK = (
     "experts are separate linear layers, as in transformers 4; transformers 5 stacks them and does not convert them"
 )
-ZERO_BIASES = "AutoGPTQ checkpoints also store a zero bias for every linear layer, 2 bytes per row: not counted"
-BLOB = "the JSON description of each weight in a checkpoint, about 100 bytes, is not counted"
+ZERO_BIASES_REMARK = "AutoGPTQ checkpoints also store a zero bias for every linear layer, 2 bytes per row: not counted"
+JSON_DESCRIPTION_REMARK = "the JSON description of each weight in a checkpoint, about 100 bytes, is not counted"
 
 
 def scheme_of_layers(
@@ -61,7 +61,7 @@ def bnb4_scheme(scheme_label: str, has_double_quantization: bool) -> LinearSchem
     return LinearScheme(
         scheme_label,
         BNB_SOURCE,
-        (BLOB, STACKED),
+        (JSON_DESCRIPTION_REMARK, STACKED_EXPERTS_REMARK),
         (LayerGroup(Bnb4(has_double_quantization)),),
         converts_outside_layers=True,
     )
@@ -83,23 +83,23 @@ def mlx_scheme(scheme_label: str, bits: int, group_size: int | None) -> MLXSchem
     )
 
 
-_FIXED: dict[str, Callable[[str], QuantizationScheme]] = {
-    "fp8": lambda label: scheme_of_linears(label, TRANSFORMERS_FP8, FP8("tensor")),
+_SCHEMES_BY_NAME: dict[str, Callable[[str], QuantizationScheme]] = {
+    "fp8": lambda label: scheme_of_linears(label, TRANSFORMERS_FP8_SOURCE, FP8("tensor")),
     "fp8-channel": lambda label: scheme_of_linears(label, FBGEMM_SOURCE, FP8("row")),
-    "fp8-dynamic": lambda label: scheme_of_layers(label, COMPRESSED, FP8("row", None)),
+    "fp8-dynamic": lambda label: scheme_of_layers(label, COMPRESSED_TENSORS_SOURCE, FP8("row", None)),
     "nf4": lambda label: bnb4_scheme(label, False),
     "nf4-double": lambda label: bnb4_scheme(label, True),
     "int8": lambda label: LinearScheme(
-        label, BNB_SOURCE, (STACKED,), (LayerGroup(Bnb8()),), converts_outside_layers=True
+        label, BNB_SOURCE, (STACKED_EXPERTS_REMARK,), (LayerGroup(Bnb8()),), converts_outside_layers=True
     ),
-    "w8a8": lambda label: scheme_of_layers(label, COMPRESSED, WholeInt()),
+    "w8a8": lambda label: scheme_of_layers(label, COMPRESSED_TENSORS_SOURCE, WholeInt()),
     "mxfp4": mxfp4_scheme,
     "mxfp4-linear": lambda label: scheme_of_layers(label, MX_SOURCE, FP4(32)),
     "mxfp8": lambda label: scheme_of_layers(label, MX_SOURCE, FP8((1, 32), 1)),
     "nvfp4": lambda label: scheme_of_layers(label, NV_SOURCE, FP4(16, tensor_scale_count=1)),
 }
 
-_SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], QuantizationScheme]], ...] = (
+_SCHEMES_BY_PATTERN: tuple[tuple[str, str, Callable[[str, int, int | None], QuantizationScheme]], ...] = (
     (
         "fp8-blockN",
         r"fp8-block(?P<group>\d+)",
@@ -113,36 +113,38 @@ _SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], QuantizationSchem
     (
         "gptq-intB-gN",
         r"gptq-int(?P<bits>[2348])(?:-g(?P<group>\d+))?",
-        lambda label, bits, group: scheme_of_layers(label, GPTQ_SOURCE, GPTQ(bits, group), ZERO_BIASES),
+        lambda label, bits, group: scheme_of_layers(label, GPTQ_SOURCE, GPTQ(bits, group), ZERO_BIASES_REMARK),
     ),
     (
         "wBa16-gN",
         r"w(?P<bits>[48])a16(?:-g(?P<group>\d+))?",
-        lambda label, bits, group: scheme_of_layers(label, COMPRESSED, PackedInt(bits, group)),
+        lambda label, bits, group: scheme_of_layers(label, COMPRESSED_TENSORS_SOURCE, PackedInt(bits, group)),
     ),
     ("mlx-intB-gN", r"mlx-(?:int)?(?P<bits>[234568])(?:bit)?(?:-g(?P<group>\d+))?", mlx_scheme),
 )
 """(name as printed, pattern, function that builds the scheme). A name without a group has one scale per row."""
 
-COMMON = (
+COMMON_SCHEMES = (
     "fp8-block128",
     "awq-int4-g128",
     "gptq-int4-g128",
     "w4a16-g128",
     "mlx-int4-g64",
-    *_FIXED,
-    *(mix.lower() for mix in (*MIXES, *LARGER_EMBEDDINGS)),
+    *_SCHEMES_BY_NAME,
+    *(mix.lower() for mix in (*DEFAULT_TYPE_BY_MIX, *MIXES_WITH_LARGER_EMBEDDINGS)),
 )
 """Scheme names with the sizes of most published models."""
 
-GROUPS = {
+SCHEMES_BY_GROUP = {
     "fp8": ("fp8", "fp8-channel", "fp8-dynamic", "fp8-blockN"),
     "AWQ and GPTQ": ("awq-int4-gN", "gptq-intB-gN"),
     "compressed-tensors": ("wBa16-gN", "w8a8"),
     "bitsandbytes": ("nf4", "nf4-double", "int8"),
     "microscaling": ("mxfp4", "mxfp4-linear", "mxfp8", "nvfp4"),
     "MLX": ("mlx-intB-gN",),
-    "llama.cpp, also with -imatrix and -qkv": tuple(mix.lower() for mix in (*MIXES, *LARGER_EMBEDDINGS)),
+    "llama.cpp, also with -imatrix and -qkv": tuple(
+        mix.lower() for mix in (*DEFAULT_TYPE_BY_MIX, *MIXES_WITH_LARGER_EMBEDDINGS)
+    ),
 }
 """Tool → its scheme names, with N for a size and B for bits."""
 
@@ -160,20 +162,20 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
     tensor). Raises `InputError`, which lists all names, for an unknown name.
     """
     scheme_label = scheme_name.strip().lower()
-    if scheme_label in _FIXED:
-        return _FIXED[scheme_label](scheme_label)
+    if scheme_label in _SCHEMES_BY_NAME:
+        return _SCHEMES_BY_NAME[scheme_label](scheme_label)
     base_label, fuses_qkv = scheme_label.removesuffix("-qkv"), scheme_label.endswith("-qkv")
     mix_name = base_label.removesuffix("-imatrix").upper().replace("-", "_")
     mix_name = mix_name + "_M" if mix_name in ("Q3_K", "Q4_K", "Q5_K") else mix_name
-    if mix_name in MIXES or mix_name in LARGER_EMBEDDINGS:
+    if mix_name in DEFAULT_TYPE_BY_MIX or mix_name in MIXES_WITH_LARGER_EMBEDDINGS:
         return GGUFMix(
             scheme_label,
-            LLAMA_CPP,
+            LLAMA_CPP_SOURCE,
             (),
-            LARGER_EMBEDDINGS.get(mix_name, mix_name),
+            MIXES_WITH_LARGER_EMBEDDINGS.get(mix_name, mix_name),
             base_label.endswith("-imatrix"),
             fuses_qkv,
-            has_larger_embeddings=mix_name in LARGER_EMBEDDINGS,
+            has_larger_embeddings=mix_name in MIXES_WITH_LARGER_EMBEDDINGS,
         )
     if re.fullmatch(r"ud[-_].*|.*_xl", base_label):
         raise InputError(
@@ -181,14 +183,15 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
             f"the .gguf file itself as TARGET or with -m, or a mix near it such as "
             f"{nearest_gguf_mix(scheme_label) or 'q4_k_m'}"
         )
-    for _, name_pattern, make_scheme in _SIZED:
+    for _, name_pattern, make_scheme in _SCHEMES_BY_PATTERN:
         name_match = re.fullmatch(name_pattern, scheme_label)
         if name_match:
             matched_sizes = name_match.groupdict()
             group_size = matched_sizes["group"]
-            if group_size is not None and not 0 < int(group_size[:12]) <= MOST:
+            if group_size is not None and not 0 < int(group_size[:12]) <= LARGEST_GROUP:
                 raise InputError(
-                    f"--quantize {scheme_name[:40]}: a group of {group_size[:12]}; expected 1 to {MOST:,} columns"
+                    f"--quantize {scheme_name[:40]}: a group of {group_size[:12]}; "
+                    f"expected 1 to {LARGEST_GROUP:,} columns"
                 )
             return make_scheme(
                 scheme_label, int(matched_sizes.get("bits") or 8), None if group_size is None else int(group_size)
@@ -205,8 +208,10 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
     if bits_match:
         suggestion_text = f" Did you mean {SCHEMES_BY_BITS[bits_match['bits'] or '4']}?"
     else:
-        suggestion_text = suggest(scheme_label, list(COMMON))
-    names_text = "; ".join(f"{group_size}: {', '.join(group_names)}" for group_size, group_names in GROUPS.items())
+        suggestion_text = suggest(scheme_label, list(COMMON_SCHEMES))
+    names_text = "; ".join(
+        f"{group_size}: {', '.join(group_names)}" for group_size, group_names in SCHEMES_BY_GROUP.items()
+    )
     raise InputError(
         f"--quantize {scheme_name[:40]}: unknown scheme"
         + (f".{suggestion_text}" if suggestion_text else f"; expected none or one of {names_text}")
@@ -231,11 +236,11 @@ UD-Q4_K_XL 17,923,394,624 and Q4_K_M 17,106,775,008; UD-Q5_K_XL 20,218,178,624 a
 def nearest_gguf_mix(scheme_name: str) -> str | None:
     """Returns the llama-quantize mix closest to an Unsloth dynamic file, such as `ud-q4_k_xl`; None for other names."""
     file_match = _DYNAMIC_FILE.fullmatch(scheme_name.strip().lower().replace("-", "_"))
-    if file_match is None or scheme_name.strip().upper().replace("-", "_") in LARGER_EMBEDDINGS:
+    if file_match is None or scheme_name.strip().upper().replace("-", "_") in MIXES_WITH_LARGER_EMBEDDINGS:
         return None
     file_mix = (file_match["mix"] or file_match["mix_of_xl"]).upper()
     nearest_mix = NEAR_MIXES.get(file_mix, file_mix)
-    return nearest_mix.lower() if nearest_mix in MIXES else None
+    return nearest_mix.lower() if nearest_mix in DEFAULT_TYPE_BY_MIX else None
 
 
 def with_published_experts(

@@ -20,22 +20,22 @@ from typing import Literal, TypeAlias
 
 from ...errors import InputError
 
-Rule: TypeAlias = Literal["transformers", "awq", "compressed-tensors", "modelopt"]
+MatchingRule: TypeAlias = Literal["transformers", "awq", "compressed-tensors", "modelopt"]
 
-FUSED: dict[str, tuple[str, ...]] = {
+PARTS_OF_FUSED_LAYER: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 """Linear layer that vLLM fuses, and may have in a list → the layers of most classes."""
 
-NEVER_CONVERTED = re.compile(
+UNCONVERTED_MODULES = re.compile(
     r"norm|embed|lm_head|(^|\.)(gate|router)\W*$|vision|visual|audio|projector|correction_bias"
 )
 """Entries that may match no module without a note: norms with other names, tied output heads, encoders."""
 
 REPEATED_GROUP = re.compile(r"\)[*+{]")
-WORDS = re.compile(r"\((?:\?:)?(?:\w|-|\\\.)+(?:\|(?:\w|-|\\\.)+)*\)")
-MOST_WAYS, WAYS_TO_REPEAT = 24, 6
+WORD_ALTERNATIVES = re.compile(r"\((?:\?:)?(?:\w|-|\\\.)+(?:\|(?:\w|-|\\\.)+)*\)")
+LOG2_OF_MOST_MATCHES, WAYS_TO_REPEAT = 24, 6
 """Limits for patterns, because a config may come from anyone: a pattern may match in at most 2^24 ways.
 
 A repetition counts as about 2^6 ways, an alternative as 2.
@@ -59,11 +59,11 @@ class ModuleList:
     def __init__(
         self,
         list_entries: Iterable[str],
-        matching_rule: Rule = "transformers",
+        matching_rule: MatchingRule = "transformers",
         config_field: str = "modules_to_not_convert",
     ) -> None:
         self.entries: tuple[str, ...] = tuple(dict.fromkeys(list_entries))
-        self.rule: Rule = matching_rule
+        self.rule: MatchingRule = matching_rule
         self.used_entries: set[str] = set[str]()
         if len(self.entries) > MOST_ENTRIES:
             raise InputError(
@@ -99,7 +99,7 @@ class ModuleList:
             name_boundary = r"(?:(?<=\.)|(?=\.|$))"
         else:
             return None
-        if REPEATED_GROUP.search(pattern_text) or _match_count_log2(pattern_text) > MOST_WAYS:
+        if REPEATED_GROUP.search(pattern_text) or _match_count_log2(pattern_text) > LOG2_OF_MOST_MATCHES:
             raise InputError(
                 f"quantization_config.{config_field}: '{list_entry[:60]}' repeats a group or too much else; expected a "
                 "pattern that is quick to match"
@@ -175,7 +175,9 @@ class ModuleList:
         return [
             list_entry
             for list_entry in self.entries
-            if list_entry not in used_entries and not NEVER_CONVERTED.search(list_entry) and not is_covered(list_entry)
+            if list_entry not in used_entries
+            and not UNCONVERTED_MODULES.search(list_entry)
+            and not is_covered(list_entry)
         ]
 
 
@@ -187,7 +189,7 @@ def _example_name(list_entry: str) -> str:
 def _unfused_entries(list_entry: str) -> Iterator[str]:
     """Yields an entry, and for a fused layer also entries of the fused parts."""
     yield list_entry
-    for fused_name, part_names in FUSED.items():
+    for fused_name, part_names in PARTS_OF_FUSED_LAYER.items():
         fused_pattern = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")
         if fused_pattern.search(list_entry):
             yield from (fused_pattern.sub(part_name, list_entry) for part_name in part_names)
@@ -195,7 +197,7 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
 
 def _match_count_log2(module_pattern: str) -> int:
     """Returns an upper bound on the number of ways to match a regular expression, as an exponent of two."""
-    remaining_pattern, word_count = WORDS.subn("", module_pattern)
+    remaining_pattern, word_count = WORD_ALTERNATIVES.subn("", module_pattern)
     optional_count = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (
         word_count

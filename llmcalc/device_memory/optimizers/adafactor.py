@@ -9,22 +9,22 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...algebra import Number
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, tensor_count
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors, tensor_count
 from ...ops import ParamTensor
 from ...workload.execution import OptimizerImplementation
-from .record import BY_TORCH, STEP_BYTES, Optimizer, States
+from .record import STEP_BYTES, TORCH_WITNESS, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Dtype, Tensor
     from .step import OptimizedParameter, OptimizerStep
 
 
-def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
     count_by_state = {"row_var": _row_count, "col_var": _column_count, "variance": _variance_size}
     return {
         **{
-            state_name: packed_bytes(sum_over(tensors, count_elements), dtype)
+            state_name: packed_bytes(sum_over_tensors(tensors, count_elements), dtype)
             for state_name, count_elements in count_by_state.items()
         },
         "step": STEP_BYTES * tensor_count(tensors),
@@ -168,5 +168,5 @@ OPTIMIZER = Optimizer(
     note="a matrix has one mean per row and one per column, a vector its whole second moment",
     uncounted_work="means of rows and columns",
     states_per_element=lambda flat: (1, 0) if flat else None,
-    witness=BY_TORCH,
+    witness=TORCH_WITNESS,
 )

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ...costs.trained_tensors import TrainedTensor, tensor_count
 from ...workload.execution import OptimizerImplementation
 from . import adafactor
-from .record import BY_TORCH, Optimizer, States
+from .record import TORCH_WITNESS, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Tensor
     from .step import OptimizerStep
 
 
-def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of row and column means (or of the whole second moment), and of root mean squares."""
     torch_states = {
         state_name: state_size
@@ -114,5 +114,5 @@ OPTIMIZER = Optimizer(
     uncounted_work="means of rows and columns",
     state_format="float32",
     state_format_note="its states are fp32",
-    witness=BY_TORCH,
+    witness=TORCH_WITNESS,
 )

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...algebra import Number
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, total_elements
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors, total_elements
 from ...evidence import source_code_witness
 from ...ops import ParamTensor
-from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
+from .record import LIBRARY_COMPARISON_TEST, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of the first moment, and of the means that replace the second moment."""
     return {
         "m": packed_bytes(total_elements(tensors), dtype),
-        "vmean": packed_bytes(sum_over(tensors, _mean_count), dtype),
+        "vmean": packed_bytes(sum_over_tensors(tensors, _mean_count), dtype),
     }
 
 
@@ -67,6 +67,6 @@ OPTIMIZER = Optimizer(
     "fewer for queries, keys and norms",
     separates_layer_matrices=True,
     witness=source_code_witness(
-        "adam_mini/adam_mini.py; at most, for queries, keys and norms", COMPARISON_WITH_LIBRARIES
+        "adam_mini/adam_mini.py; at most, for queries, keys and norms", LIBRARY_COMPARISON_TEST
     ),
 )

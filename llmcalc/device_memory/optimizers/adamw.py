@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from ...costs.trained_tensors import TrainedTensor, packed_bytes, tensor_count, total_elements
 from ...simulator.versions import is_older_version
 from ...workload.execution import OptimizerImplementation
-from .record import BY_TORCH, STEP_BYTES, Optimizer, States
+from .record import STEP_BYTES, TORCH_WITNESS, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from .step import OptimizedParameter, OptimizerStep
 
-ONE_INTERMEDIATE = (2, 1)
+ONE_TEMPORARY_SINCE = (2, 1)
 """The first version of torch whose foreach AdamW makes one temporary per tensor; older ones make two."""
 
 
-def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of both moments and of the step counts."""
     element_count = total_elements(tensors)
     return {
@@ -56,7 +56,7 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
-    aten, is_older_torch = optimizer_step.aten, is_older_version(optimizer_step.torch_version, ONE_INTERMEDIATE)
+    aten, is_older_torch = optimizer_step.aten, is_older_version(optimizer_step.torch_version, ONE_TEMPORARY_SINCE)
     for tensor_group in optimizer_step.group_by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [
             aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)
@@ -96,5 +96,5 @@ OPTIMIZER = Optimizer(
     build_torch_optimizers=build_torch_optimizers,
     aliases=("adam", "adamw-torch-fused"),
     supports_element_shards=True,
-    witness=BY_TORCH,
+    witness=TORCH_WITNESS,
 )

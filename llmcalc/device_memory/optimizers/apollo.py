@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, tensor_count, total_elements
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors, tensor_count, total_elements
 from .low_rank import (
-    RANK,
+    DEFAULT_PROJECTION_RANK,
     is_projected_from_the_right,
     longer_side,
     low_rank_optimizer,
@@ -22,7 +22,7 @@ from .low_rank import (
     shorter_side,
     split_by_projection,
 )
-from .record import Optimizer, States
+from .record import Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Dtype, Tensor
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of APOLLO with projections of this rank."""
 
-    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
         projected_tensors, other_tensors = split_by_projection(tensors)
-        projected_elements = sum_over(projected_tensors, lambda tensor: rank * longer_side(tensor))
+        projected_elements = sum_over_tensors(projected_tensors, lambda tensor: rank * longer_side(tensor))
         moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
         return {
             "ortho_matrix": packed_bytes(
-                sum_over(projected_tensors, lambda tensor: rank * shorter_side(tensor)), dtype
+                sum_over_tensors(projected_tensors, lambda tensor: rank * shorter_side(tensor)), dtype
             ),
             "exp_avg": moment_bytes,
             "exp_avg_sq": moment_bytes,
@@ -106,4 +106,4 @@ def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right_
     return aten.new_like(projected_norm, gradient_norm)
 
 
-OPTIMIZER = optimizer_of_projection_rank(RANK, "apollo")
+OPTIMIZER = optimizer_of_projection_rank(DEFAULT_PROJECTION_RANK, "apollo")

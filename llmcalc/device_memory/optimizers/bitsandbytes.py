@@ -21,19 +21,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ...algebra import Number, add, ceil_div, floor_div, minimum
-from ...costs.trained_tensors import TrainedTensor, sum_over
+from ...costs.trained_tensors import TrainedTensor, sum_over_tensors
 from ...evidence import source_code_witness
 from ...frozen import frozen
 from ...ops import ParamTensor
-from .record import COMPARISON, Optimizer, States
+from .record import STEP_COMPARISON_TEST, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from .step import OptimizerStep
 
-BLOCK, LEAST_8BIT, MAP_ENTRIES = 256, 4096, 256
+BLOCK_ELEMENTS, LEAST_8BIT_ELEMENTS, CODE_MAP_ENTRIES = 256, 4096, 256
 """Elements per scale; elements from which a tensor has 8-bit states; fp32 values of a code map, one per code."""
 
-LEAST_PAGED = 100_000
+LEAST_PAGED_ELEMENTS = 100_000
 """Elements from which a tensor has paged states (`get_state_buffer`)."""
 
 
@@ -50,8 +50,8 @@ def bitsandbytes_optimizer(
     has_fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
     """
     small_tensors_text = (
-        f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
-        f"per block of {BLOCK}"
+        f"tensors of under {LEAST_8BIT_ELEMENTS:,} elements have fp32 states; the others 1 byte per element and an "
+        f"fp32 scale per block of {BLOCK_ELEMENTS}"
     )
     paging_text = "the driver may move states to the host, where the device has no room for them"
     embeddings_text = "the Trainer gives embeddings fp32 states"
@@ -70,11 +70,13 @@ def bitsandbytes_optimizer(
         supports_element_shards=not state_layout.in_8_bits,
         supports_flat_shards=True,
         paged_bytes=state_layout.paged_bytes if is_paged else None,
-        witness=source_code_witness("bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", COMPARISON),
+        witness=source_code_witness(
+            "bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", STEP_COMPARISON_TEST
+        ),
     )
 
 
-def is_large_tensor(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
+def is_large_tensor(tensor: ParamTensor, min_elements: int = LEAST_8BIT_ELEMENTS) -> Number:
     """Returns 1 if a tensor has at least this number of elements, otherwise 0."""
     return minimum(1, floor_div(tensor.size, min_elements))
 
@@ -106,24 +108,29 @@ class _StateLayout:
             )
         return quantized_tensors, float_tensors
 
-    def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
         """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
         quantized_tensors, float_tensors = self._split_by_format(tensors)
-        quantized_bytes = sum_over(
+        quantized_bytes = sum_over_tensors(
             quantized_tensors,
             lambda tensor: is_large_tensor(tensor) * tensor.size + 4 * (1 - is_large_tensor(tensor)) * tensor.size,
         )
-        bytes_by_state: States = {
-            f"state{state_index + 1}": add(quantized_bytes, sum_over(float_tensors, lambda tensor: 4 * tensor.size))
+        bytes_by_state: StateBytesByName = {
+            f"state{state_index + 1}": add(
+                quantized_bytes, sum_over_tensors(float_tensors, lambda tensor: 4 * tensor.size)
+            )
             for state_index in range(self.moment_count)
         }
         if self.in_8_bits:
-            scale_bytes = 4 * sum_over(
-                quantized_tensors, lambda tensor: is_large_tensor(tensor) * ceil_div(tensor.size, BLOCK)
+            scale_bytes = 4 * sum_over_tensors(
+                quantized_tensors, lambda tensor: is_large_tensor(tensor) * ceil_div(tensor.size, BLOCK_ELEMENTS)
             )
             bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moment_count)}
             bytes_by_state["qmaps"] = (
-                self.moment_count * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large_tensor))
+                self.moment_count
+                * 4
+                * CODE_MAP_ENTRIES
+                * minimum(1, sum_over_tensors(quantized_tensors, is_large_tensor))
             )
         return bytes_by_state
 
@@ -131,7 +138,7 @@ class _StateLayout:
         """Returns the bytes of states in managed memory."""
         quantized_tensors, float_tensors = self._split_by_format(tensors)
         pageable_bytes = [
-            sum_over(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED) * tensor.size)
+            sum_over_tensors(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED_ELEMENTS) * tensor.size)
             for tensor_group in (quantized_tensors, float_tensors)
         ]
         return self.moment_count * add(pageable_bytes[0], 4 * pageable_bytes[1])
@@ -147,18 +154,20 @@ class _StateLayout:
             if parameter.states:
                 continue
             tensor = parameter.tensor
-            is_quantized = tensor.count >= LEAST_8BIT and not self.has_float32_states(parameter.is_embedding_table)
+            is_quantized = tensor.count >= LEAST_8BIT_ELEMENTS and not self.has_float32_states(
+                parameter.is_embedding_table
+            )
             state_format = UINT8 if is_quantized else FLOAT32
-            if self.is_paged and tensor.count >= LEAST_PAGED:
+            if self.is_paged and tensor.count >= LEAST_PAGED_ELEMENTS:
                 parameter.states = optimizer_step.new_paged_states_like(tensor, state_format, self.moment_count)
             with optimizer_step.allocating_states():
                 map_count = self.moment_count if is_quantized and not has_code_maps else 0
-                quantization_maps = [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]
+                quantization_maps = [aten.new_tensor((CODE_MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]
                 has_code_maps = has_code_maps or is_quantized
                 parameter.states += [
                     aten.new_like(tensor, dtype=state_format) for _ in range(self.moment_count - len(parameter.states))
                 ]
-                block_count = ceil_div(tensor.count, BLOCK)
+                block_count = ceil_div(tensor.count, BLOCK_ELEMENTS)
                 scale_tensors = [
                     aten.new_tensor((block_count,), FLOAT32) for _ in range(self.moment_count if is_quantized else 0)
                 ]

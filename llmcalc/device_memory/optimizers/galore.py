@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...algebra import Number, minimum
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, total_elements
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors, total_elements
 from ...ops import ParamTensor
 from .low_rank import (
-    RANK,
+    DEFAULT_PROJECTION_RANK,
     is_projected_from_the_right,
     longer_side,
     low_rank_optimizer,
@@ -23,7 +23,7 @@ from .low_rank import (
     shorter_side,
     split_by_projection,
 )
-from .record import Optimizer, States
+from .record import Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Dtype, Tensor
@@ -36,12 +36,16 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
     def clipped_rank(tensor: ParamTensor) -> Number:
         return minimum(rank, shorter_side(tensor))
 
-    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
         """Returns the bytes of projectors and of both moments."""
         projected_tensors, other_tensors = split_by_projection(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
-        projector_elements = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
-        projected_elements = sum_over(projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
+        projector_elements = sum_over_tensors(
+            projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor)
+        )
+        projected_elements = sum_over_tensors(
+            projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor)
+        )
         moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
         return {
             "ortho_matrix": packed_bytes(projector_elements, dtype),
@@ -105,4 +109,4 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
         return aten.new_tensor((rank, column_count) if is_right_projection else (row_count, rank), dtype)
 
 
-OPTIMIZER = optimizer_of_projection_rank(RANK, "galore")
+OPTIMIZER = optimizer_of_projection_rank(DEFAULT_PROJECTION_RANK, "galore")

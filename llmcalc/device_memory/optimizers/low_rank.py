@@ -14,24 +14,26 @@ from ...algebra import Number, minimum
 from ...costs.trained_tensors import TrainedTensor
 from ...evidence import source_code_witness
 from ...ops import ParamTensor
-from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
+from .record import LIBRARY_COMPARISON_TEST, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from ...simulator.strides import Shape
     from ...simulator.tensor import Tensor
     from .step import OptimizedParameter, OptimizerStep
 
-RANK = 128
+DEFAULT_PROJECTION_RANK = 128
 """The rank of a name without one, transformers' default of both (trainer_optimizer.py of 5.23)."""
 
-NOTE = "projected gradients for the weight matrices of linear layers in the layers, two whole moments for other tensors"
+LOW_RANK_NOTE = (
+    "projected gradients for the weight matrices of linear layers in the layers, two whole moments for other tensors"
+)
 
 
 def low_rank_optimizer(
     projection_method: str,
     rank: int,
     optimizer_name: str,
-    state_bytes: Callable[[Sequence[TrainedTensor], str], States],
+    state_bytes: Callable[[Sequence[TrainedTensor], str], StateBytesByName],
     run_step: Callable[[OptimizerStep], None],
     library: str,
     optimizer_source: str,
@@ -47,11 +49,11 @@ def low_rank_optimizer(
         state_bytes=state_bytes,
         run_step=run_step,
         reason_not_in_torch=f"{library} is not a part of torch",
-        aliases=(f"{projection_method}-adamw",) if rank == RANK else (),
-        note=NOTE,
+        aliases=(f"{projection_method}-adamw",) if rank == DEFAULT_PROJECTION_RANK else (),
+        note=LOW_RANK_NOTE,
         separates_layer_matrices=True,
         uncounted_work="projections of gradients",
-        witness=source_code_witness(optimizer_source, COMPARISON_WITH_LIBRARIES),
+        witness=source_code_witness(optimizer_source, LIBRARY_COMPARISON_TEST),
     )
 
 

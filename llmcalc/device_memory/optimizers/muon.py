@@ -14,17 +14,17 @@ from ...algebra import Number, add
 from ...costs.trained_tensors import TrainedTensor, packed_bytes, total_elements
 from ...workload.execution import OptimizerImplementation
 from . import adamw
-from .record import BY_TORCH, Optimizer, States
+from .record import TORCH_WITNESS, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Tensor
     from .step import OptimizedParameter, OptimizerStep
 
-ITERATIONS = 5
+NEWTON_SCHULZ_ITERATIONS = 5
 """Newton-Schulz iterations of a step."""
 
 
-def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of the matrices' momentum and of AdamW's states."""
     matrices = [trained_tensor for trained_tensor in tensors if trained_tensor.is_layer_matrix]
     other_tensors = [trained_tensor for trained_tensor in tensors if not trained_tensor.is_layer_matrix]
@@ -41,7 +41,10 @@ def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
             square_flops = 2 * shorter_side**3
             product_flops_of_update = 2 * shorter_side**2 * longer_side
             total_flops = add(
-                total_flops, trained_tensor.copies * ITERATIONS * (gram_flops + square_flops + product_flops_of_update)
+                total_flops,
+                trained_tensor.copies
+                * NEWTON_SCHULZ_ITERATIONS
+                * (gram_flops + square_flops + product_flops_of_update),
             )
     return total_flops
 
@@ -75,7 +78,7 @@ def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> 
         ortho_grad = aten.transpose(ortho_grad, 0, 1)
     # divided by its norm, which is at least eps
     optimizer_step.write(ortho_grad, aten.new_like(aten.new_tensor((), BFLOAT16)))
-    for _ in range(ITERATIONS):
+    for _ in range(NEWTON_SCHULZ_ITERATIONS):
         gram_matrix = aten.mm(ortho_grad, aten.transpose(ortho_grad, 0, 1))
         gram_update = aten.addmm(gram_matrix, gram_matrix, gram_matrix)
         ortho_grad = aten.addmm(ortho_grad, gram_update, ortho_grad)
@@ -109,5 +112,5 @@ OPTIMIZER = Optimizer(
     separates_layer_matrices=True,
     states_per_element=lambda flat: (1, 1),
     product_flops=product_flops,
-    witness=BY_TORCH,
+    witness=TORCH_WITNESS,
 )

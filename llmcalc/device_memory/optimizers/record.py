@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...algebra import Number, add
 from ...costs.trained_tensors import TrainedTensor
-from ...evidence import UNTESTED, Witness, by_torch
+from ...evidence import UNTESTED, Witness, torch_witness
 from ...frozen import frozen
 from ...workload.execution import OptimizerImplementation
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 STEP_BYTES = 4
 """Bytes of torch's step count per tensor, one fp32 number (on the host, unless fused or capturable)."""
 
-COMPARISON = "tests/device_memory/test_optimizer_steps.py"
+STEP_COMPARISON_TEST = "tests/device_memory/test_optimizer_steps.py"
 """The test that compares the steps of optimizers."""
 
-COMPARISON_WITH_LIBRARIES = "tests/device_memory/test_projected_optimizers.py"
+LIBRARY_COMPARISON_TEST = "tests/device_memory/test_projected_optimizers.py"
 """The test that compares the steps of Adam-mini, GaLore and APOLLO, by hand and with the libraries' own code."""
 
-BY_TORCH = by_torch(COMPARISON)
+TORCH_WITNESS = torch_witness(STEP_COMPARISON_TEST)
 """The witness of an optimizer whose steps are compared with those of torch."""
 
-States: TypeAlias = dict[str, Number]
+StateBytesByName: TypeAlias = dict[str, Number]
 """The library's name of a state → its bytes."""
 
 
@@ -81,7 +81,7 @@ class Optimizer:
 
     name: str
     implementations: tuple[OptimizerImplementation, ...]
-    state_bytes: Callable[[Sequence[TrainedTensor], str], States]
+    state_bytes: Callable[[Sequence[TrainedTensor], str], StateBytesByName]
     run_step: Callable[[OptimizerStep], None]
     trainer_default: OptimizerImplementation | None = None
     build_torch_optimizers: (
@@ -134,7 +134,7 @@ class OptimizerState:
 
     name: str
     dtype: str
-    states: States
+    states: StateBytesByName
     split_note: str = ""
     paged_bytes: Number = 0
 

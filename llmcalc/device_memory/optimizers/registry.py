@@ -13,7 +13,7 @@ from ...errors import InputError, short_repr, suggest
 if TYPE_CHECKING:
     from .record import Optimizer
 
-NAMES = (
+OPTIMIZER_NAMES = (
     "adamw",
     "sgd",
     "adafactor",
@@ -40,34 +40,36 @@ NAMES = (
 )
 """The words of `--optimizer`; the file of `adam-mini` is `adam_mini.py`."""
 
-OF_BITSANDBYTES = [name for name in NAMES if "lion" in name or "paged" in name or name.startswith("adamw-8bit")]
+BITSANDBYTES_NAMES = [
+    name for name in OPTIMIZER_NAMES if "lion" in name or "paged" in name or name.startswith("adamw-8bit")
+]
 
-LIBRARIES = {
-    **dict.fromkeys(OF_BITSANDBYTES, "bitsandbytes"),
+LIBRARY_BY_NAME = {
+    **dict.fromkeys(BITSANDBYTES_NAMES, "bitsandbytes"),
     **dict.fromkeys(("adamw-8bit-torchao", "adamw-4bit-torchao"), "torchao"),
     **dict.fromkeys(("schedule-free-adamw", "schedule-free-sgd"), "schedule_free"),
 }
 """Optimizer → the file of its library, for libraries with several optimizers."""
 
-WITH_RANK = re.compile(r"(galore|apollo)-r([1-9][0-9]{0,4})")
+NAME_WITH_RANK = re.compile(r"(galore|apollo)-r([1-9][0-9]{0,4})")
 """Names of optimizers with the rank of their projections, such as `galore-r64`."""
 
 LARGEST_RANK = 99_999
 """The largest rank of such a name."""
 
-DEFAULT = "adamw"
+DEFAULT_OPTIMIZER = "adamw"
 """The optimizer of training that names none."""
 
 
 @cache
 def _load_record(optimizer_name: str) -> Optimizer:
-    name_match = WITH_RANK.fullmatch(optimizer_name)
+    name_match = NAME_WITH_RANK.fullmatch(optimizer_name)
     if name_match:
         optimizer_record: Optimizer = _load_file(name_match[1]).optimizer_of_projection_rank(
             int(name_match[2]), optimizer_name
         )
-    elif optimizer_name in LIBRARIES:
-        optimizer_record = _load_file(LIBRARIES[optimizer_name]).OPTIMIZERS[optimizer_name]
+    elif optimizer_name in LIBRARY_BY_NAME:
+        optimizer_record = _load_file(LIBRARY_BY_NAME[optimizer_name]).OPTIMIZERS[optimizer_name]
     else:
         optimizer_record = _load_file(optimizer_name.replace("-", "_")).OPTIMIZER
     return optimizer_record
@@ -79,7 +81,7 @@ def _load_file(file_name: str) -> Any:
 
 def optimizers() -> Iterator[Optimizer]:
     """Returns the records of all optimizers."""
-    return map(_load_record, NAMES)
+    return map(_load_record, OPTIMIZER_NAMES)
 
 
 def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimizer:
@@ -90,17 +92,17 @@ def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimize
     Raises `InputError` for a name that is none's.
     """
     hyphenated_name = optimizer_name.lower().replace("_", "-")
-    if hyphenated_name in NAMES or WITH_RANK.fullmatch(hyphenated_name):
+    if hyphenated_name in OPTIMIZER_NAMES or NAME_WITH_RANK.fullmatch(hyphenated_name):
         return _load_record(hyphenated_name)
     matching_optimizer = next(
         (known_optimizer for known_optimizer in optimizers() if hyphenated_name in known_optimizer.aliases), None
     )
     if matching_optimizer is None:
         known_aliases = (alias for optimizer_record in optimizers() for alias in optimizer_record.aliases)
-        suggestion_text = suggest(hyphenated_name, [*NAMES, *known_aliases])
+        suggestion_text = suggest(hyphenated_name, [*OPTIMIZER_NAMES, *known_aliases])
         suggestion_text = suggestion_text and f".{suggestion_text}"
         raise InputError(
             f"{option_name}: {short_repr(optimizer_name)} is not known; expected one of "
-            f"{', '.join(NAMES)}{suggestion_text}"
+            f"{', '.join(OPTIMIZER_NAMES)}{suggestion_text}"
         )
     return matching_optimizer

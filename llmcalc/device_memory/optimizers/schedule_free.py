@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from ...costs.trained_tensors import TrainedTensor, packed_bytes, total_elements
 from ...evidence import source_code_witness
-from .record import COMPARISON, Optimizer, States
+from .record import STEP_COMPARISON_TEST, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def state_bytes(state_names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(state_names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of optimizer states that have the tensor's number of elements."""
     return dict.fromkeys(state_names, packed_bytes(total_elements(tensors), dtype))
 
@@ -52,7 +52,7 @@ OPTIMIZERS = {
         run_step=partial(step, state_names),
         reason_not_in_torch="schedulefree is not a part of torch",
         supports_element_shards=True,
-        witness=source_code_witness(f"schedulefree/{name}_schedulefree.py", COMPARISON),
+        witness=source_code_witness(f"schedulefree/{name}_schedulefree.py", STEP_COMPARISON_TEST),
     )
     for name, step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))
 }

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...costs.trained_tensors import TrainedTensor, packed_bytes, total_elements
 from ...workload.execution import OptimizerImplementation
-from .record import BY_TORCH, Optimizer, States
+from .record import TORCH_WITNESS, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of the momentum buffers."""
     return {"momentum_buffer": packed_bytes(total_elements(tensors), dtype)}
 
@@ -53,5 +53,5 @@ OPTIMIZER = Optimizer(
     has_momentum=True,
     state_format_note="without --momentum it keeps no state",
     supports_element_shards=True,
-    witness=BY_TORCH,
+    witness=TORCH_WITNESS,
 )

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ...algebra import Number, floor_div, minimum
-from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over_tensors
 from ...evidence import source_code_witness
 from ...ops import ParamTensor
-from .bitsandbytes import BLOCK, LEAST_8BIT, is_large_tensor
-from .record import COMPARISON, Optimizer, States
+from .bitsandbytes import BLOCK_ELEMENTS, LEAST_8BIT_ELEMENTS, is_large_tensor
+from .record import STEP_COMPARISON_TEST, Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Dtype
@@ -29,14 +29,18 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
     """Returns the `Optimizer` description of AdamW with states of `bits_per_state` bits per element."""
     codes_per_byte, codebook_size = 8 // bits_per_state, 2**bits_per_state
 
-    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
         """Returns the bytes of two states per element: quantized codes, scales and code map, or plain numbers."""
-        code_bytes = sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, codes_per_byte))
-        other_state_bytes = packed_bytes(
-            sum_over(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype
+        code_bytes = sum_over_tensors(
+            tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, codes_per_byte)
         )
-        scale_bytes = 4 * sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, BLOCK))
-        map_bytes = 2 * 4 * codebook_size * sum_over(tensors, _is_quantized)
+        other_state_bytes = packed_bytes(
+            sum_over_tensors(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype
+        )
+        scale_bytes = 4 * sum_over_tensors(
+            tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, BLOCK_ELEMENTS)
+        )
+        map_bytes = 2 * 4 * codebook_size * sum_over_tensors(tensors, _is_quantized)
         moment_bytes = code_bytes + other_state_bytes
         return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scale_bytes, "qmaps": map_bytes}
 
@@ -47,7 +51,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         aten = optimizer_step.aten
         for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
             element_count, stored_tensor = parameter.tensor.count, parameter.tensor
-            is_quantized = element_count >= LEAST_8BIT and element_count % BLOCK == 0
+            is_quantized = element_count >= LEAST_8BIT_ELEMENTS and element_count % BLOCK_ELEMENTS == 0
             with optimizer_step.allocating_states():
                 for _ in range(0 if parameter.states else 2):
                     if not is_quantized:
@@ -55,7 +59,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
                     else:
                         parameter.states.append(aten.new_tensor((element_count // codes_per_byte,), UINT8))
                         parameter.states += [
-                            aten.new_tensor((element_count // BLOCK,), FLOAT32),
+                            aten.new_tensor((element_count // BLOCK_ELEMENTS,), FLOAT32),
                             aten.new_tensor((codebook_size,), FLOAT32),
                         ]
             if is_quantized:
@@ -69,9 +73,9 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         reason_not_in_torch="torchao is not a part of torch",
         aliases=aliases,
         supports_row_shards=True,  # `_new_buffer` quantizes the states of the local tensor
-        note=f"tensors of under {LEAST_8BIT:,} elements, or not in whole blocks of {BLOCK}, have states in their own "
-        f"format; the others {bits_per_state} bits per element and an fp32 scale per block",
-        witness=source_code_witness("torchao/optim/adam.py, and its compiled step on an H200", COMPARISON),
+        note=f"tensors of under {LEAST_8BIT_ELEMENTS:,} elements, or not in whole blocks of {BLOCK_ELEMENTS}, have "
+        f"states in their own format; the others {bits_per_state} bits per element and an fp32 scale per block",
+        witness=source_code_witness("torchao/optim/adam.py, and its compiled step on an H200", STEP_COMPARISON_TEST),
     )
 
 
@@ -81,13 +85,13 @@ def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, cod
 
     number_formats = [FLOAT32, FLOAT32, *([] if code_format is None else [code_format, code_format])]
     new_states = [optimizer_step.aten.new_tensor((element_count,), number_format) for number_format in number_formats]
-    new_states += [optimizer_step.aten.new_tensor((element_count // BLOCK,), FLOAT32) for _ in range(2)]
+    new_states += [optimizer_step.aten.new_tensor((element_count // BLOCK_ELEMENTS,), FLOAT32) for _ in range(2)]
     del new_states
 
 
 def _is_quantized(tensor: ParamTensor) -> Number:
     """Returns 1 if a tensor is large enough for quantized states, otherwise 0."""
-    remainder = tensor.size - BLOCK * floor_div(tensor.size, BLOCK)
+    remainder = tensor.size - BLOCK_ELEMENTS * floor_div(tensor.size, BLOCK_ELEMENTS)
     return is_large_tensor(tensor) * (1 - minimum(1, remainder))
 
 

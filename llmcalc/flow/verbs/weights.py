@@ -7,12 +7,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ... import ops
 from ...algebra import Number, exact_div, is_zero
 from ...errors import InputError
-from ...workload.rows import ONCE, SEQUENCES, TOKENS, RoutedRows, Rows
+from ...workload.rows import NO_ROWS, SEQUENCES, TOKENS, RoutedRows, Rows
 from ..axis import Axis, JoinedShapes, Shape
 from ..recorder import Recorder
 from ..value import Value, Weight
 
-Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "all"]
+IndexSource: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "all"]
 
 
 class NormSpec(Protocol):
@@ -150,7 +150,7 @@ class WeightVerbs(Recorder):
         rows: Axis,
         *axes: Axis | JoinedShapes,
         of: Rows = TOKENS,
-        by: Index = "ids",
+        by: IndexSource = "ids",
         rows_read: Number = None,
         **node_fields: Any,
     ) -> tuple[Value, Weight]:
@@ -177,7 +177,7 @@ class WeightVerbs(Recorder):
         )
         return weight
 
-    def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
+    def look_up(self, weight: Weight, of: Rows = TOKENS, by: IndexSource = "ids") -> Value:
         """Records another look-up in an existing table, of token ids by default."""
         weight.is_tied = True
         return self.step("table", "", (), Value(of, weight.output_axes), weight=weight, by=by)
@@ -296,7 +296,7 @@ class WeightVerbs(Recorder):
         heads, row_count, is_frozen: `heads`, `rows` and `is_frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.element_count(axes), None if heads is None else heads.size, row_count, is_frozen)
-        return self.step("vector", node_name, (), Value(ONCE, axes), op=op, about=node_fields)
+        return self.step("vector", node_name, (), Value(NO_ROWS, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, padding: Number, state_name: str) -> Value:
         """Records `padding` rows before x: zeros, or rows of an earlier pass.
@@ -325,7 +325,7 @@ class WeightVerbs(Recorder):
 
     def buffer(self, node_name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
-        output = Value(ONCE, axes, is_constant=True)
+        output = Value(NO_ROWS, axes, is_constant=True)
         return self.step(
             "buffer", node_name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
         )

@@ -16,21 +16,21 @@ from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import Float8Settings, TitanSettings
-from ..fsdp2.torchtitan_file import RECIPES as FLOAT8_RECIPES
-from ..launch.record import (
+from ..fsdp2.torchtitan_file import FLOAT8_RECIPES
+from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    integer_of,
+    read_integer,
     reader_of,
-    unknown_keys,
+    record_unknown_keys,
 )
 from ..launch.trainer import attention_settings, lora_settings
 
-TARGET = "_target_"
+TARGET_KEY = "_target_"
 """Key of the Python object that a table describes."""
 
 CLASSIFIER_RECIPE = "TrainFinetuneRecipeForSequenceClassification"
@@ -112,7 +112,7 @@ CONFIG_KEYS = field_names("""
 
 CLASSIFIER = "NeMoAutoModelForSequenceClassification"
 
-BUILDERS = (
+MODEL_CLASSES = (
     "NeMoAutoModelForCausalLM",
     "NeMoAutoModelForImageTextToText",
     "NeMoAutoModelForMultimodalLM",
@@ -120,7 +120,7 @@ BUILDERS = (
 )
 """Classes whose `from_pretrained` and `from_config` build the model of a config of the hub."""
 
-FORMATS = {"bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32"}
+NUMBER_FORMATS = {"bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32"}
 
 REDUCTION_FORMATS = {
     "float32": "float32",
@@ -131,7 +131,7 @@ REDUCTION_FORMATS = {
 }
 """Values of `mp_policy.reduce_dtype` → the format; of null it is `param_dtype` (torch's `MixedPrecisionPolicy`)."""
 
-ADAPTER_FORMATS = {**FORMATS, "float16": "bf16", "fp16": "bf16"}
+ADAPTER_FORMATS = {**NUMBER_FORMATS, "float16": "bf16", "fp16": "bf16"}
 """Formats of adapters; those in float16 are as long as in bfloat16."""
 
 DISTRIBUTED_READ = field_names("""
@@ -149,7 +149,7 @@ OPTIMIZERS = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD")
 FUSED_ADAM = ".FusedAdam"
 """The end of the path of Transformer Engine's Adam, which keeps fp32 copies of weights, or their lower 16 bits."""
 
-QUANTIZED = {"load_in_4bit": 4, "load_in_8bit": 8}
+BITS_BY_QUANTIZATION_KEY = {"load_in_4bit": 4, "load_in_8bit": 8}
 """Key of `quantization` for weights of bitsandbytes → their bits."""
 
 STATE_FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
@@ -163,10 +163,10 @@ ADAPTER_IGNORED = field_names("""
     alpha dropout_position lora_A_init use_memory_efficient_lora use_triton moe_rank_scaling
     """)
 
-LENGTHS = ("seq_len", "seq_length", "max_length", "max_seq_length")
+LENGTH_KEYS = ("seq_len", "seq_length", "max_length", "max_seq_length")
 """Keys of `dataset` with the tokens of a sequence."""
 
-STACK = "fsdp2-liger"
+SOFTWARE_STACK = "fsdp2-liger"
 """The software stack whose fused norms and gates Automodel's kernels are priced as (tests/timing/measured_rows.py)."""
 
 NODE_DEVICES = 8
@@ -178,7 +178,7 @@ def is_automodel(config: Table) -> bool:
     model_table = config.get("model")
     if not isinstance(model_table, Mapping) or not isinstance(config.get("step_scheduler"), Mapping):
         return False
-    return "recipe" in config or TARGET in model_table
+    return "recipe" in config or TARGET_KEY in model_table
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
@@ -234,7 +234,8 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             settings |= _adapter_settings(reader, config)
         else:
             refusal_reasons = {
-                key: f"weights in {bits} bits without a table peft are not modelled" for key, bits in QUANTIZED.items()
+                key: f"weights in {bits} bits without a table peft are not modelled"
+                for key, bits in BITS_BY_QUANTIZATION_KEY.items()
             }
             reader.refuse_if_set(reader.table(config, "quantization"), refusal_reasons, "quantization.")
         is_sharded = layout.zero == 3
@@ -245,21 +246,21 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             _sharding_settings(reader, distributed_table, layout, float8_settings) if is_sharded else None,
         )
         return reader.create_launch(
-            "fsdp2" if is_sharded else "torch", launch_settings, model_name=model_name, software_stack=STACK
+            "fsdp2" if is_sharded else "torch", launch_settings, model_name=model_name, software_stack=SOFTWARE_STACK
         )
 
 
 def _recipe_name(config: Table) -> str:
     """Returns the name of the recipe's class, without its module; the text `None` where the file names none."""
     recipe = config.get("recipe")
-    return str(recipe.get(TARGET) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
+    return str(recipe.get(TARGET_KEY) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
 
 
 def _is_classifier(config: Table, model_table: Table) -> bool:
     """Whether the model has a classification head, whose loss recipes/llm/train_seq_cls.py computes."""
     return (
         _recipe_name(config) == CLASSIFIER_RECIPE
-        or f"{CLASSIFIER}." in str(model_table.get(TARGET) or "")[:120]
+        or f"{CLASSIFIER}." in str(model_table.get(TARGET_KEY) or "")[:120]
         or model_table.get("num_labels") is not None
     )
 
@@ -274,11 +275,11 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
     reader.check_names(config, {*TABLES_READ, *REFUSED_IF_ENABLED}, TABLES_IGNORED, "no key that is known")
     for table_name, known_keys in TABLE_KEYS.items():
         config_table = reader.table(config, table_name)
-        is_read = table_name != "optimizer" or str(config_table.get(TARGET, OPTIMIZERS[0])).endswith(
+        is_read = table_name != "optimizer" or str(config_table.get(TARGET_KEY, OPTIMIZERS[0])).endswith(
             (*OPTIMIZERS, FUSED_ADAM)
         )
         if is_read:
-            unknown_keys(reader, config_table, known_keys, table_name)
+            record_unknown_keys(reader, config_table, known_keys, table_name)
     for table_name, description in REFUSED_IF_ENABLED.items():
         if reader.flag(reader.table(config, table_name), "enabled"):
             reader.refuse(f"{table_name}.enabled", f"{description} is not modelled")
@@ -286,15 +287,16 @@ def _check_tables(reader: LaunchReader, config: Table) -> None:
 
 def _model_name(reader: LaunchReader, model_table: Table) -> str:
     """Returns the model's name on the Hugging Face hub. Records changes of its config as unknown."""
-    builder_path = str(model_table.get(TARGET) or "")[:120]
-    if builder_path and not any(f"{builder}." in builder_path for builder in BUILDERS):
+    builder_path = str(model_table.get(TARGET_KEY) or "")[:120]
+    if builder_path and not any(f"{builder}." in builder_path for builder in MODEL_CLASSES):
         raise reader.argument_error(
-            f"model.{TARGET}", f"{short_repr(builder_path)} is not modelled; expected from_pretrained of {BUILDERS[0]}"
+            f"model.{TARGET_KEY}",
+            f"{short_repr(builder_path)} is not modelled; expected from_pretrained of {MODEL_CLASSES[0]}",
         )
-    unknown_keys(reader, model_table, MODEL_READ | MODEL_IGNORED, "model")
+    record_unknown_keys(reader, model_table, MODEL_READ | MODEL_IGNORED, "model")
     hub_config = model_table.get("config")
     config_table: Table = hub_config if isinstance(hub_config, Mapping) else {}
-    unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
+    record_unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
     for table, table_path in ((model_table, "model"), (config_table, "model.config")):
         if table.get("num_nextn_predict_layers") not in (None, 0):
             reader.refuse(f"{table_path}.num_nextn_predict_layers", "multi-token prediction is not modelled")
@@ -309,13 +311,13 @@ def _model_name(reader: LaunchReader, model_table: Table) -> str:
 def _group_size(reader: LaunchReader, distributed_table: Table, key: str) -> int:
     """Returns the size of a parallel group: 1 if the key is absent or `none`."""
     group_size = distributed_table.get(key)
-    return 1 if str(group_size).lower() == "none" else integer_of(reader, f"distributed.{key}", group_size)
+    return 1 if str(group_size).lower() == "none" else read_integer(reader, f"distributed.{key}", group_size)
 
 
 def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
     """Returns the parallel layout. With expert parallelism, layers stay gathered by default."""
     reader.ignored_arguments += [f"distributed.{key}" for key in distributed_table if key in DISTRIBUTED_IGNORED]
-    unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
+    record_unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
     strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
@@ -377,7 +379,7 @@ def _with_stages(
     if layout.pp == 1:
         return layout, local_batch
     pipeline_table = reader.table(distributed_table, "pipeline")
-    unknown_keys(reader, pipeline_table, PIPELINE_KEYS, "distributed.pipeline")
+    record_unknown_keys(reader, pipeline_table, PIPELINE_KEYS, "distributed.pipeline")
     schedule_name = str(reader.value(pipeline_table, "pp_schedule", "1f1b")).lower()
     if schedule_name not in ("1f1b", "interleaved1f1b"):
         reader.refuse(
@@ -406,7 +408,7 @@ def _device_count(reader: LaunchReader, config: Table, fewest_devices: int) -> i
     num_nodes = reader.table(config, "benchmark").get("num_nodes")
     if reader.source.world_size is not None:
         return reader.source.world_size
-    node_count = 0 if num_nodes is None else integer_of(reader, "benchmark.num_nodes", num_nodes)
+    node_count = 0 if num_nodes is None else read_integer(reader, "benchmark.num_nodes", num_nodes)
     if node_count * NODE_DEVICES > fewest_devices:
         reader.notes.append(f"{node_count} · {NODE_DEVICES} devices are assumed; {reader.source.devices_advice()}")
         return node_count * NODE_DEVICES
@@ -447,10 +449,10 @@ def _sharding_settings(
 ) -> TitanSettings:
     """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
     mp_policy = reader.table(distributed_table, "mp_policy")
-    unknown_keys(reader, mp_policy, POLICY_KEYS, "distributed.mp_policy")
+    record_unknown_keys(reader, mp_policy, POLICY_KEYS, "distributed.mp_policy")
     if _dtype_name(mp_policy.get("output_dtype", "bfloat16")) != "bfloat16":
         reader.notes.append("distributed.mp_policy.output_dtype: outputs of layers are counted in bfloat16")
-    if FORMATS.get(_dtype_name(mp_policy.get("param_dtype", "bfloat16"))) != "bf16":
+    if NUMBER_FORMATS.get(_dtype_name(mp_policy.get("param_dtype", "bfloat16"))) != "bf16":
         reader.refuse("distributed.mp_policy.param_dtype", "bfloat16 is modelled")
     reduce_dtype = _dtype_name(mp_policy.get("reduce_dtype", "float32"))
     if reduce_dtype not in REDUCTION_FORMATS:
@@ -472,12 +474,12 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     packed_sequence = reader.table(config, "packed_sequence")
     for key in ("packed_sequence_size", "pack_size"):
         if packed_sequence.get(key) not in (None, 0):
-            return {"seq": integer_of(reader, f"packed_sequence.{key}", packed_sequence[key])}
+            return {"seq": read_integer(reader, f"packed_sequence.{key}", packed_sequence[key])}
     dataset = reader.table(config, "dataset")
-    for key in LENGTHS:
+    for key in LENGTH_KEYS:
         if dataset.get(key) is not None:
             reader.counts_longest_samples = key != "seq_len"
-            return {"seq": integer_of(reader, f"dataset.{key}", dataset[key])}
+            return {"seq": read_integer(reader, f"dataset.{key}", dataset[key])}
     reader.notes.append("dataset: samples have any length; --seq says the longest (2,048 here)")
     return {}
 
@@ -490,7 +492,7 @@ def _dtype_name(written_dtype: Any) -> str:
 def _format_settings(reader: LaunchReader, model_table: Table, layout: Layout) -> dict[str, Any]:
     """Returns the number formats of weights and master weights; FSDP gathers fp32 weights in bf16."""
     written_format = _dtype_name(reader.value(model_table, "torch_dtype", "auto"))
-    dtype = FORMATS.get(written_format)
+    dtype = NUMBER_FORMATS.get(written_format)
     if dtype is None:
         raise reader.value_error("model.torch_dtype", written_format, "auto, bfloat16 or float32")
     if written_format == "auto":
@@ -517,12 +519,12 @@ def _kernel_settings(reader: LaunchReader, model_table: Table) -> dict[str, Any]
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of the optimizer; torch's AdamW uses its foreach implementation by default."""
     optimizer = reader.table(config, "optimizer")
-    optimizer_name = str(reader.value(optimizer, TARGET, "torch.optim.AdamW"))[:120]
+    optimizer_name = str(reader.value(optimizer, TARGET_KEY, "torch.optim.AdamW"))[:120]
     if optimizer_name.startswith("transformer_engine") and optimizer_name.endswith(FUSED_ADAM):
         return _fused_adam_settings(reader, optimizer)
     if optimizer_name not in OPTIMIZERS:
         reader.refuse(
-            f"optimizer.{TARGET}",
+            f"optimizer.{TARGET_KEY}",
             f"{short_repr(optimizer_name)} is not modelled; "
             f"{', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are",
         )
@@ -562,7 +564,7 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
 def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of the loss: `MaskedCrossEntropy` copies logits to fp32 by default."""
     loss_table = reader.table(config, "loss_fn")
-    loss_class = str(reader.value(loss_table, TARGET, "MaskedCrossEntropy")).rpartition(".")[2][:80]
+    loss_class = str(reader.value(loss_table, TARGET_KEY, "MaskedCrossEntropy")).rpartition(".")[2][:80]
     if loss_class == "MaskedCrossEntropy":
         return {} if reader.flag(loss_table, "fp32_upcast", True) else {"logits_dtype": "bf16"}
     if loss_class == "FusedLinearCrossEntropy":
@@ -572,7 +574,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {"cross_entropy": "flash"}  # keeps logits in their format, and writes their gradients beside them
     if loss_class == "TEParallelCrossEntropy":
         return {"cross_entropy": "fused"}
-    reader.refuse(f"loss_fn.{TARGET}", f"{short_repr(loss_class)} is not modelled")
+    reader.refuse(f"loss_fn.{TARGET_KEY}", f"{short_repr(loss_class)} is not modelled")
     return {}
 
 
@@ -582,7 +584,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     Beside quantized weights it is that of their products (components/_peft/lora.py, `apply_lora_to_linear_modules`).
     """
     peft_table = reader.table(config, "peft")
-    unknown_keys(reader, peft_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
+    record_unknown_keys(reader, peft_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     target_names = peft_table.get("target_modules") or []
     target_names = [target_names] if isinstance(target_names, str) else target_names
     if not isinstance(target_names, list) or not all(isinstance(target_name, str) for target_name in target_names):

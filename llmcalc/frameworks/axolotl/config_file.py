@@ -14,9 +14,17 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, integer_of, reader_of
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    assume_default_attention,
+    read_integer,
+    reader_of,
+)
 from ..launch.trainer import (
-    QUANTIZATION_AWARE,
+    QUANTIZATION_AWARE_REASON,
     add_noise_note,
     attention_settings,
     kto_settings,
@@ -27,7 +35,7 @@ from ..launch.trainer import (
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
-READ = field_names("""
+KEYS_READ = field_names("""
     base_model micro_batch_size gradient_accumulation_steps sequence_len optimizer bf16 fp16 bfloat16 float16 float32
     load_in_4bit load_in_8bit adapter lora_r lora_target_modules lora_target_linear lora_target_parameters
     lora_modules_to_save lora_dropout gradient_checkpointing gradient_checkpointing_kwargs attn_implementation
@@ -46,7 +54,7 @@ READ = field_names("""
     nvfp4_merge_aware liger_rms_norm_gated optim_target_modules
     """)
 
-IGNORED = field_names("""
+KEYS_IGNORED = field_names("""
     base_model_config base_model_ignore_patterns cls_model_config tokenizer_config model_type tokenizer_type
     tokenizer_use_fast tokenizer_legacy processor_type processor_kwargs tokenizer_use_mistral_common strict
     is_llama_derived_model is_falcon_derived_model is_mistral_derived_model is_qwen_derived_model datasets
@@ -104,9 +112,9 @@ IGNORED = field_names("""
     """)
 """Keys that do not change the memory of a training step, or by less than one block."""
 
-REFUSED = {
+REFUSED_KEYS = {
     "fp8": "products in 8 bits are not modelled",
-    "qat": QUANTIZATION_AWARE,
+    "qat": QUANTIZATION_AWARE_REASON,
     "gptq": "weights in GPTQ's format take no adapters here",
     "layer_offloading": "layers on the host are not modelled",
     "tiled_mlp": "tiled networks are not modelled",
@@ -152,9 +160,9 @@ def is_axolotl(config: Table) -> bool:
 def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        reader.check_names(config, READ, IGNORED, "no key that is known")
+        reader.check_names(config, KEYS_READ, KEYS_IGNORED, "no key that is known")
         config = with_launcher_arguments(config, source_file, sets_precision=False)
-        reader.refuse_if_set(config, REFUSED)
+        reader.refuse_if_set(config, REFUSED_KEYS)
         _check_trained_patterns(reader, config)
         add_noise_note(reader, config)
         reader.requests_expandable_segments = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
@@ -271,18 +279,22 @@ def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
     if not module_patterns:
         return
     trained_modules = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in module_patterns}
-    if "model.language_model" not in trained_modules or not trained_modules <= LANGUAGE_MODEL or config.get("adapter"):
+    if (
+        "model.language_model" not in trained_modules
+        or not trained_modules <= LANGUAGE_MODEL_MODULES
+        or config.get("adapter")
+    ):
         reader.refuse("unfrozen_parameters", "training of some parameters alone is not modelled")
 
 
-LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
+LANGUAGE_MODEL_MODULES = {"model.language_model", "lm_head", "embed_tokens"}
 """Names of modules that make up the language model beside encoders of images."""
 
 
 def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
     """Returns the number of micro-batches per step, from the file or from the batch size of all devices."""
     if config.get("gradient_accumulation_steps") is None and config.get("batch_size") is not None:
-        global_batch = integer_of(reader, "batch_size", config["batch_size"])
+        global_batch = read_integer(reader, "batch_size", config["batch_size"])
         return max(1, global_batch // reader.integer(config, "micro_batch_size", 1))
     return reader.integer(config, "gradient_accumulation_steps", 1)
 
@@ -331,7 +343,7 @@ def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     elif attention_flag:
         kernel_settings |= attention_settings(reader, attention_flag, ATTENTION_FLAGS[attention_flag])
     else:
-        kernel_settings |= default_attention(reader)
+        kernel_settings |= assume_default_attention(reader)
     if config.get("torch_compile") not in (None, False, "auto"):
         kernel_settings["compile"] = True
     return kernel_settings | _loss_settings(reader, config)
@@ -466,7 +478,7 @@ def _check_overrides(reader: LaunchReader, config: Table) -> None:
             reader.notes.append(f"{table_key}.output_router_logits: the loss of the routers is not counted")
 
 
-PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
+LOSS_BY_PREFERENCE_METHOD = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 """`rl` → the loss on pairs."""
 
 
@@ -475,11 +487,13 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapp
     loss_type = str(config["rl"])
     if loss_type == "kto":
         return kto_settings(reader, run_settings)
-    if loss_type not in PREFERENCES:
-        reader.refuse("rl", f"'{loss_type[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are")
+    if loss_type not in LOSS_BY_PREFERENCE_METHOD:
+        reader.refuse("rl", f"'{loss_type[:30]}' is not modelled; {', '.join(LOSS_BY_PREFERENCE_METHOD)}, kto are")
         return {}
     has_cached_reference = reader.flag(config, "precompute_ref_log_probs")
-    return pair_settings(reader, PREFERENCES[loss_type], run_settings, has_cached_reference=has_cached_reference)
+    return pair_settings(
+        reader, LOSS_BY_PREFERENCE_METHOD[loss_type], run_settings, has_cached_reference=has_cached_reference
+    )
 
 
 def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str, Any]:

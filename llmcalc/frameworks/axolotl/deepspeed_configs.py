@@ -7,9 +7,9 @@ from typing import Any
 
 from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 
-BF16: dict[str, Any] = {"bf16": {"enabled": True}}
+BF16_FIELDS: dict[str, Any] = {"bf16": {"enabled": True}}
 
-STAGE_3: dict[str, Any] = {
+STAGE_3_FIELDS: dict[str, Any] = {
     "stage": 3,
     "overlap_comm": True,
     "contiguous_gradients": True,
@@ -19,30 +19,37 @@ STAGE_3: dict[str, Any] = {
     "max_reuse_distance": 0,
 }
 
-STAGE_2: dict[str, Any] = {
+STAGE_2_FIELDS: dict[str, Any] = {
     "stage": 2,
     "offload_optimizer": {"device": "cpu"},
     "contiguous_gradients": True,
     "overlap_comm": True,
 }
 
-ON_HOST: dict[str, Any] = {"device": "cpu", "pin_memory": True}
+CPU_OFFLOAD: dict[str, Any] = {"device": "cpu", "pin_memory": True}
 
-COMPILED: dict[str, Any] = {"compile": {"disable": False, "backend": "inductor"}}
+COMPILE_FIELDS: dict[str, Any] = {"compile": {"disable": False, "backend": "inductor"}}
 
 DEEPSPEED_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     f"deepspeed_configs/{name}.json": {**AUTO_BATCH, **config}
     for name, config in {
         "zero1": {"zero_optimization": {"stage": 1, "overlap_comm": True}, **AUTO_FORMATS},
-        "zero1_torch_compile": {"zero_optimization": {"stage": 1, "overlap_comm": True}, **AUTO_FORMATS, **COMPILED},
-        "zero2": {"zero_optimization": STAGE_2, **AUTO_FORMATS},
-        "zero2_torch_compile": {"zero_optimization": STAGE_2, **AUTO_FORMATS, **COMPILED},
-        "zero3": {"zero_optimization": STAGE_3, **AUTO_FORMATS},
-        "zero3_bf16": {"zero_optimization": STAGE_3, **BF16},
-        "zero3_bf16_cpuoffload_params": {"zero_optimization": {**STAGE_3, "offload_param": ON_HOST}, **BF16},
+        "zero1_torch_compile": {
+            "zero_optimization": {"stage": 1, "overlap_comm": True},
+            **AUTO_FORMATS,
+            **COMPILE_FIELDS,
+        },
+        "zero2": {"zero_optimization": STAGE_2_FIELDS, **AUTO_FORMATS},
+        "zero2_torch_compile": {"zero_optimization": STAGE_2_FIELDS, **AUTO_FORMATS, **COMPILE_FIELDS},
+        "zero3": {"zero_optimization": STAGE_3_FIELDS, **AUTO_FORMATS},
+        "zero3_bf16": {"zero_optimization": STAGE_3_FIELDS, **BF16_FIELDS},
+        "zero3_bf16_cpuoffload_params": {
+            "zero_optimization": {**STAGE_3_FIELDS, "offload_param": CPU_OFFLOAD},
+            **BF16_FIELDS,
+        },
         "zero3_bf16_cpuoffload_all": {
-            "zero_optimization": {**STAGE_3, "offload_param": ON_HOST, "offload_optimizer": ON_HOST},
-            **BF16,
+            "zero_optimization": {**STAGE_3_FIELDS, "offload_param": CPU_OFFLOAD, "offload_optimizer": CPU_OFFLOAD},
+            **BF16_FIELDS,
         },
     }.items()
 }

@@ -17,28 +17,28 @@ from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...workload.execution import CHUNKED_LOSSES
 from ..argument_names import argument_names
-from ..launch.record import (
-    LARGEST,
+from ..launch.launch_types import (
+    LARGEST_SIZE,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    default_attention,
-    flag_value,
-    integer_of,
+    assume_default_attention,
+    read_boolean,
+    read_integer,
     reader_of,
-    unknown_keys,
+    record_unknown_keys,
 )
 from ..launch.trainer import is_trainer
-from .settings import LAMB, NOT_MODELLED, ONE_BIT, ONE_BIT_LAMB, ZERO_ONE, DeepSpeedSettings
+from .settings import LAMB, ONE_BIT_ADAM, ONE_BIT_LAMB, UNMODELLED_SETTINGS, ZERO_ONE_ADAM, DeepSpeedSettings
 
 AUTO = "auto"
 
-ZERO_IGNORED = argument_names(__file__, "ignored_of_zero")
+ZERO_KEYS_IGNORED = argument_names(__file__, "ignored_of_zero")
 """Keys of `zero_optimization` that do not change the memory of a step."""
 
-ZERO_OFF: dict[str, tuple[Any, ...]] = {
+MODELLED_ZERO_VALUES: dict[str, tuple[Any, ...]] = {
     "mics_shard_size": (-1, 0),
     "mics_hierarchical_params_gather": (False,),
     "zenflow": (False, None),
@@ -50,7 +50,7 @@ ZERO_OFF: dict[str, tuple[Any, ...]] = {
 }
 """Keys of `zero_optimization` without a field of which only these values are modelled."""
 
-RENAMED = {
+KEY_BY_OTHER_NAME = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
@@ -59,19 +59,21 @@ RENAMED = {
 }
 """Other names of keys of `zero_optimization` → the key."""
 
-READ = argument_names(__file__, "read")
+KEYS_READ = argument_names(__file__, "read")
 
-IGNORED = argument_names(__file__, "ignored")
+KEYS_IGNORED = argument_names(__file__, "ignored")
 """Keys that do not change the memory of a step."""
 
 
-TRAINER_KEY = "gradient_accumulation_steps"
+KEY_SHARED_WITH_TRAINER = "gradient_accumulation_steps"
 """A key that arguments of the Trainer have too."""
 
 
 def is_deepspeed(config: Table) -> bool:
     """Whether a table is a DeepSpeed config."""
-    if is_trainer({config_key: json_value for config_key, json_value in config.items() if config_key != TRAINER_KEY}):
+    if is_trainer(
+        {config_key: json_value for config_key, json_value in config.items() if config_key != KEY_SHARED_WITH_TRAINER}
+    ):
         return False
     zero_table = config.get("zero_optimization")
     return isinstance(zero_table, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
@@ -85,7 +87,7 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: 
     """
     with reader_of(source_file) as reader:
         launch_settings = read_deepspeed_section(reader, config, source_file.world_size, trainer_arguments or {})
-        settings = default_attention(reader) | launch_settings.settings
+        settings = assume_default_attention(reader) | launch_settings.settings
         return reader.create_launch("deepspeed", launch_settings._replace(settings=settings))
 
 
@@ -94,9 +96,9 @@ def read_deepspeed_section(
 ) -> LaunchSettings:
     """Returns the training run of a DeepSpeed config that is part of another launch file."""
     for config_key in config:
-        if config_key in IGNORED or str(config_key).startswith("_"):
+        if config_key in KEYS_IGNORED or str(config_key).startswith("_"):
             reader.ignored_arguments.append(config_key)
-    unknown_keys(reader, config, (*READ, *reader.ignored_arguments), "")
+    record_unknown_keys(reader, config, (*KEYS_READ, *reader.ignored_arguments), "")
     device_count = reader.device_count(world_size)
     zero_settings = _zero_settings(reader, config)
     command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer_args)}
@@ -147,7 +149,10 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     field_values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
     for section_key, config_value in reader.table(config, "zero_optimization").items():
-        setting_name, dotted_key = RENAMED.get(section_key, section_key), f"zero_optimization.{section_key}"[:80]
+        setting_name, dotted_key = (
+            KEY_BY_OTHER_NAME.get(section_key, section_key),
+            f"zero_optimization.{section_key}"[:80],
+        )
         if setting_name in ("offload_optimizer", "offload_param"):
             device = config_value.get("device", "cpu") if isinstance(config_value, Mapping) else config_value
             if device in (None, False):
@@ -162,11 +167,11 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
                 config_value == AUTO and AUTO_TEXT not in str(field_types[setting_name])
             ):
                 field_values[setting_name] = _convert_value(reader, dotted_key, field_types[setting_name], config_value)
-        elif setting_name in ZERO_IGNORED:
+        elif setting_name in ZERO_KEYS_IGNORED:
             reader.ignored_arguments.append(dotted_key)
-        elif setting_name not in ZERO_OFF:
+        elif setting_name not in MODELLED_ZERO_VALUES:
             reader.refuse(dotted_key, "no key that is known")
-        elif config_value not in ZERO_OFF[setting_name]:
+        elif config_value not in MODELLED_ZERO_VALUES[setting_name]:
             reader.refuse(dotted_key, f"{short_repr(config_value)} is not modelled")
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
@@ -196,7 +201,7 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     field_values["torch_adam"] = reader.table(optimizer_table, "params").get("torch_adam") is True
     settings = DeepSpeedSettings(**field_values)
     for zero_field in fields(settings):
-        if zero_field.name in NOT_MODELLED and getattr(settings, zero_field.name) != zero_field.default:
+        if zero_field.name in UNMODELLED_SETTINGS and getattr(settings, zero_field.name) != zero_field.default:
             reader.refuse(
                 f"zero_optimization.{zero_field.name}",
                 f"{short_repr(getattr(settings, zero_field.name))} is not modelled",
@@ -245,14 +250,14 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
         return next(allowed_value for allowed_value in literals if str(allowed_value) == value_text)
     for plain_type in plain_types:
         if plain_type is bool:
-            return flag_value(reader, dotted_key, config_value)
+            return read_boolean(reader, dotted_key, config_value)
         if plain_type is int:
-            return integer_of(reader, dotted_key, config_value, minimum=0)
+            return read_integer(reader, dotted_key, config_value, minimum=0)
         if (
             plain_type is float
             and isinstance(config_value, int | float)
             and not isinstance(config_value, bool)
-            and abs(config_value) < LARGEST
+            and abs(config_value) < LARGEST_SIZE
         ):
             return float(config_value)
         if plain_type is str and isinstance(config_value, str):
@@ -275,15 +280,15 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer_a
     def read_size(config_key: str) -> int | None:
         """Returns the value of a key as a whole number; None if it is missing or `auto`."""
         written_size = config.get(config_key)
-        return None if written_size in (None, AUTO) else integer_of(reader, config_key, written_size)
+        return None if written_size in (None, AUTO) else read_integer(reader, config_key, written_size)
 
     micro_batch_size = read_size("train_micro_batch_size_per_gpu")
     accumulation_steps = read_size("gradient_accumulation_steps")
     batch_size = read_size("train_batch_size")
     if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer_arguments:
         if micro_batch_size is None and "batch" not in trainer_arguments:
-            reader.assumed_defaults["per_device_train_batch_size"] = TRAINER_BATCH
-        micro_batch_size = micro_batch_size or trainer_arguments.get("batch", TRAINER_BATCH)
+            reader.assumed_defaults["per_device_train_batch_size"] = TRAINER_DEFAULT_BATCH
+        micro_batch_size = micro_batch_size or trainer_arguments.get("batch", TRAINER_DEFAULT_BATCH)
         if accumulation_steps is None and "num_microbatches" not in trainer_arguments:
             reader.assumed_defaults["gradient_accumulation_steps"] = 1
         accumulation_steps = accumulation_steps or trainer_arguments.get("num_microbatches", 1)
@@ -313,7 +318,7 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer_a
     return {"batch": micro_batch_size, "num_microbatches": accumulation_steps or 1}
 
 
-TRAINER_BATCH = 8
+TRAINER_DEFAULT_BATCH = 8
 """The Trainer's default of `per_device_train_batch_size`."""
 
 
@@ -334,7 +339,7 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
         if is_enabled == AUTO:
             format_settings[dtype] = bool(trainer_arguments.get(dtype))
         else:
-            format_settings[dtype] = flag_value(reader, f"{dtype}.enabled", is_enabled)
+            format_settings[dtype] = read_boolean(reader, f"{dtype}.enabled", is_enabled)
     if format_settings["bf16"] and format_settings["fp16"]:
         raise reader.argument_error("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):
@@ -353,7 +358,7 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon", "lion": "lion"}
 
-STAGE_0_ALONE = (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB)
+STAGE_0_OPTIMIZERS = (ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB)
 """Optimizers that are modelled in stage 0 with 16-bit weights alone."""
 
 
@@ -363,7 +368,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     optimizer_type = optimizer_table.get("type")
     if optimizer_type is None:
         return {}
-    if str(optimizer_type).lower() in STAGE_0_ALONE:
+    if str(optimizer_type).lower() in STAGE_0_OPTIMIZERS:
         zero_stage = reader.table(config, "zero_optimization").get("stage", 0)
         is_half_precision = any(reader.table(config, name).get("enabled") for name in ("fp16", "bf16", "bfloat16"))
         if zero_stage or not is_half_precision:

@@ -12,7 +12,7 @@ from ..peak_estimate import PeakEstimate, bytes_per_parameter
 from ..torch.pass_measurement import estimate_with_torch_kernels
 from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
 from .rank_memory import with_cast_adapters
-from .replicated import REDUCED_AT_ONCE
+from .replicated import BUCKET_ELEMENTS
 from .settings import DeepSpeedSettings
 
 
@@ -51,7 +51,7 @@ def transient_bytes(
     step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, is_sharded=layout.zero >= 1)
     parameter_count = sum(stage.total for stage in stage_parameters)
     if layout.zero == 0:
-        copied_bytes = element_bytes * min(REDUCED_AT_ONCE, parameter_count)
+        copied_bytes = element_bytes * min(BUCKET_ELEMENTS, parameter_count)
         return TransientBytes(gradient_reduction=copied_bytes, optimizer_step=step_bytes)
     bucket_elements, shard_size = settings.size_in_elements("reduce_bucket_size"), parameter_count // layout.shards
     buffer_bytes = element_bytes * bucket_elements

@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, parse_bytes, pattern
+from ..logs.log_contents import MEMORY_AMOUNT, LogTerm, LogValues, ParsedLog, line_pattern, parse_bytes
 from ..logs.log_text import LogText
 
 PATTERNS = (
-    pattern("MA ", rf"\bMA (?P<allocated>{AMOUNT}) +Max_MA (?P<peak_allocated>{AMOUNT})"),
-    pattern("Max_MA ", rf"\bCA (?P<reserved>{AMOUNT}) +Max_CA (?P<peak_reserved>{AMOUNT})"),
-    pattern("SW: Model with ", r"with (?P<params>[0-9]{1,9})M total params"),
-    pattern("total params, ", r", (?P<largest_layer>[0-9]{1,9})M largest"),
-    pattern("HW: Setup with ", r"with (?P<nodes>[0-9]{1,6}) nodes?, (?P<devices>[0-9]{1,6}) GPUs? per node"),
-    pattern("DeepSpeed info: version=", r"=(?P<version>[0-9]{1,4}(?:\.[0-9]{1,4}){1,3})"),
+    line_pattern("MA ", rf"\bMA (?P<allocated>{MEMORY_AMOUNT}) +Max_MA (?P<peak_allocated>{MEMORY_AMOUNT})"),
+    line_pattern("Max_MA ", rf"\bCA (?P<reserved>{MEMORY_AMOUNT}) +Max_CA (?P<peak_reserved>{MEMORY_AMOUNT})"),
+    line_pattern("SW: Model with ", r"with (?P<params>[0-9]{1,9})M total params"),
+    line_pattern("total params, ", r", (?P<largest_layer>[0-9]{1,9})M largest"),
+    line_pattern("HW: Setup with ", r"with (?P<nodes>[0-9]{1,6}) nodes?, (?P<devices>[0-9]{1,6}) GPUs? per node"),
+    line_pattern("DeepSpeed info: version=", r"=(?P<version>[0-9]{1,4}(?:\.[0-9]{1,4}){1,3})"),
 )
 
-_OPTION = re.compile(rf"(?P<host>{AMOUNT}) *\| *(?P<device>{AMOUNT}) *\| *(?P<options>[a-z_=., A-Z0-9]{{1,160}})")
+_OFFLOAD_OPTION = re.compile(
+    rf"(?P<host>{MEMORY_AMOUNT}) *\| *(?P<device>{MEMORY_AMOUNT}) *\| *(?P<options>[a-z_=., A-Z0-9]{{1,160}})"
+)
 
 MILLION = 10**6
 
@@ -49,7 +51,7 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
     if "nodes" in log_values:
         device_count = max(1, log_values.whole_numbers("nodes")[-1] * log_values.whole_numbers("devices")[-1])
     for log_line in log_text.lines_with("offload_optimizer=none"):
-        option_match = _OPTION.search(log_line)
+        option_match = _OFFLOAD_OPTION.search(log_line)
         if option_match is None or "offload_param=cpu" in option_match["options"]:
             continue
         if "offload_param" in option_match["options"]:

@@ -8,7 +8,7 @@ from ...flow.program import Step
 from ...flow.tree import CountedOp
 from ...flow.value import Value, Weight
 from ...ops import Linear
-from ...simulator.lowering import ModuleFrame, Path
+from ...simulator.lowering import ModuleFrame, ModulePath
 from ...simulator.profiles.eager import EagerKernels
 from ...simulator.strides import Shape
 from ...simulator.tensor import Dtype, SavedTensor, Tensor
@@ -38,12 +38,12 @@ class GatheringProfile(EagerKernels):
     def set_coordinator(self, coordinator: ParameterCoordinator) -> None:
         """Partitions all parameters created from this call on. coordinator: gathers and releases parameters."""
         self.coordinator = coordinator
-        self.gathered_modules: list[Path] = []
-        self.modules_by_frame: list[list[Path]] = []
+        self.gathered_modules: list[ModulePath] = []
+        self.modules_by_frame: list[list[ModulePath]] = []
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
-    def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, parameter_key: ModulePath, template: Tensor) -> Tensor:
         """Creates a partitioned parameter and returns the full tensor."""
         if self.coordinator is None or parameter_key in self.buffers:
             return super().create_parameter(parameter_key, template)
@@ -71,7 +71,7 @@ class GatheringProfile(EagerKernels):
             for weight_index, weight in enumerate(unread_weights)
         ]
 
-    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter after its all-gather."""
         return self.gather_for_use(super().parameter(parameter_key, shape, dtype, trained))
 
@@ -143,7 +143,7 @@ class GatheringProfile(EagerKernels):
         for module in running_modules:
             self._add_release_hooks(module, module_call.scope.output)
 
-    def _add_release_hooks(self, module_path: Path, module_output: Value | None) -> None:
+    def _add_release_hooks(self, module_path: ModulePath, module_output: Value | None) -> None:
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
         bound_tensor = self._value_with_tensor(module_output)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.placements import CollectiveKind
 from ...parallel.weight_shards import WeightShard
-from ..launch.record import Launch
+from ..launch.launch_types import Launch
 from .settings import DeepSpeedSettings
 
-BUCKET = 5 * 10**8
+BUCKET_ELEMENTS = 5 * 10**8
 """Elements of gradients that are reduced at once (`reduce_bucket_size`)."""
 
 
@@ -56,8 +56,8 @@ def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
 
 def _bucket_sizes(element_count: int) -> list[int]:
     """Returns the number of elements per gradient bucket."""
-    full_buckets, remaining_elements = divmod(element_count, BUCKET)
-    return [BUCKET] * full_buckets + [remaining_elements] * (remaining_elements > 0)
+    full_buckets, remaining_elements = divmod(element_count, BUCKET_ELEMENTS)
+    return [BUCKET_ELEMENTS] * full_buckets + [remaining_elements] * (remaining_elements > 0)
 
 
 def overlapped_groups(launched_run: Launch) -> frozenset[str] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ...algebra import ceil_div
 from ...simulator.tensor import FLOAT32, Storage, count_storages_as
 from .replicated import FlatCopyRun
-from .settings import ZERO_ONE
+from .settings import ZERO_ONE_ADAM
 
 
 class OneBitAdamRun(FlatCopyRun):
@@ -27,7 +27,7 @@ class OneBitAdamRun(FlatCopyRun):
         super().prepare_training()
         flat_elements = self.updated_parameters[0].tensor.shape[0]
         error_sizes = [flat_elements, ceil_div(flat_elements, self.rank_count)]
-        if self.settings.optimizer.lower() == ZERO_ONE:
+        if self.settings.optimizer.lower() == ZERO_ONE_ADAM:
             error_sizes.append(flat_elements)
         with count_storages_as(self.meter, "optimizer"):
             self.states = [Storage(self.meter, element_count * FLOAT32.bytes) for element_count in error_sizes]

@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.meter import Block
 from ...simulator.tensor import Meter, Storage, Tensor, allocate_on_stream, count_storages_as
 from .partitions import module_path_of, weight_elements
 from .settings import DeepSpeedSettings
 
-GATHERING = 2
+GATHER_STREAM = 2
 """The stream on which parameters are gathered while passes run."""
 
-NEVER = -1
+NEVER_FETCHED = -1
 
 
 class ParameterStorage(Storage):
@@ -76,9 +76,9 @@ class Parameter:
         "shard_elements",
     )
 
-    def __init__(self, memory_meter: Meter, parameter_path: Path, template: Tensor, rank_count: int) -> None:
-        self.path: Path = parameter_path
-        self.module: Path = module_path_of(parameter_path)
+    def __init__(self, memory_meter: Meter, parameter_path: ModulePath, template: Tensor, rank_count: int) -> None:
+        self.path: ModulePath = parameter_path
+        self.module: ModulePath = module_path_of(parameter_path)
         element_count = weight_elements(template)
         self.element_count: int = element_count
         self.shard_elements: int = -(-element_count // rank_count)
@@ -91,7 +91,7 @@ class Parameter:
         self.is_persistent: bool = False
         self.is_available: bool = False
         self.gather_handle: AllGatherHandle | None = None
-        self.last_fetched_step: int = NEVER
+        self.last_fetched_step: int = NEVER_FETCHED
 
     @property
     def storage(self) -> ParameterStorage:
@@ -120,18 +120,18 @@ class ParameterCoordinator:
         self.settings: DeepSpeedSettings = settings
         self.rank_count: int = rank_count
         self.parameters: list[Parameter] = []
-        self.parameters_by_module: dict[Path, list[Parameter]] = {}
+        self.parameters_by_module: dict[ModulePath, list[Parameter]] = {}
         self.parameter_by_tensor_id: dict[int, Parameter] = {}
-        self.module_order: list[Path] = []
+        self.module_order: list[ModulePath] = []
         self.is_recording: bool = False
         self.is_recorded: bool = False
         self.prefetch_queue: deque[tuple[Parameter, int]] = deque()
         self.step_index: int = 0
         self.live_elements: int = 0
-        self.to_release: dict[tuple[Path, int], list[Parameter]] = {}
-        self.backward_modules: list[Path] = []
+        self.to_release: dict[tuple[ModulePath, int], list[Parameter]] = {}
+        self.backward_modules: list[ModulePath] = []
 
-    def add_parameter(self, parameter_path: Path, template: Tensor) -> Parameter:
+    def add_parameter(self, parameter_path: ModulePath, template: Tensor) -> Parameter:
         """Adds a partitioned parameter. template: a tensor with the parameter's shape and format."""
         parameter = Parameter(self.meter, parameter_path, template, self.rank_count)
         self.parameters.append(parameter)
@@ -164,10 +164,10 @@ class ParameterCoordinator:
             for module_position, module in enumerate(self.module_order):
                 self.prefetch_queue += ((parameter, module_position) for parameter in self.parameters_by_module[module])
         for parameter in self.parameters:
-            parameter.last_fetched_step = NEVER
+            parameter.last_fetched_step = NEVER_FETCHED
         self.step_index = self.live_elements = 0
 
-    def fetch_module(self, module_path: Path) -> None:
+    def fetch_module(self, module_path: ModulePath) -> None:
         """Gathers the parameters of a module, and prefetches the next ones (`fetch_sub_module`)."""
         if self.is_recording:
             self.module_order.append(module_path)
@@ -219,7 +219,7 @@ class ParameterCoordinator:
     @contextmanager
     def gathering_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the all-gather stream, or without overlap on the current stream."""
-        cuda_stream = GATHERING if self.settings.has_overlapped_reductions else self.meter.stream
+        cuda_stream = GATHER_STREAM if self.settings.has_overlapped_reductions else self.meter.stream
         with allocate_on_stream(self.meter, cuda_stream), count_storages_as(self.meter, "weights"):
             yield
 
@@ -274,7 +274,7 @@ class ParameterCoordinator:
                             self.meter, gathered_parameter.element_count * gathered_parameter.full_param.dtype.bytes
                         )
 
-    def release_module(self, module_path: Path) -> None:
+    def release_module(self, module_path: ModulePath) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""
         for parameter in (
             self._parameters_to_release(module_path) if self.is_recorded else self.parameters_by_module[module_path]
@@ -287,7 +287,7 @@ class ParameterCoordinator:
             parameter.storage.inner_storage, parameter.is_available = None, False
             self.live_elements -= parameter.element_count
 
-    def _parameters_to_release(self, module_path: Path) -> list[Parameter]:
+    def _parameters_to_release(self, module_path: ModulePath) -> list[Parameter]:
         """Returns the parameters to release after a module (`__params_to_release`), cached per step."""
         cache_key = (module_path, self.step_index)
         if cache_key not in self.to_release:
@@ -338,7 +338,7 @@ class ParameterCoordinator:
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 
-    def before_backward(self, module_path: Path) -> Callable[[], None]:
+    def before_backward(self, module_path: ModulePath) -> Callable[[], None]:
         """Returns the backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
 
         def fetch_before_backward() -> None:
@@ -352,7 +352,7 @@ class ParameterCoordinator:
 
         return fetch_before_backward
 
-    def after_backward(self, module_path: Path) -> None:
+    def after_backward(self, module_path: ModulePath) -> None:
         """Releases a module after its backward pass (`PostBackwardFunctionModule`)."""
         if module_path in self.backward_modules:
             self.backward_modules.remove(module_path)

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from math import gcd
 from typing import NamedTuple, TypeVar
 
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.strides import count as count_of
 from ...simulator.tensor import Tensor
 
-ALIGNMENT = 2
+PARTITION_ALIGNMENT = 2
 """The number that divides the elements of a partition (`nccl_start_alignment_factor`)."""
 
-Item = TypeVar("Item")
+ParameterType = TypeVar("ParameterType")
 
 
 class PartitionPiece(NamedTuple):
@@ -34,7 +34,7 @@ def weight_elements(weight: Tensor) -> int:
     return element_count
 
 
-def round_robin_order(parameters: Sequence[Item], rank_count: int) -> list[Item]:
+def round_robin_order(parameters: Sequence[ParameterType], rank_count: int) -> list[ParameterType]:
     """Returns parameters in the order of DeepSpeed's round-robin assignment to ranks (`_round_robin_reorder`)."""
     return [parameter for rank in range(rank_count) for parameter in parameters[rank::rank_count]]
 
@@ -57,7 +57,7 @@ def aligned_offsets(element_counts: Sequence[int], element_bytes: int, is_aligne
 
 def padded_flat_size(element_count: int, rank_count: int) -> int:
     """Returns the number of elements of the padded flat tensor."""
-    return -(-element_count // (ALIGNMENT * rank_count)) * ALIGNMENT * rank_count
+    return -(-element_count // (PARTITION_ALIGNMENT * rank_count)) * PARTITION_ALIGNMENT * rank_count
 
 
 def partition_pieces(offset: int, element_count: int, partition_size: int) -> list[PartitionPiece]:
@@ -70,19 +70,19 @@ def partition_pieces(offset: int, element_count: int, partition_size: int) -> li
     return weight_pieces
 
 
-def sort_in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
+def sort_in_module_order(parameter_paths: Sequence[ModulePath]) -> list[ModulePath]:
     """Returns the paths of parameters in the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A layer has its sublayers before its norms (as in transformers
     and the reference), and a module its weight before its bias.
     """
-    layer_positions: dict[Path, int] = {}
-    module_positions: dict[Path, int] = {}
+    layer_positions: dict[ModulePath, int] = {}
+    module_positions: dict[ModulePath, int] = {}
     for path in parameter_paths:
         layer_positions.setdefault(_layer_path_of(path), len(layer_positions))
         module_positions.setdefault(module_path_of(path), len(module_positions))
 
-    def position_in_module(tensor_path: Path) -> tuple[int, bool, int, bool]:
+    def position_in_module(tensor_path: ModulePath) -> tuple[int, bool, int, bool]:
         layer_path, module_path = _layer_path_of(tensor_path), module_path_of(tensor_path)
         is_norm = type(layer_path[-1]) is int and len(module_path) <= len(layer_path) + 1
         return (
@@ -95,14 +95,14 @@ def sort_in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
     return sorted(parameter_paths, key=position_in_module)
 
 
-def module_path_of(parameter_path: Path) -> Path:
+def module_path_of(parameter_path: ModulePath) -> ModulePath:
     """Returns the path of a parameter's module."""
     *parent_path, parameter_name = parameter_path
     module_name = str(parameter_name).rpartition(".")[0]
     return (*parent_path, module_name) if module_name else tuple(parent_path)
 
 
-def _layer_path_of(parameter_path: Path) -> Path:
+def _layer_path_of(parameter_path: ModulePath) -> ModulePath:
     """Returns the path of a parameter's layer, or of its module outside of the layers."""
     index_positions = [i for i, path_part in enumerate(parameter_path) if type(path_part) is int]
     return parameter_path[: index_positions[0] + 1] if index_positions else module_path_of(parameter_path)

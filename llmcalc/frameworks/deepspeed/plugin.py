@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, unknown_keys
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer, record_unknown_keys
 from .config_file import read_deepspeed_section, without_chunked_loss
 
-FILE = "a DeepSpeed JSON"
+FILE_DESCRIPTION = "a DeepSpeed JSON"
 
-PLUGIN = field_names("""
+PLUGIN_KEYS = field_names("""
     zero_stage gradient_accumulation_steps offload_optimizer_device offload_param_device deepspeed_config_file
     """)
 
-PLUGIN_IGNORED = field_names("""
+PLUGIN_KEYS_IGNORED = field_names("""
     zero3_init_flag zero3_save_16bit_model gradient_clipping deepspeed_multinode_launcher deepspeed_hostfile
     deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names offload_optimizer_nvme_path
     offload_param_nvme_path seq_parallel_communication_data_type
@@ -39,16 +39,16 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     """Returns the run of an accelerate config, from the named DeepSpeed JSON file or from the config's own keys."""
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section_name = "deepspeed_config"
-    reader.ignored_arguments += [f"{section_name}.{key}"[:80] for key in plugin_table if key in PLUGIN_IGNORED]
-    unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section_name)
+    reader.ignored_arguments += [f"{section_name}.{key}"[:80] for key in plugin_table if key in PLUGIN_KEYS_IGNORED]
+    record_unknown_keys(reader, plugin_table, (*PLUGIN_KEYS, *PLUGIN_KEYS_IGNORED), section_name)
     precision_name = str(accelerate_config.get("mixed_precision") or "no").lower()
     format_flags = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}
     if plugin_table.get("deepspeed_config_file") is not None:
         config = reader.fetch_tables(
-            f"{section_name}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE
+            f"{section_name}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE_DESCRIPTION
         )
         return _without_batch_size(read_deepspeed_section(reader, config, world_size, format_flags), config)
-    zero_stage = integer_of(reader, f"{section_name}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
+    zero_stage = read_integer(reader, f"{section_name}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
     zero_table: dict[str, Any] = {"stage": zero_stage}
     for device_key in ("offload_optimizer_device", "offload_param_device"):
         if plugin_table.get(device_key) not in (None, "none", False):
@@ -82,7 +82,7 @@ def read_trainer(
     deepspeed_table = (
         deepspeed_argument
         if isinstance(deepspeed_argument, Mapping)
-        else reader.fetch_tables("deepspeed", deepspeed_argument, FILE)
+        else reader.fetch_tables("deepspeed", deepspeed_argument, FILE_DESCRIPTION)
     )
     format_flags = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
     launch_settings = read_deepspeed_section(reader, deepspeed_table, world_size, {**command_settings, **format_flags})

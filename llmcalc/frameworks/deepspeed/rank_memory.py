@@ -6,7 +6,13 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ...device_memory.cuda_runtime import CudaRuntime
-from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
+from ...device_memory.device_memory import (
+    TORCH_VERSION,
+    DeviceMemory,
+    MemoryTerm,
+    summarize_memory,
+    without_garbage_collection,
+)
 from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import CountedSteps, TrainingConfig, count_steps
 from ...errors import InputError
@@ -22,14 +28,14 @@ from .bf16_optimizer import Bf16OptimizerRun
 from .lamb import LambRun, OneBitLambRun
 from .one_bit_adam import OneBitAdamRun
 from .replicated import FlatCopyRun, ReplicatedRun
-from .settings import LAMB, ONE_BIT, ONE_BIT_LAMB, VERSION, ZERO_ONE, DeepSpeedSettings
+from .settings import LAMB, ONE_BIT_ADAM, ONE_BIT_LAMB, VERSION, ZERO_ONE_ADAM, DeepSpeedSettings
 from .zero import ZeroRun, ZeroSetup, number_format
 from .zero3 import Stage3Run
 from .zero_stages_1_2 import PartitionedRun
 
-VERSIONS = f"deepspeed {VERSION}, {TORCH}"
+MODELLED_VERSIONS = f"deepspeed {VERSION}, {TORCH_VERSION}"
 
-OWN_ADAM = ("adam", "adamw", "fusedadam")
+FUSED_ADAM_TYPES = ("adam", "adamw", "fusedadam")
 """Types of `optimizer` for which DeepSpeed uses its fused Adam, unless `torch_adam` is set."""
 
 
@@ -40,7 +46,7 @@ def new_zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> Ze
     _check_training(zero_setup.training_config, settings)
     training_config = with_cast_adapters(zero_setup.training_config)
     implementation = training_config.implementation
-    if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
+    if settings.torch_adam and settings.optimizer.lower() in FUSED_ADAM_TYPES:
         implementation = "foreach"  # torch's own choice
     training_config = replace(training_config, gradient_dtype=None, state_dtype=None, implementation=implementation)
     run_type = _run_type(training_config, settings)
@@ -57,7 +63,7 @@ def _run_type(training_config: TrainingConfig, settings: DeepSpeedSettings) -> t
         return Stage3Run if settings.stage == 3 else PartitionedRun
     if training_config.dtype == "float32":
         return ReplicatedRun
-    if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE):
+    if settings.optimizer.lower() in (ONE_BIT_ADAM, ZERO_ONE_ADAM):
         return OneBitAdamRun
     if updates_flat_copy(training_config, settings):
         return FlatCopyRun
@@ -76,7 +82,7 @@ def sums_in_fp32(training_config: TrainingConfig, settings: DeepSpeedSettings) -
 
 def updates_flat_copy(training_config: TrainingConfig, settings: DeepSpeedSettings) -> bool:
     """Whether DeepSpeed's fused Adam updates one flat copy of the weights: stage 0 with 16-bit weights."""
-    uses_deepspeed_adam = settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam
+    uses_deepspeed_adam = settings.optimizer.lower() in FUSED_ADAM_TYPES and not settings.torch_adam
     return settings.stage == 0 and training_config.dtype != "float32" and uses_deepspeed_adam
 
 
@@ -149,7 +155,7 @@ def _replay_on_allocator(
     return replay_result, host_memory
 
 
-MOST_LAYERS = 10_000
+MOST_REPLAYED_LAYERS = 10_000
 """The most layers of a model that are replayed: DeepSpeed's partitions and buckets differ from layer to layer."""
 
 
@@ -157,10 +163,10 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory_estimate, layout = training_run.memory, training_run.layout
     layer_count = memory_estimate.spec.layer_count
-    if layer_count > MOST_LAYERS:
+    if layer_count > MOST_REPLAYED_LAYERS:
         raise InputError(
             f"--framework deepspeed: {layer_count:,} layers are too many, each of which is replayed; expected at most "
-            f"{MOST_LAYERS:,}"
+            f"{MOST_REPLAYED_LAYERS:,}"
         )
     settings = settings_of(layout, training_run.framework_settings, training_run.version)
     if memory_estimate.settings.optimizer_offload:  # ZeRO-Offload
@@ -212,12 +218,14 @@ def tensor_status(settings: DeepSpeedSettings, training_config: TrainingConfig) 
     if settings.offload_optimizer != "none" or settings.offload_param != "none":
         witness_text = "deepspeed's own steps on meta, with the CPU as host: every storage"
     if settings.optimizer.lower() == LAMB and not settings.stage:
-        return MemoryTerm("tensors", 0, "estimate", "deepspeed/runtime/fp16/unfused_optimizer.py", VERSIONS)
-    if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB):
+        return MemoryTerm("tensors", 0, "estimate", "deepspeed/runtime/fp16/unfused_optimizer.py", MODELLED_VERSIONS)
+    if settings.optimizer.lower() in (ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB):
         citation = "deepspeed/runtime/fp16/onebit; buffers of the compression are left out"
-        return MemoryTerm("tensors", 0, "estimate", citation, VERSIONS)
+        return MemoryTerm("tensors", 0, "estimate", citation, MODELLED_VERSIONS)
     if updates_flat_copy(training_config, settings):  # it runs on a GPU alone
-        return MemoryTerm("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
+        return MemoryTerm("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", MODELLED_VERSIONS)
     if settings.has_overlapped_reductions:
-        return MemoryTerm("tensors", 0, "source", f"{witness_text}; streams as in deepspeed/runtime/zero", VERSIONS)
-    return MemoryTerm("tensors", 0, "exact", witness_text, VERSIONS)
+        return MemoryTerm(
+            "tensors", 0, "source", f"{witness_text}; streams as in deepspeed/runtime/zero", MODELLED_VERSIONS
+        )
+    return MemoryTerm("tensors", 0, "exact", witness_text, MODELLED_VERSIONS)

@@ -13,7 +13,7 @@ from ...simulator.tensor import FLOAT32, Storage, Tensor, count_storages_as, emp
 from .partitions import weight_elements
 from .zero import ZeroRun
 
-REDUCED_AT_ONCE = 500_000_000
+BUCKET_ELEMENTS = 500_000_000
 """Elements after which a bucket of gradients is reduced (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
 
 
@@ -50,7 +50,7 @@ class ReplicatedRun(ZeroRun):
         bucket_sizes: list[int] = []
         for weight in self.parameters:
             bucket_sizes.append(weight_elements(weight))
-            if sum(bucket_sizes) > REDUCED_AT_ONCE:
+            if sum(bucket_sizes) > BUCKET_ELEMENTS:
                 self.reduce_bucket(bucket_sizes)
                 bucket_sizes = []
         self.reduce_bucket(bucket_sizes)

@@ -19,7 +19,7 @@ VERSION = "0.19.8"
 """The version of deepspeed whose code is modelled."""
 
 
-ONE_BIT, ZERO_ONE, ONE_BIT_LAMB, LAMB = "onebitadam", "zerooneadam", "onebitlamb", "lamb"
+ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB = "onebitadam", "zerooneadam", "onebitlamb", "lamb"
 """Names in small letters of optimizers with an update of their own. The first three compress what ranks exchange to
 one bit.
 """
@@ -128,7 +128,7 @@ class DeepSpeedSettings:
     def check(self) -> None:
         """Raises `InputError` for settings that are not modelled."""
         for field in fields(self):
-            if field.name in NOT_MODELLED and getattr(self, field.name) != field.default:
+            if field.name in UNMODELLED_SETTINGS and getattr(self, field.name) != field.default:
                 raise InputError(f"{field.name}: not modelled; expected {str(field.default).lower()}")
         for offload_field in ("offload_optimizer", "offload_param"):
             if getattr(self, offload_field) == "nvme":
@@ -139,7 +139,7 @@ class DeepSpeedSettings:
             raise InputError("offload_optimizer: stage 0 divides no states; expected stage 1, 2 or 3, or none")
 
 
-NOT_MODELLED = frozenset(
+UNMODELLED_SETTINGS = frozenset(
     {
         "stage3_module_granularity_threshold",
         "zero_hpz_partition_size",

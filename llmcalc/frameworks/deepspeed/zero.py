@@ -19,10 +19,10 @@ from ...simulator.tensor import DTYPES, FLOAT32, Dtype, Storage, Tensor, allocat
 from .partitions import sort_in_module_order
 from .settings import DeepSpeedSettings
 
-REDUCTION = 1
+REDUCTION_STREAM = 1
 """The stream on which gradients are reduced while the backward pass runs."""
 
-DOUBLE = 8
+FLOAT64_BYTES = 8
 """Bytes of a number in float64, the format of gradient norms (`get_norm_dtype`)."""
 
 
@@ -127,6 +127,6 @@ class ZeroRun(TrainingRun):
     @contextmanager
     def reduction_stream(self) -> Iterator[None]:
         """Returns a context that allocates on the reduction stream, or without overlap on the current stream."""
-        cuda_stream = REDUCTION if self.settings.has_overlapped_reductions else self.meter.stream
+        cuda_stream = REDUCTION_STREAM if self.settings.has_overlapped_reductions else self.meter.stream
         with allocate_on_stream(self.meter, cuda_stream), count_storages_as(self.meter, "communication"):
             yield

@@ -21,12 +21,12 @@ from ...workload.execution import LOSSES_WITH_HEAD
 from .lowering import GatheringProfile
 from .param_coordinator import Parameter, ParameterCoordinator
 from .partitions import sort_in_module_order
-from .zero import DOUBLE, ZeroRun, ZeroSetup
+from .zero import FLOAT64_BYTES, ZeroRun, ZeroSetup
 
-SOURCE = "deepspeed/runtime/zero/stage3.py"
+SOURCE_FILE = "deepspeed/runtime/zero/stage3.py"
 """The source of what is on the host."""
 
-NORM_BUFFER = 250_000_000
+NORM_BUFFER_ELEMENTS = 250_000_000
 """Largest number of elements whose norm is computed at once (`_constant_buffered_norm2`)."""
 
 
@@ -104,10 +104,10 @@ class Stage3Run(ZeroRun):
                 for group_elements in group_sizes
             )
             memory_terms = [
-                MemoryTerm("fp32 weights and gradients", partition_bytes, "source", SOURCE),
-                MemoryTerm("optimizer states", sum(map(self.host_state_bytes, group_sizes)), "source", SOURCE),
+                MemoryTerm("fp32 weights and gradients", partition_bytes, "source", SOURCE_FILE),
+                MemoryTerm("optimizer states", sum(map(self.host_state_bytes, group_sizes)), "source", SOURCE_FILE),
                 MemoryTerm(
-                    "buffers", round_host_bytes(sum(group_sizes) * self.accumulation_dtype.bytes), "source", SOURCE
+                    "buffers", round_host_bytes(sum(group_sizes) * self.accumulation_dtype.bytes), "source", SOURCE_FILE
                 ),
             ]
         if settings.offload_param != "none":
@@ -119,7 +119,7 @@ class Stage3Run(ZeroRun):
                 parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters
             ]
             group_elements = pinned_bytes(sum(group_sizes) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
-            memory_terms.append(MemoryTerm("parameters", group_elements, "source", SOURCE))
+            memory_terms.append(MemoryTerm("parameters", group_elements, "source", SOURCE_FILE))
         return tuple(memory_terms)
 
     def _create_fp32_partitions(self) -> None:
@@ -222,8 +222,8 @@ class Stage3Run(ZeroRun):
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return
-        float64_copy = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER) * DOUBLE)
-        self.host_norms[id(parameter)] = Storage(self.meter, DOUBLE)
+        float64_copy = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER_ELEMENTS) * FLOAT64_BYTES)
+        self.host_norms[id(parameter)] = Storage(self.meter, FLOAT64_BYTES)
         del float64_copy
         if self.accumulation_dtype is not FLOAT32:
             fp32_copy = Storage(self.meter, parameter.shard_elements * FLOAT32.bytes)
@@ -285,7 +285,7 @@ class Stage3Run(ZeroRun):
             return
         for sub_group in self.sub_groups:  # get_grad_norm_direct
             for parameter in sub_group:
-                float64_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
+                float64_copy = Storage(self.meter, parameter.shard_elements * FLOAT64_BYTES)
                 del float64_copy
         for sub_group, fp32_partition in zip(self.sub_groups, self.updated_parameters, strict=True):
             with count_storages_as(self.meter, "gradients"):

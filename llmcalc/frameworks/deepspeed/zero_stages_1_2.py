@@ -27,9 +27,9 @@ from .partitions import (
     round_robin_order,
     weight_elements,
 )
-from .zero import DOUBLE, ZeroRun, ZeroSetup
+from .zero import FLOAT64_BYTES, ZeroRun, ZeroSetup
 
-SOURCE = "deepspeed/runtime/zero/stage_1_and_2.py"
+SOURCE_FILE = "deepspeed/runtime/zero/stage_1_and_2.py"
 """The source of what is on the host."""
 
 
@@ -157,10 +157,13 @@ class PartitionedRun(ZeroRun):
             buffer_sizes += [weight_elements(weight) * element_bytes for weight in self.rank_parameters]
         return (
             MemoryTerm(
-                "fp32 weights and gradients", 2 * round_host_bytes(partition_elements * FLOAT32.bytes), "source", SOURCE
+                "fp32 weights and gradients",
+                2 * round_host_bytes(partition_elements * FLOAT32.bytes),
+                "source",
+                SOURCE_FILE,
             ),
-            MemoryTerm("optimizer states", self.host_state_bytes(partition_elements), "source", SOURCE),
-            MemoryTerm("buffers", sum(map(round_host_bytes, buffer_sizes)), "source", SOURCE),
+            MemoryTerm("optimizer states", self.host_state_bytes(partition_elements), "source", SOURCE_FILE),
+            MemoryTerm("buffers", sum(map(round_host_bytes, buffer_sizes)), "source", SOURCE_FILE),
         )
 
     @property
@@ -373,8 +376,8 @@ class PartitionedRun(ZeroRun):
         """
         if self.is_last_microbatch:
             piece_elements = self.rank_pieces[id(weight)].element_count
-            float64_copy = Storage(self.meter, piece_elements * DOUBLE)
-            self.host_norms[id(weight)] = Storage(self.meter, DOUBLE)
+            float64_copy = Storage(self.meter, piece_elements * FLOAT64_BYTES)
+            self.host_norms[id(weight)] = Storage(self.meter, FLOAT64_BYTES)
             del float64_copy
             if self.accumulation_dtype is not FLOAT32:
                 fp32_copy = Storage(self.meter, piece_elements * FLOAT32.bytes)
@@ -443,7 +446,7 @@ class PartitionedRun(ZeroRun):
         (trained_partition,) = self.updated_parameters
         if self.settings.compute_grad_norm:
             for rank_piece in self.rank_pieces.values():  # scaled_global_norm
-                float64_copy = Storage(self.meter, rank_piece.element_count * DOUBLE)
+                float64_copy = Storage(self.meter, rank_piece.element_count * FLOAT64_BYTES)
                 del float64_copy
         with count_storages_as(self.meter, "gradients"):
             trained_partition.gradient = self._single_grad_partition()

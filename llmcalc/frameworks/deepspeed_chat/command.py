@@ -13,16 +13,16 @@ from typing import Any
 from ..argument_names import argument_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
-from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.trainer import pair_settings
 from . import step3
 
-READ = argument_names(__file__, "read")
+ARGUMENTS_READ = argument_names(__file__, "read")
 
-IGNORED = argument_names(__file__, "ignored")
+ARGUMENTS_IGNORED = argument_names(__file__, "ignored")
 
-STEPS = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "reward"}
+LOSS_BY_STEP_PATTERN = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "reward"}
 """Pattern in the names of a script's folders → the loss of its step; step 1 otherwise."""
 
 
@@ -37,13 +37,13 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        arguments = arguments_of(command_line.words, source_file.name_in_errors)
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         loss_name = _loss_of_command(source_file.name_in_errors, arguments)
         if loss_name == "rlhf":
             return _read_step3(reader, arguments, source_file)
-        argument_values = plain_arguments(arguments, reader, READ)
-        model_id = model_name(arguments.get("--model_name_or_path"))
-        reader.check_names(argument_values, READ, IGNORED)
+        argument_values = plain_arguments(arguments, reader, ARGUMENTS_READ)
+        model_id = marked_model_name(arguments.get("--model_name_or_path"))
+        reader.check_names(argument_values, ARGUMENTS_READ, ARGUMENTS_IGNORED)
         if not loss_name and "step1" not in source_file.name_in_errors:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
         config, settings = _deepspeed_config(reader, argument_values), _other_settings(reader, argument_values)
@@ -57,9 +57,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
     """Returns the training run of step 3's actor, with the reference, reward and critic models beside it."""
-    step3_arguments = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
-    model_id = model_name(arguments.get("--actor_model_name_or_path"))
-    reader.check_names(step3_arguments, step3.READ, IGNORED | step3.IGNORED)
+    step3_arguments = plain_arguments(arguments, reader, step3.ARGUMENTS_READ - {"critic_model_name_or_path"})
+    model_id = marked_model_name(arguments.get("--actor_model_name_or_path"))
+    reader.check_names(step3_arguments, step3.ARGUMENTS_READ, ARGUMENTS_IGNORED | step3.ARGUMENTS_IGNORED)
     actor_arguments = step3.step1_arguments(reader, step3_arguments)
     config = _deepspeed_config(reader, actor_arguments)
     settings = _other_settings(reader, actor_arguments) | step3.loss_settings(reader, step3_arguments)
@@ -78,7 +78,14 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     if "--num_padding_at_beginning" in arguments:
         return "reward"
     lowercase_name = name_in_errors.lower()
-    return next((loss_name for step_pattern, loss_name in STEPS.items() if re.search(step_pattern, lowercase_name)), "")
+    return next(
+        (
+            loss_name
+            for step_pattern, loss_name in LOSS_BY_STEP_PATTERN.items()
+            if re.search(step_pattern, lowercase_name)
+        ),
+        "",
+    )
 
 
 def _pair_settings(reader: LaunchReader, arguments: Table, loss_name: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +105,7 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that main.py creates."""
     dtype = reader.choice(config, "dtype", ("fp16", "bf16"), "fp16", "--")
     device = "cpu" if reader.flag(config, "offload") else "none"
-    zero_stage = integer_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
+    zero_stage = read_integer(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
     if zero_stage == 3 and reader.flag(config, "gradient_checkpointing"):
         reader.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
     elif zero_stage == 3:
@@ -130,7 +137,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     the embedding, the head, norms and biases.
     """
     settings: dict[str, Any] = {
-        "lora_rank": integer_of(reader, "--lora_dim", config["lora_dim"]),
+        "lora_rank": read_integer(reader, "--lora_dim", config["lora_dim"]),
         "lora_targets": ("all-linear",),
         "lora_library": "torchtune",  # which casts nothing either
         "lora_dtype": str(config.get("dtype", "fp16")),

@@ -14,13 +14,13 @@ from ...sources.huggingface.family import field_names
 from ...sources.target import load
 from ...units import DTYPE_BITS
 from ..argument_names import argument_names
-from ..launch.record import LaunchReader, Table, integer_of
+from ..launch.launch_types import LaunchReader, Table, read_integer
 from ..launch.rollout import AdditionalModel, ModelLocation, Rollout
 
-SOURCE = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
+SOURCE_FILES = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
 """Where DeepSpeed-Chat says which models are on a device."""
 
-OF_THE_ACTOR = {
+STEP_1_ARGUMENT_BY_ACTOR_ARGUMENT = {
     "per_device_training_batch_size": "per_device_train_batch_size",
     "actor_zero_stage": "zero_stage",
     "actor_gradient_checkpointing": "gradient_checkpointing",
@@ -30,15 +30,15 @@ OF_THE_ACTOR = {
 }
 """Argument of step 3 about the actor → the same argument of step 1."""
 
-READ = field_names("""
+ARGUMENTS_READ = field_names("""
     per_device_generation_batch_size max_prompt_seq_len max_answer_seq_len critic_zero_stage critic_lora_dim
     gradient_accumulation_steps offload dtype only_optimize_lora compute_fp32_loss offload_reference_model
     offload_reward_model critic_model_name_or_path unsupervised_dataset_name enable_ema enable_mixed_precision_lora
-    """) | frozenset(OF_THE_ACTOR)
+    """) | frozenset(STEP_1_ARGUMENT_BY_ACTOR_ARGUMENT)
 
-IGNORED = argument_names(__file__, "ignored_by_step_3")
+ARGUMENTS_IGNORED = argument_names(__file__, "ignored_by_step_3")
 
-OFF = {
+REFUSED_ARGUMENTS = {
     "enable_ema": "a moving average of the weights is not counted",
     "enable_mixed_precision_lora": "gathers of frozen weights in 8 bits are not modelled",
     "critic_lora_dim": "adapters of the critic are not modelled",
@@ -48,7 +48,7 @@ OFF = {
 
 def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, Any]:
     """Returns the step-1 arguments that describe the training of step 3's actor."""
-    reader.refuse_if_set(step3_arguments, OFF, "--")
+    reader.refuse_if_set(step3_arguments, REFUSED_ARGUMENTS, "--")
     accumulation_steps = reader.integer(step3_arguments, "gradient_accumulation_steps", 1)
     step1_table = {
         argument_name: argument_value
@@ -56,9 +56,9 @@ def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, A
         if argument_name in ("offload", "dtype", "only_optimize_lora")
     }
     step1_table |= {
-        OF_THE_ACTOR[argument_name]: argument_value
+        STEP_1_ARGUMENT_BY_ACTOR_ARGUMENT[argument_name]: argument_value
         for argument_name, argument_value in step3_arguments.items()
-        if argument_name in OF_THE_ACTOR
+        if argument_name in STEP_1_ARGUMENT_BY_ACTOR_ARGUMENT
     }
     return {
         **step1_table,
@@ -84,11 +84,13 @@ def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollo
         "takes to generate answers is not counted"
     )
     tokens = _sequence_length(reader, arguments)
-    actor_stage = integer_of(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
-    critic_stage = integer_of(reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0)
+    actor_stage = read_integer(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
+    critic_stage = read_integer(
+        reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0
+    )
     critic_parameters = _critic_parameters(reader, arguments)
     return Rollout(
-        source=SOURCE,
+        source=SOURCE_FILES,
         reference_model=AdditionalModel(
             _offload_location(reader, arguments, "offload_reference_model"),
             rank_count=rank_count if actor_stage == 3 else 1,

@@ -6,7 +6,7 @@ from ...costs.context_length import longest_sequence
 from ...sources.preset import Preset
 from .rank import architectures
 
-MODEL_MAX_LENGTH = "Cohere"
+CLASSES_WITH_MODEL_MAX_LENGTH = "Cohere"
 """Beginning of the names of classes whose config has `model_max_length` too, which replaces the positions."""
 
 
@@ -19,5 +19,5 @@ def stated_length(preset: Preset) -> int | None:
 def has_unknown_length(preset: Preset) -> bool:
     """Whether the context length is unknown, since the class reads `model_max_length` and there is no config."""
     return preset.config is None and any(
-        class_name.startswith(MODEL_MAX_LENGTH) for class_name in architectures(preset)
+        class_name.startswith(CLASSES_WITH_MODEL_MAX_LENGTH) for class_name in architectures(preset)
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...sources.preset import Preset
     from .flags import Flag
 
-NEWEST = (10**9,)
+NEWEST_VERSION = (10**9,)
 """A version above all others, which has the newest software stack."""
 
 TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
@@ -48,7 +48,7 @@ class MemoryTerm(NamedTuple):
     device: str = ""
 
 
-HOST = "CPU"
+HOST_DEVICE = "CPU"
 """The device of a term that the host has."""
 
 MOST_DEVICES = 64

@@ -39,10 +39,10 @@ VALUE_KINDS = ("tokens", "number", "numbers", "share", "ratio", "gib", "table", 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-AMOUNT_NAME = re.compile(r"-offload-gb$")
+OFFLOAD_FLAG_NAME = re.compile(r"-offload-gb$")
 """Names of flags whose value 0 leaves a feature unused."""
 
-LEVEL_FLAG = "--compilation-config"
+COMPILATION_FLAG = "--compilation-config"
 """The flag whose table may be a whole number, its level (vLLM)."""
 
 RANK_COUNT_NAME = re.compile(r"-(?:cp|dcp|dp|dwdp|parallel)-size$|^-pcp$")
@@ -125,7 +125,7 @@ class Flag(NamedTuple):
         value_text = str(flag_value).strip().lower()[:10]
         if self.value_kind == "switch":
             return value_text == "false"
-        is_amount = AMOUNT_NAME.search(self.names[0]) is not None
+        is_amount = OFFLOAD_FLAG_NAME.search(self.names[0]) is not None
         is_rank_count = RANK_COUNT_NAME.search(self.names[0]) is not None
         return (is_amount and value_text in ("0", "0.0")) or (is_rank_count and value_text == "1")
 
@@ -236,7 +236,7 @@ def _read_list(flag_name: str, flag_value: Any) -> list[Any]:
 
 
 def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
-    """Parses a table to key → value: a mapping, JSON, or `name=1,other=2`; for `LEVEL_FLAG` also a single number."""
+    """Parses a table to key → value: a mapping, JSON or `name=1,other=2`; for `COMPILATION_FLAG` also one number."""
     if isinstance(flag_value, Mapping):
         require_shallow_nesting(dict(flag_value), flag_name)
         return {str(table_key): _read_scalar(value_text_of_key) for table_key, value_text_of_key in flag_value.items()}
@@ -244,7 +244,7 @@ def _read_table(flag_name: str, flag_value: Any) -> Mapping[str, Any]:
     if value_text.startswith("{"):
         parsed_table: Mapping[str, Any] = parse_json(value_text, flag_name)
         return parsed_table
-    if flag_name == LEVEL_FLAG and re.fullmatch(r"[0-9]{1,3}", value_text):
+    if flag_name == COMPILATION_FLAG and re.fullmatch(r"[0-9]{1,3}", value_text):
         return {"level": int(value_text)}
     keys_and_values = [key_and_value.partition("=") for key_and_value in value_text.split(",")]
     if not all(equals_sign and re.fullmatch(r"\w{1,80}", table_key) for table_key, equals_sign, _ in keys_and_values):
@@ -279,7 +279,7 @@ def with_hyphens(argument: str) -> str:
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
-SAME_MEANING = (
+EQUIVALENT_FLAGS = (
     ("--max-model-len", "--context-length", "--ctx-size", "--num-ctx", "--max-seq-len", "--context", "--ctx",
      "--context-len", "--context-size", "--context-window", "--seq-len", "--sequence-length", "--max-length"),
     ("--gpu-memory-utilization", "--mem-fraction-static", "--free-gpu-memory-fraction"),
@@ -350,7 +350,7 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
     `--pp` and the like are short for `--pp-size`.
     """
     typed_flag = with_hyphens(flag_name)
-    equivalents = [spelling for synonyms in SAME_MEANING if typed_flag in synonyms for spelling in synonyms]
+    equivalents = [spelling for synonyms in EQUIVALENT_FLAGS if typed_flag in synonyms for spelling in synonyms]
     equivalents.append(f"{typed_flag}-size")
     equivalent_flag = next((spelling for spelling in equivalents if spelling in flags_by_name), "")
     return equivalent_flag and f" Did you mean {equivalent_flag}?"
@@ -418,8 +418,8 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
         and table_flag is not None
         and (table_flag.value_kind == "table" or table_flag.is_memory_neutral or table_flag.refusal_reason)
     ):
-        return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_KEYS]))
-    if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
+        return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_NESTED_KEYS]))
+    if flag_name.startswith("--") and len(flag_name) > MOST_NESTED_KEYS:
         matching_flags = {
             known_flag.field_name: known_flag
             for known_spelling, known_flag in flags_by_name.items()
@@ -430,7 +430,7 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
     return None
 
 
-MOST_KEYS = 4
+MOST_NESTED_KEYS = 4
 """Largest number of keys behind a flag; letters of an abbreviated flag, at least."""
 
 

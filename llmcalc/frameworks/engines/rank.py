@@ -35,26 +35,26 @@ from ...sources.preset import Preset
 from ...sources.presets import known_checkpoint
 from ...units import DTYPE_BITS
 
-LONG_SEQUENCE = 2**21
+LONG_SEQUENCE_TOKENS = 2**21
 """Tokens of a sequence by which every window of a published model is full."""
 
-LATENT, INDEXER = "latent_attention", "indexer"
+LATENT_KIND, INDEXER_KIND = "latent_attention", "indexer"
 """Kinds of caches: MLA's latents, and the keys of an indexer."""
 
-INDEXER_GROUP = 128
+INDEXER_GROUP_ELEMENTS = 128
 """Elements of an indexer's key, or of a latent beside one, that share a float32 as scale."""
 
-COMPRESSED = "compressed_attention"
+COMPRESSED_KIND = "compressed_attention"
 """The kind of caches that keep a state for several tokens each."""
 
 
-SAME_FORMATS: Mapping[str, Fraction] = {}
+NO_FORMAT_RATIOS: Mapping[str, Fraction] = {}
 """States in the number formats of the classes of transformers."""
 
 
 def float8_bytes(element_count: int) -> int:
     """Returns the bytes of a float8 indexer key or latent, with a float32 scale for each group of elements."""
-    return element_count + element_count // INDEXER_GROUP * 4
+    return element_count + element_count // INDEXER_GROUP_ELEMENTS * 4
 
 
 class StageWithoutCache(InputError):
@@ -334,7 +334,7 @@ class EngineRank:
 
     @cached_property
     def _cache_groups(self) -> list[CacheGroup]:
-        return kv(self.model, 1, LONG_SEQUENCE, "bfloat16").groups
+        return kv(self.model, 1, LONG_SEQUENCE_TOKENS, "bfloat16").groups
 
     @property
     def token_caches(self) -> list[TokenCache]:
@@ -343,7 +343,7 @@ class EngineRank:
             TokenCache(
                 cache_group.kind,
                 cache_group.layers,
-                None if cache_group.tokens == LONG_SEQUENCE else cache_group.tokens,
+                None if cache_group.tokens == LONG_SEQUENCE_TOKENS else cache_group.tokens,
                 cache_group.width,
             )
             for cache_group in self._cache_groups
@@ -373,7 +373,7 @@ class EngineRank:
     @property
     def has_latent_selection(self) -> bool:
         """Whether an indexer selects the tokens of latent attention (DeepSeek sparse attention)."""
-        return {LATENT, INDEXER} <= {cache.kind for cache in self.token_caches}
+        return {LATENT_KIND, INDEXER_KIND} <= {cache.kind for cache in self.token_caches}
 
     def token_bytes(self, cache: TokenCache, element_bytes: Fraction, has_scaled_latents: bool = True) -> Fraction:
         """Returns the bytes of one token in one layer of a cache.
@@ -383,11 +383,11 @@ class EngineRank:
             (vLLM's `fp8_ds_mla`, SGLang's `calculate_mla_kv_cache_dim`); true by default.
         An indexer's keys beside latents have 8 bits with scales in any format of the latents, else 16 bits.
         """
-        if cache.kind == INDEXER:
+        if cache.kind == INDEXER_KIND:
             return Fraction(
                 float8_bytes(cache.elements_per_token) if self.has_latent_selection else 2 * cache.elements_per_token
             )
-        if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
+        if cache.kind == LATENT_KIND and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
             rotary_dim = next(
                 mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
             )
@@ -413,7 +413,7 @@ class EngineRank:
         ]
 
     def stored_states(
-        self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = SAME_FORMATS
+        self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
     ) -> list[StateCache]:
         """Returns the recurrent states as engines store them: a convolution keeps its last k − 1 inputs.
 
@@ -566,7 +566,7 @@ MAX_SHARED_RANKS = 64
 """Number of ranks that are kept."""
 
 
-def key_heads(spec: ModelSpec) -> list[int]:
+def key_head_counts(spec: ModelSpec) -> list[int]:
     """Returns the number of key and value heads of each attention type in the decoder."""
     head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers(spec))
     return [int(head_count) for head_count in head_counts if head_count]

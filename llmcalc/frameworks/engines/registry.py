@@ -8,7 +8,7 @@ from importlib import import_module
 from ...errors import InputError, suggest
 from .engine import Engine, EngineVersion
 
-FOLDERS = {
+ENGINE_FOLDERS = {
     "vllm": "vllm",
     "sglang": "sglang",
     "tensorrt-llm": "tensorrt_llm",
@@ -19,7 +19,7 @@ FOLDERS = {
 """The words of `--engine` → the folder of the engine."""
 
 
-ON_LLAMA_CPP = {
+LLAMA_CPP_LAUNCHERS = {
     **dict.fromkeys(("lmstudio", "lm-studio"), "LM Studio"),
     "koboldcpp": "KoboldCpp",
     "llama-cpp-python": "llama-cpp-python",
@@ -32,13 +32,13 @@ ON_LLAMA_CPP = {
 }
 """Words for programs that run llama.cpp → the program's title."""
 
-OTHER_WORDS = {
+ENGINE_BY_OTHER_NAME = {
     **dict.fromkeys(("trtllm", "trt-llm", "trt_llm", "trt", "tensorrt"), "tensorrt-llm"),
     **dict.fromkeys(("llamacpp", "gguf", "ggml"), "llama.cpp"),
 }
 """Other words for an engine → the word of `--engine`."""
 
-NOT_MODELLED = {
+UNMODELLED_ENGINES = {
     **dict.fromkeys(
         ("mlx", "mlx-lm", "mlx_lm"),
         "MLX's server is not modelled; without --engine, --quantize mlx-4bit has the weights, the cache and one pass, "
@@ -80,19 +80,20 @@ USUAL_ENGINE = "vllm"
 @cache
 def engine(engine_name: str) -> Engine:
     """Returns the registry record of an engine. Raises `InputError` for an unknown name."""
-    if engine_name not in FOLDERS:
-        engine_names = list(FOLDERS)
-        if engine_name in ON_LLAMA_CPP:
+    if engine_name not in ENGINE_FOLDERS:
+        engine_names = list(ENGINE_FOLDERS)
+        if engine_name in LLAMA_CPP_LAUNCHERS:
             raise InputError(
-                f"--engine: {ON_LLAMA_CPP[engine_name]} runs llama.cpp; expected llama.cpp with its flags (-c, -ngl, …)"
+                f"--engine: {LLAMA_CPP_LAUNCHERS[engine_name]} runs llama.cpp; expected llama.cpp with its flags (-c, "
+                "-ngl, …)"
             )
-        if engine_name in NOT_MODELLED:
-            raise InputError(f"--engine: {NOT_MODELLED[engine_name]}")
+        if engine_name in UNMODELLED_ENGINES:
+            raise InputError(f"--engine: {UNMODELLED_ENGINES[engine_name]}")
         raise InputError(
             f"--engine: '{engine_name}' is not known; expected one of "
-            f"{', '.join(engine_names)}.{suggest(OTHER_WORDS.get(engine_name, engine_name), engine_names)}"
+            f"{', '.join(engine_names)}.{suggest(ENGINE_BY_OTHER_NAME.get(engine_name, engine_name), engine_names)}"
         )
-    engine_record: Engine = import_module(f"..{FOLDERS[engine_name]}.record", __package__).ENGINE
+    engine_record: Engine = import_module(f"..{ENGINE_FOLDERS[engine_name]}.record", __package__).ENGINE
     return engine_record
 
 
@@ -103,7 +104,7 @@ def engine_of_stack(stack_text: str) -> Engine | None:
     stack_text: the name of a stack, or several with `+` between, of which the first is the software.
     """
     stack_name = stack_text.partition("+")[0]
-    for engine_name in FOLDERS:
+    for engine_name in ENGINE_FOLDERS:
         engine_record = engine(engine_name)
         if any(f"{stack_name}-".startswith(f"{timed_stack}-") for _, timed_stack in engine_record.stacks_by_version):
             return engine_record
@@ -113,7 +114,7 @@ def engine_of_stack(stack_text: str) -> Engine | None:
 def engine_and_version(engine_text: str) -> tuple[Engine, EngineVersion]:
     """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
     engine_name, equals_sign, version_text = engine_text.partition("=")
-    if equals_sign and not version_text.startswith("=") and engine_name.strip().lower() in FOLDERS:
+    if equals_sign and not version_text.startswith("=") and engine_name.strip().lower() in ENGINE_FOLDERS:
         expected_version = version_text.strip() or "VERSION"
         raise InputError(f"--engine {engine_text}: expected two equals signs: {engine_name}=={expected_version}")
     serving_engine = engine(engine_name.strip().lower())

@@ -24,7 +24,7 @@ SCALING_FIELDS = ("rope_parameters", "rope_scaling")
 INNER_CONFIG = "text_config"
 """The field of the decoder's config inside the config of a model with encoders."""
 
-CLASS_FLAG = "--hf-overrides"
+CLASS_OVERRIDE_FLAG = "--hf-overrides"
 """The flag, of vLLM, whose overrides may name another class of the model."""
 
 CLASSIFIER_CLASS = "ForSequenceClassification"
@@ -81,7 +81,7 @@ def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) ->
     } | dict(inner_fields)
     rope_parameters: Mapping[str, Any] | None = None
     for field_name, field_value in all_fields.items():
-        is_for_classifier = flag_name == CLASS_FLAG and (
+        is_for_classifier = flag_name == CLASS_OVERRIDE_FLAG and (
             field_name in CLASSIFIER_FIELDS or (field_name == "architectures" and _are_score_classes(field_value))
         )
         if field_name == "rope_theta" or is_for_classifier:

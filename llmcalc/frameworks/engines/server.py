@@ -22,7 +22,7 @@ from .logged_sizes import RECEIPT_FIELD, LoggedSizes
 from .rank import EngineRank, MissingKernels
 from .registry import engine
 from .rope_override import preset_with_rope
-from .versions import Numbers, parse_version
+from .versions import VersionNumbers, parse_version
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
 """Other words of `--dtype` → the number format."""
@@ -112,7 +112,7 @@ class EngineServer:
         return replace(self, flags={**self.flags, **changed_flags})
 
     @property
-    def version_numbers(self) -> Numbers:
+    def version_numbers(self) -> VersionNumbers:
         """The engine's version as a tuple of numbers, such as (0, 9, 2)."""
         return parse_version(self.version.version)
 

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ...sources.names import is_hub_id
 from ...sources.preset import Preset
+from ...sources.target_names import is_hub_id
 from .engine import Engine
 
 

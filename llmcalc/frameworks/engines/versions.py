@@ -15,10 +15,10 @@ from ...sources.files import parse_toml, read_text, validate
 from ...sources.presets import presets_dir
 from .engine import EngineVersion
 
-Numbers = tuple[int, ...]
+VersionNumbers = tuple[int, ...]
 
 
-def parse_version(version_text: str) -> Numbers:
+def parse_version(version_text: str) -> VersionNumbers:
     """Returns a version as numbers: `0.9.2` → (0, 9, 2). Raises `InputError` for other text."""
     version_match = re.fullmatch(
         r"[vb]?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version_text.strip()
@@ -37,12 +37,12 @@ class VersionRange(Record):
     to: str | None = None
 
     @property
-    def first_version(self) -> Numbers:
+    def first_version(self) -> VersionNumbers:
         """The first version in the range, as numbers."""
         return parse_version(self.start)
 
     @property
-    def end_version(self) -> Numbers | None:
+    def end_version(self) -> VersionNumbers | None:
         """The first version after the range, as numbers; None for an open range."""
         return None if self.to is None else parse_version(self.to)
 
@@ -109,7 +109,7 @@ RangeType = TypeVar("RangeType", bound=VersionRange)
 RuleType = TypeVar("RuleType", bound=VersionRules)
 
 
-def ranges_at(version_ranges: Iterable[RangeType], version_numbers: Numbers) -> list[RangeType]:
+def ranges_at(version_ranges: Iterable[RangeType], version_numbers: VersionNumbers) -> list[RangeType]:
     """Returns the ranges that contain a version, in order."""
     return [
         version_range
@@ -183,11 +183,11 @@ class EngineRecord(Record, Generic[RuleType]):
             raise ValueError("versions: expected each start once, ascending")
         return self
 
-    def rules(self, version_numbers: Numbers) -> RuleType:
+    def rules(self, version_numbers: VersionNumbers) -> RuleType:
         """Returns the memory rules of a version."""
         return ranges_at(self.versions, version_numbers)[-1]
 
-    def missing_kernels(self, capability: float, version_numbers: Numbers) -> list[MinimumCapability]:
+    def missing_kernels(self, capability: float, version_numbers: VersionNumbers) -> list[MinimumCapability]:
         """Returns the kernels that a version lacks on an NVIDIA GPU of a compute capability."""
         capabilities = {
             kernel_capability.kernels: kernel_capability

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BUCKETS, AUTO_FORMATS
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import known_argument_names, launch_as_trainer
-from ..launch.trainer_scripts import SIGNS
+from ..launch.trainer_scripts import SCRIPT_SIGNS
 
 
 class TrainingScript(NamedTuple):
@@ -37,21 +37,21 @@ class TrainingScript(NamedTuple):
     weights: str = ""
 
 
-LLAMA = ("q_proj", "v_proj")
+LLAMA_LORA_TARGETS = ("q_proj", "v_proj")
 
-SCRIPTS = {
-    "train": TrainingScript(8, LLAMA),
-    "train_mem": TrainingScript(8, LLAMA, uses_flash_attention=True),
-    "train_lora": TrainingScript(8, LLAMA, always_adapters=True),
+TRAINING_SCRIPTS = {
+    "train": TrainingScript(8, LLAMA_LORA_TARGETS),
+    "train_mem": TrainingScript(8, LLAMA_LORA_TARGETS, uses_flash_attention=True),
+    "train_lora": TrainingScript(8, LLAMA_LORA_TARGETS, always_adapters=True),
     "finetune": TrainingScript(64, ("all-linear",), weights="bfloat16"),
 }
 """Name of a script → its defaults. Qwen's names c_attn, c_proj, w1 and w2, which are all linear layers of its layers;
 its model converts itself to bf16.
 """
 
-READ = frozenset({"model_max_length", "use_lora", "q_lora", "lora_r", "lora_target_modules", "lora_dropout"})
+ARGUMENTS_READ = frozenset({"model_max_length", "use_lora", "q_lora", "lora_r", "lora_target_modules", "lora_dropout"})
 
-IGNORED = field_names("""
+ARGUMENTS_IGNORED = field_names("""
     data_path eval_data_path lazy_preprocess cache_dir lora_alpha lora_bias lora_weight_path padding_side
     conv_template deepspeed_port model_type fsdp_transformer_layer_cls_to_wrap
     """)
@@ -71,7 +71,7 @@ QWEN_CONFIGS: Mapping[str, Table] = {
 }
 """The DeepSpeed configs that come with Qwen's finetune.py: path → what of them decides memory."""
 
-LENGTHS = {"finetune": 8192}
+DEFAULT_LENGTHS = {"finetune": 8192}
 """Default lengths that are not 512."""
 
 
@@ -84,32 +84,32 @@ def starts_program(command_line: CommandLine) -> bool:
     known_arguments = {"--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora"}
     option_names = {command_word.partition("=")[0] for command_word in command_line.words}
     script_name = _script_name(command_line)
-    if not SIGNS.isdisjoint(option_name.removeprefix("--") for option_name in option_names):
+    if not SCRIPT_SIGNS.isdisjoint(option_name.removeprefix("--") for option_name in option_names):
         return False  # a script of another program, derived from these
     is_alpaca_script = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
-    return script_name in SCRIPTS and (is_alpaca_script or not known_arguments.isdisjoint(option_names))
+    return script_name in TRAINING_SCRIPTS and (is_alpaca_script or not known_arguments.isdisjoint(option_names))
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
     script_name = _script_name(command_line)
     with reader_of(source_file) as reader:
-        arguments = arguments_of(command_line.words, source_file.name_in_errors)
-        config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
-        model_id = model_name(arguments.get("--model_name_or_path"))
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
+        config = plain_arguments(arguments, reader, ARGUMENTS_READ | (known_argument_names() - {"model_name_or_path"}))
+        model_id = marked_model_name(arguments.get("--model_name_or_path"))
         return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, model_id), model_id)
 
 
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, model_id: str) -> dict[str, Any]:
-    training_script = SCRIPTS[script_name]
-    reader.ignored_arguments += [argument_name for argument_name in config if argument_name in IGNORED]
+    training_script = TRAINING_SCRIPTS[script_name]
+    reader.ignored_arguments += [argument_name for argument_name in config if argument_name in ARGUMENTS_IGNORED]
     trainer_table = {
         argument_name: argument_value
         for argument_name, argument_value in config.items()
-        if argument_name not in IGNORED and argument_name not in READ
+        if argument_name not in ARGUMENTS_IGNORED and argument_name not in ARGUMENTS_READ
     }
     trainer_table.pop("model_name_or_path", None)
-    trainer_table["max_length"] = reader.integer(config, "model_max_length", LENGTHS.get(script_name, 512))
+    trainer_table["max_length"] = reader.integer(config, "model_max_length", DEFAULT_LENGTHS.get(script_name, 512))
     if (
         isinstance(trainer_table.get("deepspeed"), str)
         and trainer_table["deepspeed"].removeprefix("./") in QWEN_CONFIGS

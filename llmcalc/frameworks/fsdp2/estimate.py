@@ -73,7 +73,7 @@ def transient_bytes(
     pass to the next forward pass. With no more micro-batches than ranks a stage is through with all of them before the
     rank's stage before it begins, so that the gradients of one stage are whole at a time.
     """
-    from .pipeline import ACTIVE
+    from .pipeline import MAX_ACTIVE_STAGES
 
     step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, is_sharded=True)
     outer_parameters = sum(stage.outside_layers for stage in stage_parameters)
@@ -112,7 +112,7 @@ def transient_bytes(
     totals_by_stage = [stage.total for stage in stage_parameters]
     parameter_count = sum(totals_by_stage)
     gathered_bytes = element_bytes * (outer_parameters + 2 * layer_elements)
-    unsharded_bytes = round(element_bytes * parameter_count * min(1, ACTIVE / layout.vpp))
+    unsharded_bytes = round(element_bytes * parameter_count * min(1, MAX_ACTIVE_STAGES / layout.vpp))
     unsharded_gradients = max(totals_by_stage) if micro_batches <= layout.pp else parameter_count
     gradient_bytes = round(trained_share * unsharded_gradients * (fp32_bytes - shard_element_bytes / layout.shards))
     reduced_gradient_bytes = round(

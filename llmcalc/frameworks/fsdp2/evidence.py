@@ -29,7 +29,7 @@ def _evidence_by_test(
     )
 
 
-SHARDED = _evidence_by_test(
+SHARDED_EVIDENCE = _evidence_by_test(
     "torch's FSDPMemTracker on a fake process group",
     "tests/frameworks/fsdp2/test_fsdp2.py",
     (
@@ -53,7 +53,7 @@ SHARDED = _evidence_by_test(
 )
 """Evidence for runs with sharded weights."""
 
-PIPED = _evidence_by_test(
+PIPELINE_EVIDENCE = _evidence_by_test(
     "torch's PipelineStage under fully_shard on a fake process group",
     "tests/frameworks/fsdp2/test_fsdp2_pipeline.py",
     LLAMA_PARTS,
@@ -62,7 +62,7 @@ PIPED = _evidence_by_test(
 )
 """Evidence for ranks of a pipeline."""
 
-DIVIDED = _evidence_by_test(
+TENSOR_PARALLEL_EVIDENCE = _evidence_by_test(
     "torch's FSDPMemTracker on a fake process group",
     "tests/frameworks/fsdp2/test_two_dimensions.py",
     (*LLAMA_PARTS, ("part", "qk_norm")),
@@ -75,5 +75,5 @@ DIVIDED = _evidence_by_test(
 def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
     """Returns the tests and measurements behind the results for a layout."""
     if layout.pp > 1:
-        return PIPED
-    return DIVIDED if layout.tp > 1 else SHARDED
+        return PIPELINE_EVIDENCE
+    return TENSOR_PARALLEL_EVIDENCE if layout.tp > 1 else SHARDED_EVIDENCE

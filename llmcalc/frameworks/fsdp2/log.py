@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..logs.log_contents import AMOUNT, COUNT, LogTerm, LogValues, ParsedLog, pattern
+from ..logs.log_contents import MEMORY_AMOUNT, WHOLE_NUMBER, LogTerm, LogValues, ParsedLog, line_pattern
 from ..logs.log_text import LogText
 
 PATTERNS = (
-    pattern(" GPU capacity: ", rf"capacity: (?P<gpu>.{{1,80}}?) \([0-9]{{1,3}}\) with (?P<total>{AMOUNT})"),
-    pattern("CUDA capacity: ", rf"capacity: (?P<gpu>.{{1,80}}?) \([0-9]{{1,3}}\)? with (?P<total>{AMOUNT})"),
-    pattern("Model ", rf"Model (?P<model>.{{1,80}}?) size: (?P<params>{COUNT}) total parameters"),
-    pattern("memory usage for model: ", rf": (?P<after_model>{AMOUNT})"),
-    pattern("  memory: ", rf": +(?P<peak_reserved>{AMOUNT})\("),
+    line_pattern(" GPU capacity: ", rf"capacity: (?P<gpu>.{{1,80}}?) \([0-9]{{1,3}}\) with (?P<total>{MEMORY_AMOUNT})"),
+    line_pattern(
+        "CUDA capacity: ", rf"capacity: (?P<gpu>.{{1,80}}?) \([0-9]{{1,3}}\)? with (?P<total>{MEMORY_AMOUNT})"
+    ),
+    line_pattern("Model ", rf"Model (?P<model>.{{1,80}}?) size: (?P<params>{WHOLE_NUMBER}) total parameters"),
+    line_pattern("memory usage for model: ", rf": (?P<after_model>{MEMORY_AMOUNT})"),
+    line_pattern("  memory: ", rf": +(?P<peak_reserved>{MEMORY_AMOUNT})\("),
 )
 
 

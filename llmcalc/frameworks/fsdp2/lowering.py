@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...algebra import Number, ceil_div
-from ...components.base import BY_TORCH
+from ...components.base import TORCH_WITNESS
 from ...components.norm import Norm
 from ...evidence import compared
 from ...flow.program import ModuleScope, Step
 from ...flow.record import Flow
 from ...simulator.autograd import record
 from ...simulator.liveness import unused_modules
-from ...simulator.lowering import STAGE_INPUT_KEY, ModuleFrame, Path
+from ...simulator.lowering import STAGE_INPUT_KEY, ModuleFrame, ModulePath
 from ...simulator.meter import AllocationPlace
 from ...simulator.profiles.context_parallel import RingAttentionKernels
 from ...simulator.strides import Shape
@@ -38,14 +38,14 @@ class LayerKey(NamedTuple):
     has_experts: bool = False
 
 
-MODEL = LayerKey("", -1)
+MODEL_GROUP = LayerKey("", -1)
 """The group of all parameters outside of other groups."""
 
-EMBEDDING, HEAD = LayerKey("embed_tokens", -1), LayerKey("norm, lm_head", -1)
+EMBEDDING_GROUP, HEAD_GROUP = LayerKey("embed_tokens", -1), LayerKey("norm, lm_head", -1)
 """The embedding, and the last norm with the output layer: separate groups in torchtitan since 2025-07-28."""
 
-IN_HEAD = ("norm", "lm_head")
-"""The modules of `HEAD`, of which a model has one or both."""
+HEAD_MODULES = ("norm", "lm_head")
+"""The modules of `HEAD_GROUP`, of which a model has one or both."""
 
 
 TORCHTITAN_NAMES = {
@@ -60,7 +60,7 @@ TORCHTITAN_NAMES = {
 }
 """A linear layer → its path below a layer in torchtitan (models/llama3/model.py)."""
 
-SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
+SHARED_LAYERS_REFUSAL = "FSDP2 of layers that share parameters is not modelled"
 
 
 class FsdpProfile(RingAttentionKernels):
@@ -88,9 +88,9 @@ class FsdpProfile(RingAttentionKernels):
         self.layer_paths: Collection[str] = layer_paths
         self.outer_groups = outer_groups
         self.groups: dict[LayerKey, ParamGroup] = {
-            MODEL: ParamGroup(communication_state, "", reshards_after_forward=False)
+            MODEL_GROUP: ParamGroup(communication_state, "", reshards_after_forward=False)
         }
-        self.sharded: dict[Path, Parameter] = {}
+        self.sharded: dict[ModulePath, Parameter] = {}
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
@@ -102,15 +102,15 @@ class FsdpProfile(RingAttentionKernels):
             parameter_group.parameters.sort(
                 key=module_order_key([parameter.path for parameter in parameter_group.parameters], layer_norms)
             )
-        if not self.groups[MODEL].parameters:
-            del self.groups[MODEL]
+        if not self.groups[MODEL_GROUP].parameters:
+            del self.groups[MODEL_GROUP]
         self.in_head: list[str] = [
             module_scope.name
             for module_scope in program.root.items
-            if isinstance(module_scope, ModuleScope) and module_scope.name in IN_HEAD
+            if isinstance(module_scope, ModuleScope) and module_scope.name in HEAD_MODULES
         ]
 
-    def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, parameter_key: ModulePath, template: Tensor) -> Tensor:
         """Creates a parameter's shard and returns the unsharded parameter. Buffers are not sharded."""
         assert self.communication_state is not None
         sharding = self.communication_state.sharding
@@ -132,7 +132,7 @@ class FsdpProfile(RingAttentionKernels):
         if layer not in self.groups:
             group_name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
             group_class = ParamGroup if sharding.is_wrapped else UnwrappedGroup
-            self.groups[layer] = group_class(self.communication_state, group_name, layer != HEAD, sharding)
+            self.groups[layer] = group_class(self.communication_state, group_name, layer != HEAD_GROUP, sharding)
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
 
@@ -155,23 +155,23 @@ class FsdpProfile(RingAttentionKernels):
         )
         return self.parameter(weight_path, (code_bytes,), UINT8, trained=False)
 
-    def gathers_float8(self, parameter_key: Path, template: Tensor) -> bool:
+    def gathers_float8(self, parameter_key: ModulePath, template: Tensor) -> bool:
         """Whether a parameter is all-gathered in float8: the weight of a float8 linear layer."""
         assert self.communication_state is not None
         float8_settings = self.communication_state.sharding.float8
         if float8_settings is None or not float8_settings.gathers_float8 or len(template.shape) != 2:
             return False
         layer_name = self.parameter_name(parameter_key).removesuffix(".weight")
-        if layer_name == EMBEDDING.path:
+        if layer_name == EMBEDDING_GROUP.path:
             return False
         row_count, column_count = self.unsharded_shape(parameter_key, template.shape)
         return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
 
-    def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
+    def unsharded_shape(self, parameter_key: ModulePath, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
         return shape
 
-    def has_partial_gradient(self, parameter_key: Path) -> bool:
+    def has_partial_gradient(self, parameter_key: ModulePath) -> bool:
         """Whether the rank's gradient of a replicated parameter is a partial sum over its tensor-parallel group."""
         return False
 
@@ -186,19 +186,25 @@ class FsdpProfile(RingAttentionKernels):
         """The path and the shard of every trained parameter."""
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.is_leaf]
 
-    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created in the layer's FSDP group."""
         if self.communication_state is not None and parameter_key in self.sharded:
             layer = self.parameter_layer(parameter_key)
             if layer.layer_index >= 0 and layer != self.current_layer:
-                raise self.unsupported(SHARED_LAYERS, self.parameter_name(parameter_key))
+                raise self.unsupported(SHARED_LAYERS_REFUSAL, self.parameter_name(parameter_key))
         return super().parameter(parameter_key, shape, dtype, trained)
 
-    def parameter_layer(self, parameter_key: Path) -> LayerKey:
+    def parameter_layer(self, parameter_key: ModulePath) -> LayerKey:
         """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""
         if self.outer_groups and len(parameter_key) > 1:
             top_module = str(parameter_key[1]).partition(".")[0]
-            outer_group = EMBEDDING if top_module == EMBEDDING.path else HEAD if top_module in IN_HEAD else MODEL
+            outer_group = (
+                EMBEDDING_GROUP
+                if top_module == EMBEDDING_GROUP.path
+                else HEAD_GROUP
+                if top_module in HEAD_MODULES
+                else MODEL_GROUP
+            )
             if outer_group in self.outer_groups:
                 return outer_group
         module_names: list[str] = []
@@ -207,9 +213,9 @@ class FsdpProfile(RingAttentionKernels):
                 module_names += [path_part] if path_part else []
             elif ".".join(module_names) in self.layer_paths:
                 return LayerKey(".".join(module_names), path_part)
-        return MODEL
+        return MODEL_GROUP
 
-    def parameter_name(self, parameter_key: Path) -> str:
+    def parameter_name(self, parameter_key: ModulePath) -> str:
         """Returns a parameter's path as one string."""
         return ".".join(str(path_part).strip(".") for path_part in parameter_key[1:] if path_part != "")
 
@@ -217,20 +223,20 @@ class FsdpProfile(RingAttentionKernels):
 
     @property
     def current_layer(self) -> LayerKey:
-        """The layer that runs at the moment, or `MODEL` outside of layers."""
+        """The layer that runs at the moment, or `MODEL_GROUP` outside of layers."""
         module_names: list[str] = []
         for module_call in self.frames[1:]:
             module_names += [module_call.scope.name] if module_call.scope.name else []
             if module_call.layer_index is not None and ".".join(module_names) in self.layer_paths:
                 return LayerKey(".".join(module_names), module_call.layer_index)
-        return MODEL
+        return MODEL_GROUP
 
     def norm(
-        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: ModulePath | None = None
     ) -> Tensor:
         """Runs a norm. torchtitan compiles norms inside layers only (`apply_compile`)."""
         kernel_choices = self.choices
-        if kernel_choices.compiled and self.current_layer == MODEL:
+        if kernel_choices.compiled and self.current_layer == MODEL_GROUP:
             self.choices = replace(kernel_choices, compiled=False)
         try:
             return super().norm(x, spec, norm_name, shape, groups, module_path)
@@ -241,7 +247,7 @@ class FsdpProfile(RingAttentionKernels):
         """Runs the program between all-gather and release of the root group."""
         if self.communication_state is None:
             return super().run(program)
-        root_group = self.groups.get(MODEL)
+        root_group = self.groups.get(MODEL_GROUP)
         if root_group is not None:
             stage_input = self.inputs.get(STAGE_INPUT_KEY) if program.stage_input is not None else None
             cast_stage_input = root_group.pre_forward(stage_input)
@@ -256,11 +262,13 @@ class FsdpProfile(RingAttentionKernels):
 
     def run_step(self, operation: Step) -> None:
         """Runs an operation of the program; an embedding's FSDP group is all-gathered before and freed after."""
-        is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.output_values)
-        if self.communication_state is None or EMBEDDING not in self.outer_groups or not is_embedding:
+        is_embedding = (
+            len(self.frames) <= 1 and operation.name == EMBEDDING_GROUP.path and bool(operation.output_values)
+        )
+        if self.communication_state is None or EMBEDDING_GROUP not in self.outer_groups or not is_embedding:
             super().run_step(operation)
             return
-        embedding_group = self.groups[EMBEDDING]
+        embedding_group = self.groups[EMBEDDING_GROUP]
         embedding_group.pre_forward(None)
         super().run_step(operation)
         embedding_group.post_forward([self.tensor_of(operation.output_values[0])])
@@ -268,13 +276,13 @@ class FsdpProfile(RingAttentionKernels):
     def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module of the program; the output head's FSDP group is all-gathered before and freed after."""
         module_scope = module_call.scope
-        is_in_head = HEAD in self.outer_groups and len(self.frames) == 1 and module_scope.name in IN_HEAD
+        is_in_head = HEAD_GROUP in self.outer_groups and len(self.frames) == 1 and module_scope.name in HEAD_MODULES
         if self.communication_state is None or not is_in_head:
             super().run_module(module_call)
             return
         assert module_scope.module_argument is not None
         assert module_scope.output is not None
-        head_group = self.groups[HEAD]
+        head_group = self.groups[HEAD_GROUP]
         if module_scope.name == self.in_head[0]:
             cast_input = head_group.pre_forward(self.tensor_of(module_scope.module_argument))
             assert cast_input is not None
@@ -291,7 +299,7 @@ class FsdpProfile(RingAttentionKernels):
             return super().run_layer(module_call, x)
         layer, memory_meter = LayerKey(layer_path, layer_index), self.graph.meter
         if layer not in self.groups:
-            raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
+            raise self.unsupported(SHARED_LAYERS_REFUSAL, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
         outer_allocation_place = memory_meter.place
         memory_meter.place = AllocationPlace(memory_meter.place.phase, layer_index, layer_path)
@@ -308,7 +316,7 @@ class FsdpProfile(RingAttentionKernels):
 
     # --- experts of other ranks -------------------------------------------------------------------------------------
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_dispatch(self, operation: Step) -> None:
         """Sends token rows to the ranks of the selected experts, and sorts the received rows by expert.
 
@@ -322,7 +330,7 @@ class FsdpProfile(RingAttentionKernels):
             )
             self.store_tensor(dispatched_rows, self._reorder_rows(received_rows))
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_combine(self, operation: Step) -> None:
         """Sends the experts' output rows back to the ranks of their tokens, in the original order."""
         if self.has_row_exchange:
@@ -373,7 +381,7 @@ def layer_norm_names(program: Flow) -> frozenset[str]:
 
 
 def module_order_key(
-    parameter_paths: Sequence[Path], layer_norms: Collection[str]
+    parameter_paths: Sequence[ModulePath], layer_norms: Collection[str]
 ) -> Callable[[Parameter], tuple[bool, int, bool]]:
     """Returns a sort key that puts a group's parameters in the order of `nn.Module.named_parameters`.
 
@@ -384,7 +392,7 @@ def module_order_key(
     parameter_paths: paths of the parameters in the order of their use.
     layer_norms: names of the norms right below a layer.
     """
-    module_positions: dict[Path, int] = {}
+    module_positions: dict[ModulePath, int] = {}
     for parameter_path in parameter_paths:
         module_positions.setdefault(_module_path_of(parameter_path), len(module_positions))
 
@@ -404,7 +412,7 @@ def module_order_key(
     return position_in_module_order
 
 
-def _module_path_of(parameter_path: Path) -> Path:
+def _module_path_of(parameter_path: ModulePath) -> ModulePath:
     """Returns the path of a parameter's module."""
     *parent_path, parameter_name = parameter_path
     return (*parent_path, str(parameter_name).rpartition(".")[0])

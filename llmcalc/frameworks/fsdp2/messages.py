@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ...algebra import Number
 from ...optional import MTP
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
-from ...parallel.placements import FLOAT32
+from ...parallel.placements import FLOAT32_BYTES
 from ...parallel.weight_shards import shard_rows
 
 
@@ -24,7 +24,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     """
     layout, replica_group = replicated_weights.layout, replicated_weights.replica_group
     if not layout.zero:
-        yield replica_group.message("all_reduce", replicated_weights.elements * FLOAT32, 1)
+        yield replica_group.message("all_reduce", replicated_weights.elements * FLOAT32_BYTES, 1)
         return
     elements_outside_layers: Number = 0
     sizes_by_group: dict[tuple[object, ...], tuple[Number, int]] = {}
@@ -52,9 +52,9 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
         yield replica_group.message(
             "all_gather", padded_elements * replicated_weights.element_bytes, layer_count * layer_repeats * pass_count
         )
-        yield replica_group.message("reduce_scatter", padded_elements * FLOAT32, layer_count * pass_count)
+        yield replica_group.message("reduce_scatter", padded_elements * FLOAT32_BYTES, layer_count * pass_count)
         yield replica_group.replica_all_reduce(
-            padded_elements * FLOAT32 // replica_group.shards, layer_count * pass_count
+            padded_elements * FLOAT32_BYTES // replica_group.shards, layer_count * pass_count
         )
 
 

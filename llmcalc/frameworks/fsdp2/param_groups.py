@@ -20,13 +20,13 @@ from ...frozen import frozen
 from ...parallel.placements import Collective
 from ...simulator.aten import Aten
 from ...simulator.autograd import AutogradGraph, record
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.strides import count
 from ...simulator.tensor import (
     UINT8,
     Dtype,
     Meter,
-    Needs,
+    NeedsInputGrad,
     Storage,
     Tensor,
     allocate_on_stream,
@@ -35,10 +35,10 @@ from ...simulator.tensor import (
 )
 from .settings import Float8Settings
 
-COPY_IN, REDUCE, ALL_REDUCE = 1, 2, 3
+COPY_IN_STREAM, REDUCE_STREAM, ALL_REDUCE_STREAM = 1, 2, 3
 """Streams beside the default one (`FSDPCommContext.lazy_init`). A block of a stream serves that stream alone."""
 
-Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post-backward"]
+HookMoment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post-backward"]
 """The hooks of a group."""
 
 
@@ -133,7 +133,7 @@ class Parameter:
     def __init__(
         self,
         memory_meter: Meter,
-        parameter_path: Path,
+        parameter_path: ModulePath,
         template: Tensor,
         fsdp_sharding: FsdpSharding,
         element_bytes: int,
@@ -148,7 +148,7 @@ class Parameter:
             row_count, row_shape = row_shape[0], [row_count, *row_shape[1:]]
         rows_per_shard = ceil_div(row_count, fsdp_sharding.shard_count)
         shard_rows = max(0, min(rows_per_shard, row_count - fsdp_sharding.shard_index * rows_per_shard))
-        self.path: Path = parameter_path
+        self.path: ModulePath = parameter_path
         self.shard_elements: int = rows_per_shard * count(tuple(row_shape))
         self.element_bytes: int = element_bytes
         dtype = fsdp_sharding.dtype if template.is_leaf else fsdp_sharding.frozen_dtype or fsdp_sharding.dtype
@@ -197,7 +197,7 @@ class CommunicationState:
         self.forward_order: list[ParamGroup] = []
         self.reduces_gradients = self.reshards_after_backward = self.is_last_backward = True
         self.collectives: list[Collective] = []
-        self.on_hook: Callable[[ParamGroup, Moment, bool], None] | None = None
+        self.on_hook: Callable[[ParamGroup, HookMoment, bool], None] | None = None
 
     @property
     def meter(self) -> Meter:
@@ -213,7 +213,7 @@ class CommunicationState:
             yield
 
     @contextmanager
-    def watch_hook(self, parameter_group: ParamGroup, hook_moment: Moment) -> Iterator[None]:
+    def watch_hook(self, parameter_group: ParamGroup, hook_moment: HookMoment) -> Iterator[None]:
         """Returns a context that calls `watch` before and after a hook of a group."""
         if self.on_hook is not None:
             self.on_hook(parameter_group, hook_moment, False)
@@ -268,7 +268,7 @@ class ParamGroup:
         self.parameters: list[Parameter] = []
         self.forward_prefetch: Sequence[ParamGroup] = ()
         self.backward_prefetch: Sequence[ParamGroup] = ()
-        self.training_state: Moment | None = None
+        self.training_state: HookMoment | None = None
         self.is_unsharded: bool = False
         self.all_gather_result: Storage | None = None
         self.forward_positions: list[int] = []
@@ -311,7 +311,7 @@ class ParamGroup:
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
-    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN) -> None:
+    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN_STREAM) -> None:
         """Starts the FSDP group's all-gather, unless already started. stream_number: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(is_forward, stream_number)
@@ -409,7 +409,7 @@ class ParamGroup:
                 autograd_graph, "RegisterPostBackwardFunction", [activation], activation.detached(), self._pass_gradient
             )
 
-    def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+    def _pass_gradient(self, gradient: Tensor, needs_input_grad: NeedsInputGrad) -> list[Tensor]:
         """Returns the output gradient as the input gradient (backward of `RegisterPostBackwardFunction`)."""
         self.post_backward()
         return [gradient]
@@ -537,7 +537,7 @@ class ParamGroup:
         )
         casts_gradients = sharding.reduce_dtype is not sharding.dtype
         with (
-            comm.communication_stream(REDUCE),
+            comm.communication_stream(REDUCE_STREAM),
             count_storages_as(comm.meter, "gradients" if makes_gradients and not casts_gradients else "communication"),
         ):
             reduce_output = Storage(comm.meter, buffer_bytes)
@@ -552,7 +552,7 @@ class ParamGroup:
                 )
                 all_reduce_input = reduce_output
         if casts_gradients:
-            post_reduce_stream = ALL_REDUCE if sharding.replica_count > 1 else REDUCE
+            post_reduce_stream = ALL_REDUCE_STREAM if sharding.replica_count > 1 else REDUCE_STREAM
             with (
                 comm.communication_stream(post_reduce_stream),
                 count_storages_as(comm.meter, "gradients" if makes_gradients else "communication"),
@@ -573,7 +573,7 @@ class ParamGroup:
 class UnwrappedGroup(ParamGroup):
     """Parameters that FSDP does not wrap: nothing is gathered, and gradients are not reduced."""
 
-    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN) -> None:
+    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN_STREAM) -> None:
         """Does nothing, because unwrapped parameters are never all-gathered."""
 
     def wait_for_unshard(self, is_forward: bool) -> None:

@@ -30,11 +30,17 @@ from ...simulator.repeat_layers import NotRepeatingError, RepeatAnalysis
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import ModelChunk, RankRun, RankSetup, record_two_steps, shorten_layers
 from .lowering import FsdpProfile
-from .param_groups import ALL_REDUCE, CommunicationState, Parameter, ParamGroup
-from .training import TITAN, FsdpSettings, no_head_group_reason, set_resharding_and_prefetch, sharding_of_rank
+from .param_groups import ALL_REDUCE_STREAM, CommunicationState, Parameter, ParamGroup
+from .training import (
+    TORCHTITAN_FSDP_SETTINGS,
+    FsdpSettings,
+    no_head_group_reason,
+    set_resharding_and_prefetch,
+    sharding_of_rank,
+)
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
-ACTIVE = 3
+MAX_ACTIVE_STAGES = 3
 """Largest number of stages with whole parameters at the same time (`max_active_stages`)."""
 
 
@@ -66,16 +72,16 @@ class ScheduleSettings:
     infers_shapes: bool = False
 
 
-NEWEST = ScheduleSettings()
-"""The settings of torchtitan since `RETURNS_NOTHING`."""
+NEWEST_SETTINGS = ScheduleSettings()
+"""The settings of torchtitan since `NO_OUTPUTS_SINCE`."""
 
 
 @frozen
 class ShardedSetup(RankSetup):
     """The settings of one rank's training under `fully_shard`. schedule_settings: settings of the pipeline schedule."""
 
-    fsdp_settings: FsdpSettings = TITAN
-    schedule_settings: ScheduleSettings = NEWEST
+    fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS
+    schedule_settings: ScheduleSettings = NEWEST_SETTINGS
 
 
 class ShardedChunk(ModelChunk):
@@ -89,7 +95,7 @@ class ShardedChunk(ModelChunk):
         self.lowering.ring = context_parallel_ring(sharded_setup.layout, sharded_setup.rank)
         self.fsdp_settings: FsdpSettings = sharded_setup.fsdp_settings
         self.reshard: bool = sharded_setup.layout.reshard
-        stream_offset = ALL_REDUCE * pipeline_stage.chunk_index
+        stream_offset = ALL_REDUCE_STREAM * pipeline_stage.chunk_index
         rank_sharding = sharding_of_rank(
             sharded_setup.training_config, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp_settings
         )
@@ -209,19 +215,19 @@ class ShardedChunk(ModelChunk):
         self.keep_unsharded(True)
 
 
-RETURNS_NOTHING = date(2025, 10, 22)
+NO_OUTPUTS_SINCE = date(2025, 10, 22)
 """The day since which schedules in torchtitan return no outputs (e5ef99aab)."""
 
-FINISHES = date(2025, 1, 10)
+ENDS_REDUCTIONS_SINCE = date(2025, 1, 10)
 """The day since which torch ends reductions after a schedule (pull request 144535)."""
 
-LAST_OUTPUTS = date(2025, 5, 13)
+ONLY_LAST_OUTPUTS_SINCE = date(2025, 5, 13)
 """The day since which only the last stage keeps its outputs (153383)."""
 
-FREES_GRADIENTS = date(2025, 10, 1)
+FREES_GRADIENTS_SINCE = date(2025, 10, 1)
 """The day since which gradients of received inputs are freed when they have been sent (164329)."""
 
-INFERS_ON_META = date(2026, 3, 18)
+INFERS_ON_META_SINCE = date(2026, 3, 18)
 """The day since which stages infer shapes without memory (177728); before 2024-09-28 they inferred none (136912)."""
 
 
@@ -232,15 +238,15 @@ def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> Sc
         """Whether torchtitan's version is older than a change."""
         return titan_date is not None and titan_date < change_date
 
-    returns_outputs = is_before(RETURNS_NOTHING)
+    returns_outputs = is_before(NO_OUTPUTS_SINCE)
     return ScheduleSettings(
         returns_outputs=returns_outputs,
         gathers_ahead=not returns_outputs,
         schedules_per_step=schedule_count,
-        keeps_outputs=is_before(LAST_OUTPUTS),
-        keeps_gradients=is_before(FREES_GRADIENTS),
-        ends_reductions=not is_before(FINISHES),
-        infers_shapes=is_before(INFERS_ON_META),
+        keeps_outputs=is_before(ONLY_LAST_OUTPUTS_SINCE),
+        keeps_gradients=is_before(FREES_GRADIENTS_SINCE),
+        ends_reductions=not is_before(ENDS_REDUCTIONS_SINCE),
+        infers_shapes=is_before(INFERS_ON_META_SINCE),
     )
 
 
@@ -264,7 +270,7 @@ class ShardedRank(RankRun):
         super().__init__(replace(sharded_setup, training_config=rank_training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
         self.active_chunks: list[tuple[int, ...]] = (
-            list(_active_chunks(self.schedule_actions, ACTIVE)) if gathers_stages else []
+            list(_active_chunks(self.schedule_actions, MAX_ACTIVE_STAGES)) if gathers_stages else []
         )
 
     def check(self, layout: Layout) -> None:

@@ -34,19 +34,19 @@ from .param_groups import GatheredStorage, Parameter
 from .pipeline import ShardedChunk, ShardedRank, ShardedSetup
 from .shortened_passes import ShortenedStagePasses, repeating_stacks
 
-MICROBATCHES = 4
+RECORDED_MICROBATCHES = 4
 """Micro-batches of a recorded schedule; with four, every repeating case is recorded twice."""
 
-FEW = 6
+MICROBATCHES_RUN_IN_FULL = 6
 """Micro-batches of a schedule up to which all passes run, because a recording is hardly shorter.
 
 With several chunks per rank it is twice as many, because those are recorded twice.
 """
 
-MANY = 160
+LAYERS_RECORDED_IN_FULL = 160
 """Layers of a rank up to which passes are recorded with all layers; longer ranks repeat equal layers instead."""
 
-Rehearsals: TypeAlias = dict[tuple[object, ...], RecordedRank]
+RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """Everything that the passes of a rank depend on → its recorded passes."""
 
 
@@ -191,7 +191,7 @@ class ReplayedRank(ShardedRank):
 
 @without_garbage_collection()
 def replay_stage(
-    fsdp_setup: ShardedSetup, uses_expandable_segments: bool, recorded_ranks: Rehearsals
+    fsdp_setup: ShardedSetup, uses_expandable_segments: bool, recorded_ranks: RecordedRanks
 ) -> ReplayResult | None:
     """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
 
@@ -202,10 +202,10 @@ def replay_stage(
     """
     layout, schedule_count = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules_per_step
     microbatches_per_schedule = fsdp_setup.training_config.microbatches // schedule_count
-    if layout.reshard or microbatches_per_schedule <= FEW * (2 if layout.vpp > 1 else 1):
+    if layout.reshard or microbatches_per_schedule <= MICROBATCHES_RUN_IN_FULL * (2 if layout.vpp > 1 else 1):
         return None
     replayed_rank = ReplayedRank(fsdp_setup, memory_meter := EventMeter())
-    if sum(len(model_chunk.stage.layers) for model_chunk in replayed_rank.chunks) > MANY:
+    if sum(len(model_chunk.stage.layers) for model_chunk in replayed_rank.chunks) > LAYERS_RECORDED_IN_FULL:
         return None
     replayed_rank.set_up()
     parameters_by_chunk = [model_chunk.gathered_parameters() for model_chunk in replayed_rank.chunks]
@@ -283,7 +283,7 @@ def _record_traces(
     """Returns the events of recorded passes by kind of pass. stacks_by_chunk: the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     # of one chunk some are always in flight
-    for group_size in (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,):
+    for group_size in (RECORDED_MICROBATCHES, 2) if len(model_chunks) > 1 else (RECORDED_MICROBATCHES,):
         replayed_rank = ReplayedRank(sharded_setup, recorder := EventRecorder())
         for model_chunk, chunk_stacks in zip(replayed_rank.chunks, stacks_by_chunk, strict=True):
             model_chunk.lowering.run_repeats_by_stack = {
@@ -326,7 +326,7 @@ def _run_schedule(sharded_rank: ShardedRank, group_size: int) -> None:
     for model_chunk in sharded_rank.chunks if sharded_rank.active_chunks else ():
         model_chunk.unshard()
         model_chunk.wait_for_unshard()
-    run_in_groups(sharded_rank.chunks, MICROBATCHES, group_size)
+    run_in_groups(sharded_rank.chunks, RECORDED_MICROBATCHES, group_size)
     for model_chunk in sharded_rank.chunks:
         model_chunk.perform_reduce_grad()
     sharded_rank.end_passes()

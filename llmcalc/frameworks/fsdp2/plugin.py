@@ -12,7 +12,15 @@ from ...errors import InputError
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
 from ...workload.execution import LOSSES_WITH_HEAD
-from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, flag_value, integer_of, unknown_keys
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    Table,
+    read_boolean,
+    read_integer,
+    record_unknown_keys,
+)
 from .settings import TitanSettings
 
 FSDP_READ = field_names("""
@@ -25,7 +33,7 @@ FSDP_IGNORED = field_names("""
     forward_prefetch limit_all_gathers activation_cpu_offload xla_fsdp_settings xla_fsdp_v2 xla_fsdp_grad_ckpt
     """)
 
-STRATEGIES: dict[str, tuple[Zero, bool]] = {
+SHARDING_STRATEGIES: dict[str, tuple[Zero, bool]] = {
     "FULL_SHARD": (3, True),
     "SHARD_GRAD_OP": (3, False),
     "HYBRID_SHARD": (3, True),
@@ -37,7 +45,7 @@ STRATEGIES: dict[str, tuple[Zero, bool]] = {
 }
 """Sharding strategy → ZeRO stage, and whether a layer's weights are freed after its forward pass."""
 
-WHOLE = ("NO_SHARD", "3")
+UNSHARDED_STRATEGIES = ("NO_SHARD", "3")
 """Sharding strategies without shards."""
 
 GROUP_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
@@ -46,7 +54,7 @@ GROUP_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_s
 HARMLESS_GROUP_KEYS = ("cp_comm_strategy", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
 """Further keys of accelerate's `parallelism_config`, which need no check here."""
 
-PER_MACHINE = 8
+DEVICES_PER_MACHINE = 8
 """Default number of devices of a machine, over which a hybrid strategy shards weights."""
 
 
@@ -68,8 +76,8 @@ def fsdp_layout(
     reader.ignored_arguments += [
         f"{section_name}.{config_key}"[:80] for config_key in fsdp_table if config_key in FSDP_IGNORED
     ]
-    unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name)
-    fsdp_version = integer_of(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
+    record_unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name)
+    fsdp_version = read_integer(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
     zero_stage, has_resharding, is_hybrid_sharding = _sharding_strategy(reader, fsdp_table)
@@ -83,18 +91,18 @@ def fsdp_layout(
         for key, parallelism_value in (parallelism_table or {}).items()
     }
     layout_sizes = {
-        size_name: integer_of(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])
+        size_name: read_integer(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])
         for size_name in GROUP_SIZES
         if parallelism_settings.get(size_name) is not None
     }
-    unknown_keys(reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config")
+    record_unknown_keys(reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config")
     tp, cp, replica_count = (
         layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size")
     )
     if layout_sizes.get("sp_size", 1) > 1:
         reader.refuse("parallelism_config.sp_size", "Ulysses is not modelled")
     if is_hybrid_sharding:
-        replica_count = machine_count if machine_count > 1 else max(1, world_size // PER_MACHINE)
+        replica_count = machine_count if machine_count > 1 else max(1, world_size // DEVICES_PER_MACHINE)
     if world_size % (tp * cp * replica_count):
         raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replica_count}")
     dp = world_size // (tp * cp)
@@ -124,22 +132,24 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
     reshard_value = fsdp_table.get("reshard_after_forward")
     strategy = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
-        *STRATEGIES,
-        *WHOLE,
+        *SHARDING_STRATEGIES,
+        *UNSHARDED_STRATEGIES,
     ):  # version 1 wrote a strategy under this name
         strategy, reshard_value = reshard_value.upper(), None
-    if strategy in WHOLE:
+    if strategy in UNSHARDED_STRATEGIES:
         raise reader.argument_error(
             "fsdp_config.fsdp_sharding_strategy",
             "NO_SHARD divides nothing, and is not modelled; expected FULL_SHARD, or a run without FSDP (DDP), whose "
             "devices keep as much",
         )
-    if strategy not in STRATEGIES:
-        strategies_text = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
+    if strategy not in SHARDING_STRATEGIES:
+        strategies_text = ", ".join(
+            known_strategy for known_strategy in SHARDING_STRATEGIES if not known_strategy.isdigit()
+        )
         raise reader.value_error("fsdp_config.fsdp_sharding_strategy", strategy, f"one of {strategies_text}")
-    zero_stage, has_resharding = STRATEGIES[strategy]
+    zero_stage, has_resharding = SHARDING_STRATEGIES[strategy]
     if reshard_value is not None:
-        has_resharding = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
+        has_resharding = read_boolean(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
     return zero_stage, has_resharding, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
@@ -157,7 +167,7 @@ def reduction_settings(
     command_settings: the settings of a run without FSDP.
     loss_parallel: whether the loss is computed on divided logits; true by default.
     """
-    fsdp_version = integer_of(reader, "fsdp_config.fsdp_version", fsdp_table.get("version", 1))
+    fsdp_version = read_integer(reader, "fsdp_config.fsdp_version", fsdp_table.get("version", 1))
     is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
         "bf16",
         "fp16",
@@ -168,7 +178,7 @@ def reduction_settings(
         has_flat_parameters=fsdp_version == 1 and "lora_rank" not in command_settings,
         fsdp_version=1 if fsdp_version == 1 else 2,
         uses_loss_parallel=loss_parallel,
-        offloads_to_host=flag_value(
+        offloads_to_host=read_boolean(
             reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False
         ),
         outer_groups="together" if fsdp_version == 1 else "separate",
@@ -191,7 +201,7 @@ def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
-    machine_count = integer_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
+    machine_count = read_integer(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     fsdp_table = {
         str(key).removeprefix("fsdp_"): config_value
         for key, config_value in reader.table(config, "fsdp_config").items()
@@ -247,7 +257,7 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
         fsdp_options = []
     for fsdp_option in fsdp_options if fsdp_argument is not True else []:
         option_name = str(fsdp_option).upper()
-        if option_name in STRATEGIES:
+        if option_name in SHARDING_STRATEGIES:
             fsdp_table.setdefault("sharding_strategy", option_name)
         elif option_name == "OFFLOAD":
             fsdp_table["offload_params"] = True

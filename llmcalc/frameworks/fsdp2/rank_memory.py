@@ -9,8 +9,15 @@ from typing import Any
 from ...algebra import Number
 from ...components.evidence import evidence_of_parts
 from ...costs.trained_tensors import TrainedTensor
-from ...device_memory.cuda_runtime import HOPPER, CudaRuntime
-from ...device_memory.device_memory import TORCH, CountedRun, DeviceMemory, MemoryTerm, summarize_memory, with_evidence
+from ...device_memory.cuda_runtime import HOPPER_RUNTIME, CudaRuntime
+from ...device_memory.device_memory import (
+    TORCH_VERSION,
+    CountedRun,
+    DeviceMemory,
+    MemoryTerm,
+    summarize_memory,
+    with_evidence,
+)
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
 from ...device_memory.host_memory import pinned_bytes
@@ -37,11 +44,11 @@ from ...simulator.simulated_work import SIMULATED_WORK
 from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import LayerKey
-from .pipeline import NEWEST, ScheduleSettings, ShardedSetup, schedule_settings_at, stage_memory
+from .pipeline import NEWEST_SETTINGS, ScheduleSettings, ShardedSetup, schedule_settings_at, stage_memory
 from .pipeline_replay import replay_stage
 from .settings import titan_settings
 from .training import (
-    TITAN,
+    TORCHTITAN_FSDP_SETTINGS,
     FsdpRun,
     FsdpSettings,
     record_fsdp_run,
@@ -51,41 +58,63 @@ from .training import (
 )
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
-WITNESSED = MemoryTerm("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
+DEFAULT_STATUS = MemoryTerm("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH_VERSION)
 """Verification status of a run without a pipeline, by default."""
 
-PIPED = MemoryTerm("tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH)
+PIPELINE_STATUS = MemoryTerm(
+    "tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH_VERSION
+)
 """Verification status of a rank of a pipeline."""
 
-IN_FLOAT8 = MemoryTerm(
-    "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH
+FLOAT8_STATUS = MemoryTerm(
+    "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH_VERSION
 )
 """Verification status of a run with float8 products."""
 
-IN_RINGS = MemoryTerm(
-    "tensors", 0, "source", "torch/distributed/tensor/experimental/_context_parallel and fsdp/_fully_shard", TORCH
+RING_ATTENTION_STATUS = MemoryTerm(
+    "tensors",
+    0,
+    "source",
+    "torch/distributed/tensor/experimental/_context_parallel and fsdp/_fully_shard",
+    TORCH_VERSION,
 )
 """Verification status of a run with context parallelism: attention was compared with torch, a whole model was not."""
 
-IN_FOUR_BITS = MemoryTerm(
-    "tensors", 0, "source", "bitsandbytes/nn/modules.py, Params4bit, under fsdp/_fully_shard: codes sharded", TORCH
+FOUR_BIT_STATUS = MemoryTerm(
+    "tensors",
+    0,
+    "source",
+    "bitsandbytes/nn/modules.py, Params4bit, under fsdp/_fully_shard: codes sharded",
+    TORCH_VERSION,
 )
 """Verification status of a run whose frozen weights are in 4 bits."""
 
-WITH_COPIES = MemoryTerm(
-    "tensors", 0, "source", "peft/utils/other.py, ModulesToSaveWrapper, under fsdp/_fully_shard: both sharded", TORCH
+MODULES_TO_SAVE_STATUS = MemoryTerm(
+    "tensors",
+    0,
+    "source",
+    "peft/utils/other.py, ModulesToSaveWrapper, under fsdp/_fully_shard: both sharded",
+    TORCH_VERSION,
 )
 """Verification status of a run with trained copies of frozen modules."""
 
-IN_EXPERT_GROUPS = MemoryTerm(
-    "tensors", 0, "estimate", "torchtitan's all-to-all of rows and its groups of experts, with even routing", TORCH
+EXPERT_PARALLEL_STATUS = MemoryTerm(
+    "tensors",
+    0,
+    "estimate",
+    "torchtitan's all-to-all of rows and its groups of experts, with even routing",
+    TORCH_VERSION,
 )
 """Verification status of a run whose ranks divide the experts."""
 
-OFFLOADED = MemoryTerm("tensors", 0, "source", "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy", TORCH)
+OFFLOAD_STATUS = MemoryTerm(
+    "tensors", 0, "source", "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy", TORCH_VERSION
+)
 """Verification status of a run whose shards are on the host."""
 
-DIVIDED = MemoryTerm("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
+TENSOR_PARALLEL_STATUS = MemoryTerm(
+    "tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH_VERSION
+)
 """Verification status of a run with tensor parallelism that was not compared with FSDPMemTracker."""
 
 
@@ -94,10 +123,10 @@ def fsdp_memory(
     training_config: TrainingConfig,
     layout: Layout,
     rank: int = 0,
-    cuda_runtime: CudaRuntime = HOPPER,
-    fsdp_settings: FsdpSettings = TITAN,
+    cuda_runtime: CudaRuntime = HOPPER_RUNTIME,
+    fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS,
     tensors_term: MemoryTerm | None = None,
-    schedule_settings: ScheduleSettings = NEWEST,
+    schedule_settings: ScheduleSettings = NEWEST_SETTINGS,
     shared_results: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
     """Returns the memory of one rank from a replay of its training. `training_config.dtype` is the compute format.
@@ -116,7 +145,9 @@ def fsdp_memory(
         framework_evidence = evidence_for(layout, is_training=True).run(
             evidence_of_parts(spec, training_config.include), training_config.optimizer
         )
-        tensors_term = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
+        tensors_term = with_evidence(
+            DEFAULT_STATUS if layout.pp == 1 else PIPELINE_STATUS, [*framework_evidence, *evidence]
+        )
     tensors_term = _weakest_status(layout, fsdp_settings, tensors_term, training_config.adapters)
     sharded_setup = ShardedSetup(
         spec, training_config, layout, rank, cuda_runtime.workspace_bytes, fsdp_settings, schedule_settings
@@ -323,24 +354,28 @@ def _weakest_status(
 
     tensors_term: status without float8, cp and tp. adapters: what is trained beside frozen weights; None if all is.
     """
-    memory_terms = [tensors_term, OFFLOADED] if fsdp_settings.offloads_to_host else [tensors_term]
+    memory_terms = [tensors_term, OFFLOAD_STATUS] if fsdp_settings.offloads_to_host else [tensors_term]
     if layout.ep > 1:
-        memory_terms.append(IN_EXPERT_GROUPS)
+        memory_terms.append(EXPERT_PARALLEL_STATUS)
     if fsdp_settings.float8 is not None:
-        memory_terms.append(IN_FLOAT8)
+        memory_terms.append(FLOAT8_STATUS)
     elif layout.cp > 1:
-        memory_terms.append(IN_RINGS)
+        memory_terms.append(RING_ATTENTION_STATUS)
     elif layout.tp > 1 and not layout.sequence_parallel:
-        memory_terms.append(DIVIDED)
+        memory_terms.append(TENSOR_PARALLEL_STATUS)
     if adapters is not None and adapters.copied_modules:
-        memory_terms.append(WITH_COPIES)
+        memory_terms.append(MODULES_TO_SAVE_STATUS)
     if adapters is not None and adapters.base_storage != "none":
-        memory_terms.append(IN_FOUR_BITS)
+        memory_terms.append(FOUR_BIT_STATUS)
     return max(reversed(memory_terms), key=lambda memory_term: STATUSES.index(memory_term.status))
 
 
 def step_collectives_of_rank(
-    spec: ModelSpec, training_config: TrainingConfig, layout: Layout, rank: int = 0, fsdp_settings: FsdpSettings = TITAN
+    spec: ModelSpec,
+    training_config: TrainingConfig,
+    layout: Layout,
+    rank: int = 0,
+    fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS,
 ) -> list[Collective]:
     """Returns the collectives of a rank per step, in the order of the parameter groups.
 

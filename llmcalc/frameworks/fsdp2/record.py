@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...parallel.layout_rules import LayoutRules
 from ...parallel.schedules import torch_group_size
 from ..framework import EstimateErrors, Framework, LazyFunction
-from ..launch.record import LaunchFile, Plugin
+from ..launch.launch_types import LaunchFile, Plugin
 
 FRAMEWORK = Framework(
     name="fsdp2",

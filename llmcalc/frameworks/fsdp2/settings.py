@@ -17,7 +17,7 @@ OuterGroups: TypeAlias = Literal["separate", "embedding", "together"]
 """Groups of the parameters outside the layers: one of the embedding and one of the last norm with the output layer; one
 of the embedding alone, with the others in the group of the model; or the group of the model for all of them."""
 
-MULTIPLE = 16
+FLOAT8_SIZE_MULTIPLE = 16
 """The number that must divide both sides of a float8 matrix (`module_filter_fn`)."""
 
 
@@ -43,7 +43,11 @@ class Float8Settings:
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if row_count % MULTIPLE or column_count % MULTIPLE or any(name in layer_name for name in self.skipped_names):
+        if (
+            row_count % FLOAT8_SIZE_MULTIPLE
+            or column_count % FLOAT8_SIZE_MULTIPLE
+            or any(name in layer_name for name in self.skipped_names)
+        ):
             return False
         if not self.skips_small_layers:
             return True

@@ -13,24 +13,33 @@ from typing import Any, Literal
 from ...errors import InputError, short_repr
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, flag_value, integer_of, reader_of
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    Table,
+    read_boolean,
+    read_integer,
+    reader_of,
+)
 from .settings import Float8Recipe, Float8Settings, TitanSettings
 from .torchtitan_models import spec_of_flavor
 
 SECTIONS = ("job", "model", "training", "parallelism", "experimental", "activation_checkpoint", "optimizer", "metrics")
 
-USUAL_WORLD = 8
+DEFAULT_DEVICE_COUNT = 8
 """Default number of devices in torchtitan's `run_train.sh` (`NGPU`)."""
 
-RESHARD = {"default": None, "always": True, "never": False}
+RESHARD_POLICIES = {"default": None, "always": True, "never": False}
 
 SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved"}
 """torchtitan's `pipeline_parallel_schedule` → the same schedule here, for those that are modelled."""
 
-EXCHANGES: dict[str, ContextExchange] = {"allgather": "allgather", "alltoall": "p2p"}
+EXCHANGE_BY_ROTATE_METHOD: dict[str, ContextExchange] = {"allgather": "allgather", "alltoall": "p2p"}
 """torchtitan's exchange of keys and values → the layout's. Its all-to-all passes shards round a ring."""
 
-IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
+OPTIMIZER_IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
     "fused": "fused",
     "foreach": "foreach",
     "for-loop": "loop",
@@ -49,7 +58,7 @@ def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
     return {section_name: frozenset(section_keys) for section_name, section_keys in keys_by_section.items()}
 
 
-READ = _keys_by_section(
+KEYS_READ = _keys_by_section(
     """
     model: name flavor converters
     training: batch_size local_batch_size global_batch_size seq_len compile dtype mixed_precision_param
@@ -72,7 +81,7 @@ READ = _keys_by_section(
 )
 """Section → keys that are read."""
 
-EMPTY: dict[str, tuple[Any, ...]] = {
+MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "model.norm_type": ("rmsnorm", "compiled_rmsnorm", "fused_rmsnorm"),
     "parallelism.pipeline_parallel_schedule_csv": ("",),
     "experimental.pipeline_parallel_schedule_csv": ("",),
@@ -94,7 +103,7 @@ EMPTY: dict[str, tuple[Any, ...]] = {
 }
 """Keys of which only these values are modelled."""
 
-IGNORED = _keys_by_section(
+KEYS_IGNORED = _keys_by_section(
     """
     job: config_file save_config_file dump_folder description use_for_integration_test print_args print_config
     model: tokenizer_path hf_assets_path print_after_conversion
@@ -112,12 +121,12 @@ IGNORED = _keys_by_section(
 IGNORED_SECTIONS = ("profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "debug", "job", "logging")
 """Sections whose other keys do not change the memory of a step."""
 
-CONVERTED = ("float8", "mx", "quantize")
+LOW_PRECISION_SECTIONS = ("float8", "mx", "quantize")
 """Sections of low-precision products, which have no effect without a converter in `model.converters`."""
 
 
-SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
-"""Sections that have no effect unless they are enabled, which `EMPTY` refuses."""
+SWITCHED_OFF_SECTIONS = ("validation", "fault_tolerance", "memory_estimation")
+"""Sections that have no effect unless they are enabled, which `MODELLED_VALUES` refuses."""
 
 
 def is_torchtitan(config: Mapping[str, Any]) -> bool:
@@ -144,12 +153,12 @@ class _JobConfig:
     def integer_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
         """Returns the value of a key as a whole number."""
         full_key, job_value = self.find_key(job_key, *section_names)
-        return default_value if job_value is None else integer_of(self.reader, full_key, job_value, minimum=minimum)
+        return default_value if job_value is None else read_integer(self.reader, full_key, job_value, minimum=minimum)
 
     def flag_of(self, job_key: str, default_value: bool, *section_names: str) -> bool:
         """Returns the value of a key as a boolean."""
         full_key, job_value = self.find_key(job_key, *section_names)
-        return default_value if job_value is None else flag_value(self.reader, full_key, job_value)
+        return default_value if job_value is None else read_boolean(self.reader, full_key, job_value)
 
     def word_of(self, job_key: str, default_value: str, allowed_values: Mapping[str, Any], *section_names: str) -> str:
         """Returns the value of a key whose text must be in `allowed_values`."""
@@ -203,12 +212,16 @@ def _check_section(reader: LaunchReader, section_name: str, section_table: Any) 
         raise reader.value_error(section_name[:60], section_table, "a table")
     for section_key, section_value in section_table.items():
         dotted_key = f"{section_name}.{section_key}"[:80]
-        if section_key in READ.get(section_name, ()):
+        if section_key in KEYS_READ.get(section_name, ()):
             continue
-        if dotted_key in EMPTY:
-            if section_value not in EMPTY[dotted_key]:
+        if dotted_key in MODELLED_VALUES:
+            if section_value not in MODELLED_VALUES[dotted_key]:
                 reader.refuse(dotted_key, f"{short_repr(section_value)} is not modelled")
-        elif section_name in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or section_key in IGNORED.get(section_name, ()):
+        elif section_name in (
+            *LOW_PRECISION_SECTIONS,
+            *SWITCHED_OFF_SECTIONS,
+            *IGNORED_SECTIONS,
+        ) or section_key in KEYS_IGNORED.get(section_name, ()):
             reader.ignored_arguments.append(dotted_key)
         else:
             reader.refuse(dotted_key, "no key that is known")
@@ -225,12 +238,14 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
     full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *section_names)
     if shard_value is None:
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
-    dp_shards = -1 if shard_value is None else integer_of(reader, full_key, shard_value, minimum=-1)
+    dp_shards = -1 if shard_value is None else read_integer(reader, full_key, shard_value, minimum=-1)
     if dp_shards == 0:
         raise reader.argument_error(full_key, "0; expected -1 or at least 1")
     other_ranks = tp * pp * cp * replica_count
     if world_size is None:
-        world_size = other_ranks * dp_shards if dp_shards > 0 else max(1, -(-USUAL_WORLD // other_ranks)) * other_ranks
+        world_size = (
+            other_ranks * dp_shards if dp_shards > 0 else max(1, -(-DEFAULT_DEVICE_COUNT // other_ranks)) * other_ranks
+        )
         reader.notes.append(f"{world_size} devices are assumed")
     if dp_shards < 0:
         dp_shards = max(1, world_size // other_ranks)
@@ -240,12 +255,12 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
             f"{replica_count} · tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layer_count)
-    reshards_after_forward = RESHARD[
-        job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")
+    reshards_after_forward = RESHARD_POLICIES[
+        job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD_POLICIES, "parallelism")
     ]
     expert_tp = job_config.integer_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate_method = job_config.word_of(
-        "context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental"
+        "context_parallel_rotate_method", "allgather", EXCHANGE_BY_ROTATE_METHOD, "parallelism", "experimental"
     )
     return Layout(
         tp=tp,
@@ -256,7 +271,7 @@ def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None
         etp=expert_tp,
         vpp=vpp,
         sequence_parallel=tp > 1,
-        cp_comm=EXCHANGES[rotate_method],
+        cp_comm=EXCHANGE_BY_ROTATE_METHOD[rotate_method],
         zero=3 if dp_shards * cp > 1 else 0,
         hsdp_replicas=replica_count,
         reshard=pp == 1 if reshards_after_forward is None else reshards_after_forward,
@@ -306,7 +321,9 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
             (layers_per_chunk, *middle_stages, layer_count - layers_per_chunk - sum(middle_stages)),
         )
     if layers_per_stage is not None:
-        stage_layers = integer_of(job_config.reader, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage)
+        stage_layers = read_integer(
+            job_config.reader, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage
+        )
         stage_count = -(-(layer_count + first_stage_reduction + last_stage_reduction) // stage_layers)
         if stage_count % pp or (stage_count // pp == 1) == is_interleaved:
             raise job_config.reader.argument_error(
@@ -359,7 +376,7 @@ def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
     local_batch_size = _local_batch_size(job_config)
     full_key, global_batch_size = job_config.find_key("global_batch_size", "training")
     batches_per_step = (
-        -1 if global_batch_size is None else integer_of(job_config.reader, full_key, global_batch_size, minimum=-1)
+        -1 if global_batch_size is None else read_integer(job_config.reader, full_key, global_batch_size, minimum=-1)
     )
     if batches_per_step <= 0:
         return 1
@@ -405,7 +422,7 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     }
 
 
-FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
+NUMBER_FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def _precision_settings(job_config: _JobConfig, layout: Layout) -> dict[str, str]:
@@ -414,8 +431,8 @@ def _precision_settings(job_config: _JobConfig, layout: Layout) -> dict[str, str
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
     parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
-    weight_format = FORMATS[job_config.word_of("dtype", "float32", FORMATS, "training")]
-    compute_format = FORMATS[job_config.word_of("mixed_precision_param", "bfloat16", FORMATS, "training")]
+    weight_format = NUMBER_FORMATS[job_config.word_of("dtype", "float32", NUMBER_FORMATS, "training")]
+    compute_format = NUMBER_FORMATS[job_config.word_of("mixed_precision_param", "bfloat16", NUMBER_FORMATS, "training")]
     if compute_format == weight_format:
         return {"dtype": weight_format, "master_weights": "none"}
     if weight_format == "bf16":
@@ -441,7 +458,9 @@ def _micro_batch_sizes(job_config: _JobConfig, local_batch_size: int, pp: int) -
         full_key = "parallelism.pipeline_parallel_microbatch_size"
         microbatch_count = local_batch_size // microbatch_size
     else:
-        microbatch_count = pp if microbatch_value is None else integer_of(job_config.reader, full_key, microbatch_value)
+        microbatch_count = (
+            pp if microbatch_value is None else read_integer(job_config.reader, full_key, microbatch_value)
+        )
         microbatch_size = local_batch_size // microbatch_count
     if microbatch_size < 1 or microbatch_size * microbatch_count != local_batch_size:
         raise job_config.reader.argument_error(
@@ -469,7 +488,9 @@ def _optimizer_implementation(job_config: _JobConfig) -> Literal["fused", "forea
     ):
         return "fused" if job_config.flag_of("fused", True, "optimizer") else "foreach"
     default_implementation = "foreach" if "parallelism" not in job_config.job_sections else "fused"
-    return IMPLEMENTATIONS[job_config.word_of("implementation", default_implementation, IMPLEMENTATIONS, "optimizer")]
+    return OPTIMIZER_IMPLEMENTATIONS[
+        job_config.word_of("implementation", default_implementation, OPTIMIZER_IMPLEMENTATIONS, "optimizer")
+    ]
 
 
 def _compiles_layers(job_config: _JobConfig) -> bool:
@@ -495,7 +516,7 @@ def _recompute_setting(job_config: _JobConfig) -> str:
     full_key, interval_value = job_config.find_key("selective_ac_option", "activation_checkpoint")
     if interval_value == "op":
         return SELECTIVE_OPERATIONS
-    layer_interval = 2 if interval_value is None else integer_of(job_config.reader, full_key, interval_value)
+    layer_interval = 2 if interval_value is None else read_integer(job_config.reader, full_key, interval_value)
     return "full" if layer_interval == 1 else f"every:{layer_interval}"
 
 
@@ -544,13 +565,13 @@ FLOAT8_EXPERTS = "quantize.grouped_mm.float8"
 MX_CONVERTERS = ("mx", "quantize.linear.mx", "quantize.grouped_mm.mx")
 """Converters to MXFP8."""
 
-RECIPES: dict[str, Float8Recipe] = {
+FLOAT8_RECIPES: dict[str, Float8Recipe] = {
     "tensorwise": "tensorwise",
     "rowwise": "rowwise",
     "rowwise_with_gw_hp": "rowwise_with_gw_hp",
 }
 
-SMALL = "auto_filter_small_kn"
+SMALL_LAYERS_FILTER = "auto_filter_small_kn"
 """The entry of `filter_fqns` for layers that are too small to gain speed."""
 
 
@@ -571,23 +592,23 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     section_name, float8_table = _float8_table(job_config)
     recipe = float8_table.get("recipe_name")
     skipped_modules = float8_table.get("filter_fqns", ["output"] if is_float8_enabled else [])
-    if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
-        raise reader.value_error(f"{section_name}.recipe_name", recipe, f"one of {', '.join(RECIPES)}")
+    if recipe is not None and (not isinstance(recipe, str) or recipe not in FLOAT8_RECIPES):
+        raise reader.value_error(f"{section_name}.recipe_name", recipe, f"one of {', '.join(FLOAT8_RECIPES)}")
     if isinstance(skipped_modules, str):
         skipped_modules = [layer.strip() for layer in skipped_modules.split(",") if layer.strip()]
     if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
         raise reader.value_error(f"{section_name}.filter_fqns", skipped_modules, "a list of names")
     full_key = f"{section_name}.enable_fsdp_float8_all_gather"
-    gathers_float8 = flag_value(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
+    gathers_float8 = read_boolean(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
         raise reader.argument_error(
             full_key, f"torchtitan takes it without recipe_name = {short_repr(recipe)} alone; expected false"
         )
     is_sharded = layout.dp // layout.hsdp_replicas > 1
-    skips_small_layers = SMALL in skipped_modules
-    skipped_layers = tuple(layer for layer in skipped_modules if layer != SMALL)
+    skips_small_layers = SMALL_LAYERS_FILTER in skipped_modules
+    skipped_layers = tuple(layer for layer in skipped_modules if layer != SMALL_LAYERS_FILTER)
     return Float8Settings(
-        gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small_layers
+        gathers_float8 and is_sharded, FLOAT8_RECIPES[recipe or "tensorwise"], skipped_layers, skips_small_layers
     )
 
 

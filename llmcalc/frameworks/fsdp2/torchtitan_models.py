@@ -15,7 +15,7 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.parts import stack_of_kinds
 
-Table = dict[str, Any]
+SpecTable = dict[str, Any]
 
 
 class LlamaFlavor(NamedTuple):
@@ -123,7 +123,7 @@ LLAMA2 = {
 }
 """Flavours of 2024 (torchtitan/models/llama/__init__.py), with the vocabulary of Llama 2's tokenizer."""
 
-OLD_DEBUG = LlamaFlavor(256, 8, 16, vocab_size=2256)
+DEBUG_FLAVOR_OF_2024 = LlamaFlavor(256, 8, 16, vocab_size=2256)
 """The debug model of 2024, whose vocabulary is that of its test tokenizer."""
 
 QWEN3 = {
@@ -164,7 +164,7 @@ GPT_OSS = {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"}
 FAMILIES = ("llama3", "llama4", "qwen3", "deepseek_v3", "gpt_oss", "llama2")
 """Names of models, of which a job's may have more letters."""
 
-MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
+ATTENTION_SUFFIXES = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 """Suffixes of flavours that differ only in the attention kernel."""
 
 
@@ -178,7 +178,9 @@ def spec_of_flavor(model_name: str, model_size: str, model_origin: str, is_2024_
         raise InputError(
             f"{model_origin}: model.name: '{model_name[:60]}' is not known; expected {', '.join(FAMILIES)}"
         )
-    base_size = next((model_size.removesuffix(suffix) for suffix in MASKED if model_size.endswith(suffix)), model_size)
+    base_size = next(
+        (model_size.removesuffix(suffix) for suffix in ATTENTION_SUFFIXES if model_size.endswith(suffix)), model_size
+    )
     flavors_by_family: dict[str, dict[str, Any]] = {
         "llama2": LLAMA2,
         "llama3": LLAMA3,
@@ -198,9 +200,11 @@ def spec_of_flavor(model_name: str, model_size: str, model_origin: str, is_2024_
 
         return load_preset(GPT_OSS[base_size]).model
     model_flavor = (
-        OLD_DEBUG if is_2024_form and model_family == "llama3" and base_size == "debugmodel" else flavors[base_size]
+        DEBUG_FLAVOR_OF_2024
+        if is_2024_form and model_family == "llama3" and base_size == "debugmodel"
+        else flavors[base_size]
     )
-    table_builders: dict[str, Callable[[Any], Table]] = {
+    table_builders: dict[str, Callable[[Any], SpecTable]] = {
         "llama2": _llama_table,
         "llama3": _llama_table,
         "llama4": _llama4_table,
@@ -211,17 +215,17 @@ def spec_of_flavor(model_name: str, model_size: str, model_origin: str, is_2024_
     return validate(ModelSpec, spec_table, model_origin)
 
 
-def _swiglu_table(inner_width: int) -> Table:
+def _swiglu_table(inner_width: int) -> SpecTable:
     """Returns the model-spec table of a SwiGLU network."""
     return {"type": "mlp", "intermediate_size": inner_width, "hidden_act": "silu", "gated": True}
 
 
-def _layer_table(attention_table: Table, network_table: Table, norm_table: Table) -> Table:
+def _layer_table(attention_table: SpecTable, network_table: SpecTable, norm_table: SpecTable) -> SpecTable:
     """Returns the model-spec table of a layer."""
     return {"attention": attention_table, "feed_forward": network_table, "norm": norm_table, "norm_placement": "pre"}
 
 
-def _model_table(flavor: Any, stack_table: Table, norm_table: Table, is_tied: bool = False) -> Table:
+def _model_table(flavor: Any, stack_table: SpecTable, norm_table: SpecTable, is_tied: bool = False) -> SpecTable:
     """Returns the model-spec table of a model. stack_table: fields of the layers. norm_table: the final norm."""
     return {
         "vocab_size": flavor.vocab_size,
@@ -231,10 +235,10 @@ def _model_table(flavor: Any, stack_table: Table, norm_table: Table, is_tied: bo
     }
 
 
-def _llama_table(llama_sizes: LlamaFlavor) -> Table:
+def _llama_table(llama_sizes: LlamaFlavor) -> SpecTable:
     """Returns the model-spec table of a Llama model."""
     norm_table = {"type": "rmsnorm", "eps": 1e-5}
-    attention_table: Table = {
+    attention_table: SpecTable = {
         "num_attention_heads": llama_sizes.n_heads,
         "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
         "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta},
@@ -243,16 +247,16 @@ def _llama_table(llama_sizes: LlamaFlavor) -> Table:
     return _model_table(llama_sizes, {"block": layer_table}, norm_table)
 
 
-def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
+def _llama4_table(llama4_sizes: Llama4Flavor) -> SpecTable:
     """Returns the model-spec table of a Llama 4 model."""
     norm_table, llama_sizes = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.llama_sizes
     expert_sizes = ExpertSizes(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
-    head_fields: Table = {
+    head_fields: SpecTable = {
         "num_attention_heads": llama_sizes.n_heads,
         "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
     }
-    chunk_fields = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_layer_interval else {}
-    attention_tables: dict[str, Table] = {
+    chunk_fields = {"attention_chunk_size": ATTENTION_CHUNK_SIZE} if llama4_sizes.nope_layer_interval else {}
+    attention_tables: dict[str, SpecTable] = {
         "rope": {**head_fields, **chunk_fields, "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta}},
         "nope": head_fields,
     }
@@ -269,13 +273,13 @@ def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
     return _model_table(llama_sizes, stack_of_kinds(layer_tables, layer_types), norm_table)
 
 
-BLOCK_SIZE = 8192
+ATTENTION_CHUNK_SIZE = 8192
 """Default of `fixed_attn_block_size`."""
 
 
-def _moe_table(expert_sizes: ExpertSizes) -> Table:
+def _moe_table(expert_sizes: ExpertSizes) -> SpecTable:
     """Returns the model-spec table of a mixture of experts."""
-    experts_table: Table = {
+    experts_table: SpecTable = {
         "type": "moe",
         "num_experts": expert_sizes.num_experts,
         "num_experts_per_tok": expert_sizes.top_k,
@@ -287,10 +291,10 @@ def _moe_table(expert_sizes: ExpertSizes) -> Table:
     return experts_table
 
 
-def _qwen_table(qwen_sizes: Qwen3Flavor) -> Table:
+def _qwen_table(qwen_sizes: Qwen3Flavor) -> SpecTable:
     """Returns the model-spec table of a Qwen3 model."""
     norm_table = {"type": "rmsnorm", "eps": 1e-6}
-    attention_table: Table = {
+    attention_table: SpecTable = {
         "num_attention_heads": qwen_sizes.n_heads,
         "num_key_value_heads": qwen_sizes.n_kv_heads,
         "head_dim": qwen_sizes.head_dim,
@@ -302,11 +306,11 @@ def _qwen_table(qwen_sizes: Qwen3Flavor) -> Table:
     return _model_table(qwen_sizes, {"block": layer_table}, norm_table, qwen_sizes.tie_word_embeddings)
 
 
-def _deepseek_table(model_flavor: DeepSeekFlavor) -> Table:
+def _deepseek_table(model_flavor: DeepSeekFlavor) -> SpecTable:
     """Returns the model-spec table of a DeepSeek model."""
     norm_table = {"type": "rmsnorm", "eps": 1e-5}
     query_fields = {"q_lora_rank": model_flavor.q_lora_rank} if model_flavor.q_lora_rank else {}
-    attention_table: Table = {
+    attention_table: SpecTable = {
         "type": "mla",
         "num_attention_heads": model_flavor.n_heads,
         **query_fields,

@@ -15,8 +15,8 @@ from typing import Any
 from ...errors import suggest
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import plain_value
-from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.python_source import CALLED_NAME_KEY, Config, Configurations, UnknownValue, parse_python
 from .torchtitan_file import read_job
 from .torchtitan_models import spec_of_flavor
 
@@ -26,10 +26,10 @@ FAMILIES = ("deepseek_v3", "gpt_oss", "llama3", "qwen3")
 MODEL_KEYS = ("model_spec.0", "model_spec.flavor", "model_spec.attn_backend")
 """Arguments of a model that are read, or that change no memory here."""
 
-CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
+CHECKPOINTING_MODES = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
 """Class of the activation checkpointing → the mode in the TOML files."""
 
-TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
+TOKENS_PER_MICROBATCH_KEY = "training.num_tokens_per_microbatch_per_dp_rank"
 
 IGNORED_KEYS = field_names("""
     training.disable_cuda_graphs training.num_tokens_per_microbatch_per_dp_rank training.max_context_length
@@ -38,7 +38,7 @@ IGNORED_KEYS = field_names("""
     """)
 """Keys that the TOML files did not have, which are read here or change no memory."""
 
-SECTIONS = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
+READ_SECTIONS = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
 """Sections that are handed over."""
 
 ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
@@ -102,7 +102,7 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
         is_argument = (
             config_key.startswith("model_spec.")
             and config_key not in (*MODEL_KEYS, *converter_keys)
-            and CALLED not in config_key
+            and CALLED_NAME_KEY not in config_key
         )
         if is_argument and config_value not in (None, "standard"):
             reader.refuse(config_key[:80], "no argument of a model that is read")
@@ -110,7 +110,7 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
         _job_sections(reader, config), reader, spec_of_flavor(model_family, model_size, reader.name_in_errors)
     )
     settings = dict(launched_run.settings)
-    if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
+    if config.get(f"loss.{CALLED_NAME_KEY}", "").startswith("ChunkedLossWrapper"):
         reader.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")
         settings["cross_entropy"] = "chunked"
     if config.get("training.disable_cuda_graphs") is not True:
@@ -125,10 +125,15 @@ def _family_of(configuration_name: str) -> str:
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
-    job_sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS if name != "optimizer"}
+    job_sections: dict[str, dict[str, Any]] = {name: {} for name in READ_SECTIONS if name != "optimizer"}
     for config_key, config_value in config.items():
         section_name, _, field_name = config_key.partition(".")
-        if section_name not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:
+        if (
+            section_name not in READ_SECTIONS
+            or not field_name
+            or CALLED_NAME_KEY in field_name
+            or config_key in IGNORED_KEYS
+        ):
             continue
         if isinstance(config_value, UnknownValue):
             raise reader.argument_error(
@@ -140,7 +145,7 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
     if "seq_len" not in training_section:
         training_section |= _batch_settings(reader, config, job_sections["parallelism"])
     job_sections["activation_checkpoint"] |= _checkpointing_mode(reader, config)
-    optimizer_class = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
+    optimizer_class = str(config.get(f"optimizer.{CALLED_NAME_KEY}", "default_adamw"))
     if optimizer_class not in ("default_adamw", "OptimizersContainer.Config"):
         reader.refuse("optimizer", f"{optimizer_class[:60]} is not read; default_adamw is")
     return job_sections
@@ -148,16 +153,19 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
 
 def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_section: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
-    context_length = integer_of(
+    context_length = read_integer(
         reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
     )
-    tokens_per_microbatch = integer_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
+    tokens_per_microbatch = read_integer(
+        reader, TOKENS_PER_MICROBATCH_KEY, config.get(TOKENS_PER_MICROBATCH_KEY, ASSUMED_TOKENS)
+    )
     if tokens_per_microbatch % context_length:
         raise reader.argument_error(
-            TOKENS, f"{tokens_per_microbatch}; expected a multiple of training.max_context_length {context_length}"
+            TOKENS_PER_MICROBATCH_KEY,
+            f"{tokens_per_microbatch}; expected a multiple of training.max_context_length {context_length}",
         )
     batch = tokens_per_microbatch // context_length
-    pipeline_microbatches = integer_of(
+    pipeline_microbatches = read_integer(
         reader, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1)
     )
     if config.get("parallelism.pipeline_parallel_degree", 1) in (None, 1):
@@ -169,12 +177,12 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_sect
 
 def _checkpointing_mode(reader: LaunchReader, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the activation checkpointing mode, from a class or, in early configurations, from a field."""
-    called_class = str(config.get(f"activation_checkpoint.{CALLED}", ""))
+    called_class = str(config.get(f"activation_checkpoint.{CALLED_NAME_KEY}", ""))
     if called_class.startswith("ActivationCheckpointConfig"):
         return {}
     if "activation_checkpoint" in config and config["activation_checkpoint"] is None:
         return {"mode": "none"}
-    checkpointing_mode = CHECKPOINTING.get(called_class.partition(".")[0])
+    checkpointing_mode = CHECKPOINTING_MODES.get(called_class.partition(".")[0])
     if checkpointing_mode is None:
         if called_class:
             raise reader.argument_error(

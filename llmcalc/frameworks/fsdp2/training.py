@@ -26,7 +26,7 @@ from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import ContextParallelRing
 from ...simulator.tensor import DTYPES
-from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, LayerKey, groups_of_layer
+from .lowering import EMBEDDING_GROUP, HEAD_GROUP, MODEL_GROUP, FsdpProfile, LayerKey, groups_of_layer
 from .param_groups import CommunicationState, FsdpSharding, ParamGroup
 from .settings import Float8Settings, OuterGroups, TitanSettings
 from .with_tensor_parallel import FsdpTensorParallelProfile
@@ -77,10 +77,12 @@ class FsdpSettings:
     @property
     def outer_keys(self) -> tuple[LayerKey, ...]:
         """The keys of the parameter groups outside the layers, except the group of the whole model."""
-        return {"separate": (EMBEDDING, HEAD), "embedding": (EMBEDDING,), "together": ()}[self.outer_groups]
+        return {"separate": (EMBEDDING_GROUP, HEAD_GROUP), "embedding": (EMBEDDING_GROUP,), "together": ()}[
+            self.outer_groups
+        ]
 
 
-TITAN = FsdpSettings()
+TORCHTITAN_FSDP_SETTINGS = FsdpSettings()
 """The arguments of torchtitan before 2025-07-28."""
 
 SEPARATE_HEAD_SINCE = date(2025, 7, 28)
@@ -89,14 +91,14 @@ SEPARATE_HEAD_SINCE = date(2025, 7, 28)
 DATE_OF_2024_JOBS = date(2024, 12, 26)
 """The default date of a job in the form of 2024 (9dec370)."""
 
-DEFAULT_SETTINGS = TitanSettings()
+DEFAULT_TITAN_SETTINGS = TitanSettings()
 """The settings of a run without a job."""
 
-EAGER_LOSS = date(2024, 12, 18), date(2025, 4, 2)
+EAGER_LOSS_DATES = date(2024, 12, 18), date(2025, 4, 2)
 """The days between which torchtitan compiled layers but not the loss (e8977b007, bbb1b616e)."""
 
 
-IN_PLACE = date(2025, 12, 2)
+GATHERS_IN_PLACE_SINCE = date(2025, 12, 2)
 """The day since which torch does not copy gathered tokens of one sequence (pull request 169404)."""
 
 
@@ -109,7 +111,7 @@ def torchtitan_training(
     spec: ModelSpec,
     training_config: TrainingConfig,
     version: date | None = None,
-    settings: TitanSettings = DEFAULT_SETTINGS,
+    settings: TitanSettings = DEFAULT_TITAN_SETTINGS,
 ) -> tuple[TrainingConfig, FsdpSettings]:
     """Returns torchtitan's training settings and `fully_shard` arguments.
 
@@ -128,7 +130,7 @@ def torchtitan_training(
         "float32" if training_config.gradient_dtype is None else training_config.gradient_dtype.name
     )
     has_separate_head = version is None or version >= SEPARATE_HEAD_SINCE
-    has_eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
+    has_eager_loss = version is not None and EAGER_LOSS_DATES[0] <= version < EAGER_LOSS_DATES[1]
     if settings.compiles_loss is not None:
         has_eager_loss = not settings.compiles_loss
     kernel_choices = replace(training_config.kernel_choices, joins_rope_halves=True)
@@ -161,7 +163,7 @@ def torchtitan_training(
         float8=settings.float8,
         uses_loss_parallel=settings.uses_loss_parallel,
         frozen_dtype=frozen_format,
-        copies_gathered_tokens=version is not None and version < IN_PLACE,
+        copies_gathered_tokens=version is not None and version < GATHERS_IN_PLACE_SINCE,
         overlaps_products=settings.async_tensor_parallel,
         offloads_to_host=settings.offloads_to_host,
         wraps_whole_experts=settings.wraps_whole_experts,
@@ -228,7 +230,7 @@ def _refuse_unmodelled(*conditions: tuple[bool, str, str]) -> None:
 
 
 def sharding_of_rank(
-    training_config: TrainingConfig, layout: Layout, rank: int, fsdp_settings: FsdpSettings = TITAN
+    training_config: TrainingConfig, layout: Layout, rank: int, fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS
 ) -> FsdpSharding:
     """Returns the sharding of a rank's parameters.
 
@@ -320,7 +322,7 @@ class FsdpRun(TrainingRun):
         spec: ModelSpec,
         training_config: TrainingConfig,
         fsdp_sharding: FsdpSharding,
-        fsdp_settings: FsdpSettings = TITAN,
+        fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS,
         reshards: bool = True,
         layers: Mapping[int, int] | None = None,
         workspace_bytes: int = 0,
@@ -386,11 +388,14 @@ def set_resharding_and_prefetch(
     stack_paths: per stack, the path of its layers.
     """
     last_layer_key = max(
-        (layer for layer in groups_by_layer if layer.path == stack_paths[-1] and not layer.has_experts), default=MODEL
+        (layer for layer in groups_by_layer if layer.path == stack_paths[-1] and not layer.has_experts),
+        default=MODEL_GROUP,
     )
     for layer, parameter_group in groups_by_layer.items():
         is_last_layer = layer[:2] == last_layer_key[:2]
-        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last_layer_gathered and is_last_layer)
+        stays_gathered = layer in (MODEL_GROUP, HEAD_GROUP) or (
+            fsdp_settings.keeps_last_layer_gathered and is_last_layer
+        )
         parameter_group.reshards_after_forward = reshards and not stays_gathered
     if any(layer.has_experts for layer in groups_by_layer):
         _set_prefetch_with_expert_groups(groups_by_layer, stack_paths)
@@ -424,7 +429,7 @@ def _set_prefetch_with_expert_groups(
         for layer in sorted(groups_by_layer)
         if layer.path == path and not layer.has_experts
     ]
-    group_order = [layer for layer in (EMBEDDING, *dense_layer_keys, HEAD) if layer in groups_by_layer]
+    group_order = [layer for layer in (EMBEDDING_GROUP, *dense_layer_keys, HEAD_GROUP) if layer in groups_by_layer]
     groups_by_order = [groups_of_layer(groups_by_layer, layer) for layer in group_order]
     for parameter_group in groups_by_layer.values():
         parameter_group.prefetches_previous = False
@@ -446,7 +451,7 @@ def record_fsdp_run(
     spec: ModelSpec,
     training_config: TrainingConfig,
     fsdp_sharding: FsdpSharding,
-    fsdp_settings: FsdpSettings = TITAN,
+    fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS,
     reshards: bool = True,
     layers: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ...flow.axis import Shape as Axes
-from ...flow.program import Item, Step
+from ...flow.program import ProgramItem, Step
 from ...flow.record import Flow
 from ...parallel.rank_program import AxisShard, axes_with_concatenated_parts, is_divided
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.profiles.dtensor import DTensorKernels, named_steps
 from ...simulator.strides import Shape
 from .lowering import FsdpProfile, LayerKey, torchtitan_name
@@ -48,7 +48,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         overlaps_messages = self.communication_state is not None and self.communication_state.sharding.overlaps_products
         return overlaps_messages and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
-    def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
+    def unsharded_shape(self, parameter_key: ModulePath, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
         return self.unsharded_shapes.get(_path_without_indices(parameter_key), shape)
 
@@ -61,17 +61,17 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         row_count, column_count = self.unsharded_shapes[f"{layer_name}.weight"]
         return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
 
-    def has_partial_gradient(self, parameter_key: Path) -> bool:
+    def has_partial_gradient(self, parameter_key: ModulePath) -> bool:
         """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""
         return self.token_ranks > 1 and _path_without_indices(parameter_key) not in self.unsharded_shapes
 
 
-def _path_without_indices(parameter: Path) -> str:
+def _path_without_indices(parameter: ModulePath) -> str:
     """Returns the path of a parameter without layer indices."""
     return ".".join(str(path_part).strip(".") for path_part in parameter if type(path_part) is not int and path_part)
 
 
-def _unsharded_shapes(program_items: Iterable[Item], module_path: str) -> Iterator[tuple[str, Shape]]:
+def _unsharded_shapes(program_items: Iterable[ProgramItem], module_path: str) -> Iterator[tuple[str, Shape]]:
     """Yields (path, unsharded shape) of each sharded parameter, with matrices as [rows, columns]."""
     for step_path, operation in named_steps(program_items, module_path):
         if operation.weight is not None and is_divided((*operation.weight.input_axes, *operation.weight.output_axes)):

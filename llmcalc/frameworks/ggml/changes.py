@@ -16,10 +16,10 @@ from .server import BufferSizes, GgmlServer
 SMALL_CACHE_TYPE = "q8_0"
 """The type of a cache that is tried."""
 
-SMALL_BATCH = 128
+SMALL_MICRO_BATCH = 128
 """The micro-batch that is tried."""
 
-ONE_GPU_VENDOR = "Apple"
+SINGLE_GPU_VENDOR = "Apple"
 """The vendor whose machines have a single GPU, so that no server shares its layers among several."""
 
 
@@ -128,8 +128,8 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     cache_flags = {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
     layer_flags, typed_layer_flag = ({}, "") if server.has_stated_gpu_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
     has_free_memory = _fewest_free_bytes(_server_with_fit_off(server)) >= 0
-    if server.micro_batch_tokens > SMALL_BATCH and not has_free_memory:
-        yield f"{typed_layer_flag}-ub {SMALL_BATCH}", layer_flags | {"ubatch_size": SMALL_BATCH}
+    if server.micro_batch_tokens > SMALL_MICRO_BATCH and not has_free_memory:
+        yield f"{typed_layer_flag}-ub {SMALL_MICRO_BATCH}", layer_flags | {"ubatch_size": SMALL_MICRO_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
         yield f"{typed_layer_flag}-ctk {SMALL_CACHE_TYPE} -ctv {SMALL_CACHE_TYPE} -fa on", layer_flags | cache_flags
     if has_free_memory or not server.devices:
@@ -143,7 +143,7 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     gpu_layers = most_layers(server)
     if gpu_layers is not None and gpu_layers <= len(server.model.layers):
         yield f"-ngl {gpu_layers}", {"n_gpu_layers": gpu_layers}
-    if server.hardware.vendor == ONE_GPU_VENDOR:
+    if server.hardware.vendor == SINGLE_GPU_VENDOR:
         return
     tensor_split = ",".join(["1"] * 2 * len(server.devices))
     yield f"{typed_layer_flag}-ts {tensor_split}", layer_flags | {"tensor_split": tensor_split}
@@ -161,7 +161,7 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
     )
     if fixed_flags:
         device_counts = [len(server.devices)]
-    elif not server.devices or server.hardware.vendor == ONE_GPU_VENDOR:
+    elif not server.devices or server.hardware.vendor == SINGLE_GPU_VENDOR:
         device_counts = [1]
     else:
         device_counts = sorted({min(2**i, most_devices) for i in range(most_devices.bit_length() + 1)})

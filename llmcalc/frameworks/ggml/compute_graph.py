@@ -13,15 +13,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from ..engines.engine import HOST
+from ..engines.engine import HOST_DEVICE
 
-ALIGNMENT = 128
+TENSOR_ALIGNMENT = 128
 """Bytes to which tensors are aligned on CUDA devices."""
 
 PIPELINE_COPIES = 4
 """Copies of inputs with pipeline parallelism (GGML_SCHED_MAX_COPIES)."""
 
-Operation: TypeAlias = Literal["new", "inplace", "view", "store", "input", "weight", "cache"]
+TensorOperation: TypeAlias = Literal["new", "inplace", "view", "store", "input", "weight", "cache"]
 """How an operation allocates its result.
 
 new: in memory of its own. inplace: in that of a source with the same layout, where nothing else reads it.
@@ -30,7 +30,7 @@ input, weight, cache: no operation, but a tensor that the graph reads; only inpu
 """
 
 
-LEAVES: tuple[Operation, ...] = ("input", "weight", "cache")
+LEAF_OPERATIONS: tuple[TensorOperation, ...] = ("input", "weight", "cache")
 """Tensors that no operation makes."""
 
 
@@ -56,14 +56,14 @@ class Tensor:
         self,
         tensor_bytes: int,
         source_tensors: Sequence[Tensor] = (),
-        operation_name: Operation = "new",
+        operation_name: TensorOperation = "new",
         dimensions: tuple[int, ...] | None = None,
         device: str | None = None,
         has_offset: bool = False,
         may_move: bool = False,
     ) -> None:
         self.nbytes: int = tensor_bytes
-        self.operation: Operation = operation_name
+        self.operation: TensorOperation = operation_name
         self.dimensions: tuple[int, ...] | None = dimensions
         self.device: str | None = device
         self.sources: list[Tensor] = list(source_tensors)
@@ -96,7 +96,7 @@ class ComputeGraph:
     def add_operations(self, *result_tensors: Tensor) -> None:
         """Adds operations after their source operations (`ggml_build_forward_expand`)."""
         for result_tensor in result_tensors:
-            if id(result_tensor) in self._visited or result_tensor.operation in LEAVES:
+            if id(result_tensor) in self._visited or result_tensor.operation in LEAF_OPERATIONS:
                 continue
             self._visited.add(id(result_tensor))
             pending_tensors = [(result_tensor, iter(result_tensor.sources))]
@@ -105,7 +105,7 @@ class ComputeGraph:
                 for source_tensor in pending_sources:
                     if id(source_tensor) not in self._visited:
                         self._visited.add(id(source_tensor))
-                        if source_tensor.operation not in LEAVES:
+                        if source_tensor.operation not in LEAF_OPERATIONS:
                             pending_tensors.append((source_tensor, iter(source_tensor.sources)))
                             break
                 else:
@@ -120,10 +120,10 @@ def buffer_sizes(
 
     device_names: the GPUs in their order; the host comes after them. is_pipelined: whether inputs have several copies.
     """
-    _assign_devices(compute_graph.nodes, [*device_names, HOST])
+    _assign_devices(compute_graph.nodes, [*device_names, HOST_DEVICE])
     ordered_tensors, tensor_copies = _split_by_device(compute_graph.nodes)
     for tensor in compute_graph.unread_inputs:
-        tensor.assigned_device = HOST
+        tensor.assigned_device = HOST_DEVICE
     return _allocate_tensors(ordered_tensors, tensor_copies, compute_graph.unread_inputs, is_pipelined)
 
 
@@ -142,7 +142,7 @@ def _assign_devices(graph_tensors: Sequence[Tensor], device_names: Sequence[str]
         for tensor in ordered_operations:
             if tensor.assigned_device is not None:
                 current_device = (
-                    None if assigns_gpus_only and tensor.assigned_device == HOST else tensor.assigned_device
+                    None if assigns_gpus_only and tensor.assigned_device == HOST_DEVICE else tensor.assigned_device
                 )
             elif current_device is not None:
                 tensor.assigned_device = current_device
@@ -160,7 +160,7 @@ def _default_device(tensor: Tensor, default_device: str) -> str:
     if owner_tensor.is_external:
         return owner_tensor.device or default_device
     if owner_tensor.operation == "input":
-        return HOST
+        return HOST_DEVICE
     return owner_tensor.assigned_device or default_device
 
 
@@ -173,7 +173,7 @@ def _fixed_device(operation_node: Tensor, device_names: Sequence[str]) -> str | 
     for source_tensor in operation_node.sources:
         owner_tensor = source_tensor.base or source_tensor
         if owner_tensor.operation == "weight":
-            if owner_tensor.device == HOST and operation_node.may_move and len(device_names) > 1:
+            if owner_tensor.device == HOST_DEVICE and operation_node.may_move and len(device_names) > 1:
                 return device_names[0]
             return owner_tensor.device
     return None
@@ -198,7 +198,7 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
             first_node_of_split, input_count, current_device = len(operations_with_copies), 0, node_device
         for i, source_tensor in enumerate(tensor.sources):
             if source_tensor.assigned_device == node_device or (
-                node_device == HOST and source_tensor.operation == "input"
+                node_device == HOST_DEVICE and source_tensor.operation == "input"
             ):
                 continue
             copy_key = (id(source_tensor), node_device)
@@ -259,7 +259,7 @@ class _DeviceBuffer:
 
 
 def _align(tensor_bytes: int) -> int:
-    return -(-tensor_bytes // ALIGNMENT) * ALIGNMENT
+    return -(-tensor_bytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
 
 
 def _allocate_tensors(

@@ -16,7 +16,7 @@ from ...errors import InputError, short_repr
 from ...optional import TOWERS
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
-from ..engines.engine import HOST
+from ..engines.engine import HOST_DEVICE
 
 
 def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
@@ -59,7 +59,7 @@ def encoder_device(flags: Mapping[str, Any], device_names: Sequence[str]) -> str
     """Returns the device of the encoder. Raises `InputError` for a device that the server does not have."""
     chosen_device = flags.get("mmproj_device")
     if not device_names or flags.get("mmproj_offload") is False or chosen_device == "none":
-        return HOST
+        return HOST_DEVICE
     if chosen_device is None:
         return device_names[0]
     devices_by_name = {device.upper(): device for device in device_names}

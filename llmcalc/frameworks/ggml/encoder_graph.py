@@ -21,10 +21,10 @@ from ...components.norm import Norm
 from ...components.towers.base import TowerPart
 from ...components.towers.projector import Projector
 from ...components.towers.vision import VisionTower
-from ..engines.engine import HOST
+from ..engines.engine import HOST_DEVICE
 from .compute_graph import ComputeGraph, Tensor, buffer_sizes
 from .layer_runs import layers_with_graphs
-from .transformer_graph import F16, F32, I32
+from .transformer_graph import F16_BYTES, F32_BYTES, I32_BYTES
 
 GraphKind: TypeAlias = Literal["siglip", "llava", "pixtral", "qwen"]
 """The graph of an encoder, by the files of tools/mtmd/models; qwen: qwen2vl.cpp, or qwen3vl.cpp with a patch bias."""
@@ -146,7 +146,7 @@ def encoder_buffers(shape: EncoderShape, device: str, uses_flash_attention: bool
     uses_flash_attention: whether attention is one operation, else its scores are stored.
     """
     return buffer_sizes(
-        _EncoderGraph(shape, device, uses_flash_attention).build_graph(), [] if device == HOST else [device]
+        _EncoderGraph(shape, device, uses_flash_attention).build_graph(), [] if device == HOST_DEVICE else [device]
     )
 
 
@@ -165,13 +165,14 @@ class _EncoderGraph:
         self.weight = Tensor(0, operation_name="weight", device=device)
         position_count = self.row_count * (4 if shape.graph_kind == "qwen" else 1)
         self.positions, self.columns = (
-            Tensor(position_count * I32, operation_name="input", dimensions=(position_count, I32)) for _ in range(2)
+            Tensor(position_count * I32_BYTES, operation_name="input", dimensions=(position_count, I32_BYTES))
+            for _ in range(2)
         )
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _new_tensor(dimensions: tuple[int, ...], *source_tensors: Tensor, element_bytes: int = F32) -> Tensor:
+    def _new_tensor(dimensions: tuple[int, ...], *source_tensors: Tensor, element_bytes: int = F32_BYTES) -> Tensor:
         tensor_bytes = element_bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
@@ -183,7 +184,7 @@ class _EncoderGraph:
 
     @staticmethod
     def _view(tensor: Tensor, dimensions: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
-        layout = None if dimensions is None else (*dimensions, F32)
+        layout = None if dimensions is None else (*dimensions, F32_BYTES)
         return Tensor(tensor.nbytes, (tensor,), "view", layout, has_offset=has_offset)
 
     def _linear(self, width: int, row_count: int, x: Tensor, has_bias: bool) -> Tensor:
@@ -205,14 +206,16 @@ class _EncoderGraph:
         """Returns the patch embedding (`ggml_conv_2d`): im2col in F16, a matrix product and a copy."""
         patches = self.shape.tower.patches
         values_per_patch = patches.num_channels * patches.patch_size**2
-        patch_columns = self._new_tensor((values_per_patch, self.patch_count), self.weight, pixels, element_bytes=F16)
+        patch_columns = self._new_tensor(
+            (values_per_patch, self.patch_count), self.weight, pixels, element_bytes=F16_BYTES
+        )
         product = self._new_tensor((self.patch_count, self.hidden_size), self._view(patch_columns, None), self.weight)
         return self._new_tensor((self.patch_count, self.hidden_size), self._view(product, None))
 
     def _patch_vectors(self) -> Tensor:
         tower = self.shape.tower
         pixel_count = tower.patches.num_channels * tower.patches.patch_size**2 * self.patch_count
-        pixels = Tensor(pixel_count * F32, operation_name="input", dimensions=(pixel_count,))
+        pixels = Tensor(pixel_count * F32_BYTES, operation_name="input", dimensions=(pixel_count,))
         vectors_shape = (self.hidden_size, self.patch_count)
         if self.shape.graph_kind == "qwen":
             frame_vectors = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
@@ -276,7 +279,9 @@ class _EncoderGraph:
         query, key, value = (self._view(projection, None) for projection in (query, key, value))
         masks = () if mask is None else (mask,)
         if self.uses_flash_attention:
-            key, value = (self._new_tensor(dimensions, projection, element_bytes=F16) for projection in (key, value))
+            key, value = (
+                self._new_tensor(dimensions, projection, element_bytes=F16_BYTES) for projection in (key, value)
+            )
             merged_vectors = self._view(
                 self._new_tensor(dimensions, query, key, value, *masks), (width, self.row_count)
             )
@@ -374,10 +379,12 @@ class _EncoderGraph:
     def _window_mask(self) -> Tensor:
         """The mask of attention within windows: an input of 32 bits, converted for flash attention."""
         mask_input = Tensor(
-            self.row_count**2 * F32, operation_name="input", dimensions=(self.row_count, self.row_count, F32)
+            self.row_count**2 * F32_BYTES,
+            operation_name="input",
+            dimensions=(self.row_count, self.row_count, F32_BYTES),
         )
         return (
-            self._new_tensor((self.row_count, self.row_count), mask_input, element_bytes=F16)
+            self._new_tensor((self.row_count, self.row_count), mask_input, element_bytes=F16_BYTES)
             if self.uses_flash_attention
             else mask_input
         )

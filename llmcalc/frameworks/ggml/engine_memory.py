@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...costs.quantization.named import DYNAMIC_FILES_DIFFER
-from ..engines.engine import HOST, EngineMemory, MemoryTerm
+from ..engines.engine import HOST_DEVICE, EngineMemory, MemoryTerm
 from .encoder import encoder_device
 from .server import BufferSizes, GgmlServer
-from .settings import GIB, MIB, VULKAN
+from .settings import GIB, MIB, VULKAN_DEVICE
 
 
 class NoteTexts(NamedTuple):
@@ -44,7 +44,7 @@ def engine_memory(
     """Returns the memory of a server's devices and host."""
     version_rules, engine_record, model = server.rules, server.engine_record, server.model
     memory_terms = []
-    device_names = (*server.devices, HOST)
+    device_names = (*server.devices, HOST_DEVICE)
     tensors_text = (
         "tensors of the file" if model.gguf_file is not None else "tensors, as llama-quantize chooses their types"
     )
@@ -61,7 +61,7 @@ def engine_memory(
         )
     for device in device_names:
         cache_bytes = buffers.cache_bytes.get(device, 0)
-        if cache_bytes or device != HOST:
+        if cache_bytes or device != HOST_DEVICE:
             memory_terms.append(
                 MemoryTerm(
                     "kv_buffer", cache_bytes, "source", version_rules.source_location, _cache_origin(server), device
@@ -110,10 +110,10 @@ def engine_memory(
             )
         ),
         host={
-            "ram_bytes": buffers.bytes_on(HOST),
+            "ram_bytes": buffers.bytes_on(HOST_DEVICE),
             "disk_bytes": server.file_bytes,
             "mmap": server.is_memory_mapped,
-            "share": round(buffers.bytes_on(HOST) / total_bytes, 4) if total_bytes else 0.0,
+            "share": round(buffers.bytes_on(HOST_DEVICE) / total_bytes, 4) if total_bytes else 0.0,
         },
     )
 
@@ -129,7 +129,7 @@ def _model_origin(server: GgmlServer, device: str) -> str:
         scheme_text += ", with modules that draft"
     if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
         scheme_text += "; with the encoder of images"
-    return f"{scheme_text}; with token embeddings" if device == HOST else scheme_text
+    return f"{scheme_text}; with token embeddings" if device == HOST_DEVICE else scheme_text
 
 
 def _cache_origin(server: GgmlServer) -> str:
@@ -154,7 +154,7 @@ def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
 
     server: a server whose buffers are placed. buffers: the sizes of its buffers.
     """
-    needed_bytes = sum(buffers.bytes_on(device) for device in (*server.devices, HOST))
+    needed_bytes = sum(buffers.bytes_on(device) for device in (*server.devices, HOST_DEVICE))
     needed_gpu_bytes = max((buffers.bytes_on(device) for device in server.devices), default=0)
     memory_bytes, limit_bytes = server.hardware.memory_bytes, server.hardware.capacity_bytes
     if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > memory_bytes:
@@ -220,7 +220,7 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
         server_remarks.append(
             "the graph of an indexer or of compressed entries is not modelled: compute buffers take more"
         )
-    if any(device.startswith(VULKAN) for device in server.devices):
+    if any(device.startswith(VULKAN_DEVICE) for device in server.devices):
         server_remarks.append(
             "compute buffers are those of CUDA's graph; Vulkan's differ by build and driver (some hold more)"
         )

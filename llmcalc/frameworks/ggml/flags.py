@@ -8,9 +8,9 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "
 
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 
-ON_OFF = ("on", "off", "auto", "1", "0")
+ON_OFF_WORDS = ("on", "off", "auto", "1", "0")
 
-NAMES_OF_THE_MODEL = "--model -m --hf-repo -hf -hfr --hf-file -hff --model-url -mu --docker-repo -dr"
+MODEL_FLAG_NAMES = "--model -m --hf-repo -hf -hfr --hf-file -hff --model-url -mu --docker-repo -dr"
 
 SHARED_FLAGS = (
     Flag(("--ctx-size", "-c"), "tokens", minimum=0, maximum=10**9),
@@ -23,7 +23,8 @@ SHARED_FLAGS = (
     Flag(("--batch-size", "-b"), "tokens", maximum=10**7),
     Flag(("--parallel", "-np"), "number", minimum=-1, maximum=10**4),
     Flag(
-        ("--flash-attn", "-fa"), "word", ON_OFF, value_if_bare="on", disabling_spellings=("-no-fa", "--no-flash-attn")
+        ("--flash-attn", "-fa"), "word", ON_OFF_WORDS, value_if_bare="on",
+        disabling_spellings=("-no-fa", "--no-flash-attn"),
     ),
     Flag(("--no-kv-offload", "-nkvo"), "switch"),
     Flag(("--tensor-split", "-ts"), "text"),
@@ -35,7 +36,7 @@ SHARED_FLAGS = (
     Flag(("--load-mode", "-lm"), "word", LOAD_MODES),
     Flag(("--run-time-repack", "-rtr"), "switch"),
     Flag(("--no-op-offload",), "switch"),
-    Flag(tuple(NAMES_OF_THE_MODEL.split()), refusal_reason="the model is TARGET; remove the flag"),
+    Flag(tuple(MODEL_FLAG_NAMES.split()), refusal_reason="the model is TARGET; remove the flag"),
     Flag(("--mmproj", "-mm"), "text"),
     Flag(("--mmproj-url", "-mmu"), "text"),
     Flag(("--mmproj-device", "-mmdev"), "text"),
@@ -51,7 +52,7 @@ SHARED_FLAGS = (
 )  # fmt: skip
 """Flags that change memory, and flags that are refused by name."""
 
-IDLE = memory_neutral_flags_of(__file__)
+MEMORY_NEUTRAL_FLAGS = memory_neutral_flags_of(__file__)
 """Flags that change no memory of the server's buffers."""
 
 

@@ -33,16 +33,16 @@ from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
-from ..engines.rank import INDEXER
+from ..engines.rank import INDEXER_KIND
 from .windows import without_ignored_windows
 
-MXFP4 = "mxfp4-moe"
+MXFP4_SCHEME = "mxfp4-moe"
 """The scheme of models that are published in MXFP4, in llama.cpp's files: the rest in Q8_0."""
 
 MXFP4_AS_PUBLISHED = "mxfp4 experts, the rest in 16 bits"
 """The name of the format of such a model whose other weights stay as they are published."""
 
-EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+EMBEDDING_TENSOR, OUTPUT_TENSOR = "token_embd.weight", "output.weight"
 """Names of the token embeddings and of the output matrix."""
 
 TENSOR_NAMES = {
@@ -277,7 +277,7 @@ class GgufModel:
             return "as in the file"
         if DTYPE_BITS[self.preset.dtype] != 4:
             return "bf16"
-        return MXFP4_AS_PUBLISHED if self.has_rest_in_16_bits else MXFP4
+        return MXFP4_AS_PUBLISHED if self.has_rest_in_16_bits else MXFP4_SCHEME
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
@@ -311,11 +311,15 @@ class GgufModel:
         loaded_tensors = tuple(
             tensor for tensor in self.stored_tensors if tensor.layer is None or tensor.layer < layer_count
         )
-        if any(tensor.name == OUTPUT for tensor in loaded_tensors):
+        if any(tensor.name == OUTPUT_TENSOR for tensor in loaded_tensors):
             return loaded_tensors
         return (
             *loaded_tensors,
-            *(tied_tensor._replace(name=OUTPUT) for tied_tensor in loaded_tensors if tied_tensor.name == EMBEDDING),
+            *(
+                tied_tensor._replace(name=OUTPUT_TENSOR)
+                for tied_tensor in loaded_tensors
+                if tied_tensor.name == EMBEDDING_TENSOR
+            ),
         )
 
     @cached_property
@@ -361,8 +365,8 @@ class GgufModel:
     def _weight_sizes(self, weight_tensors: list[WeightTensor]) -> list[tuple[WeightTensor, int]]:
         """Returns each weight with its bytes."""
         model = self.preset.model
-        is_published_mxfp4 = self.scheme in (MXFP4, MXFP4_AS_PUBLISHED)
-        scheme = self._gguf_mix or (scheme_named(MXFP4) if is_published_mxfp4 else None)
+        is_published_mxfp4 = self.scheme in (MXFP4_SCHEME, MXFP4_AS_PUBLISHED)
+        scheme = self._gguf_mix or (scheme_named(MXFP4_SCHEME) if is_published_mxfp4 else None)
         element_bits = 32 if self.preset.dtype == "float32" else 16
 
         def unquantized_bytes(weight: WeightTensor) -> int:
@@ -472,7 +476,7 @@ def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> No
         layer_shape.entries += (
             CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_width)),
         )
-    elif cache.cache_kind == INDEXER:
+    elif cache.cache_kind == INDEXER_KIND:
         layer_shape.index_width = int(cache.width)
     else:
         vector_widths = [int(heads) * int(head_size) for heads, head_size in cache.vectors]

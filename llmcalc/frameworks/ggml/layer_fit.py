@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...errors import InputError
-from ..engines.engine import HOST
+from ..engines.engine import HOST_DEVICE
 from .placement import LayerDevices, TensorDevices, is_embedding
 from .server import BufferSizes, GgmlServer
 from .settings import MIB
@@ -47,7 +47,7 @@ def is_all_on_gpus(fitted_server: FittedServer) -> bool:
         for tensor in fitted_server.server.model.tensors
         if not is_embedding(tensor)
     )
-    return not fitted_server.buffers.cache_bytes.get(HOST, 0) and HOST not in tensor_devices
+    return not fitted_server.buffers.cache_bytes.get(HOST_DEVICE, 0) and HOST_DEVICE not in tensor_devices
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class _LayerFit:
             first_gpu_layer += gpu_layers.layers - gpu_layers.layers_with_host_experts
             for layer_index in range(first_gpu_layer, first_gpu_layer + gpu_layers.layers_with_host_experts):
                 if layer_index == first_gpu_layer and gpu_layers.partial_layer_parts:
-                    next_device = self.server.devices[i + 1] if i + 1 < len(layers_of_gpus) else HOST
+                    next_device = self.server.devices[i + 1] if i + 1 < len(layers_of_gpus) else HOST_DEVICE
                     partial_layers.append((layer_index, gpu_layers.partial_layer_parts, next_device))
                 else:
                     hosted_layers.add(layer_index)

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 LONGEST_PATTERN = 8
 """Layers of the longest pattern that is looked for; llama-quantize gives every third layer a larger type."""
 
-FIRST_REPEATS, LAST_REPEATS = 3, 2
+LEADING_REPEATS, TRAILING_REPEATS = 3, 2
 """Repeats of a pattern that are laid out before and after those that are left out."""
 
 
@@ -29,11 +29,11 @@ def layers_with_graphs(layer_keys: Sequence[Hashable]) -> list[int]:
             layer_indices.append(pattern_start)
             pattern_start += 1
             continue
-        last_first_repeat = pattern_start + FIRST_REPEATS * pattern_length
+        last_first_repeat = pattern_start + LEADING_REPEATS * pattern_length
         layer_indices += range(pattern_start, last_first_repeat)
         pattern_start = last_first_repeat + dropped_count
-        layer_indices += range(pattern_start, pattern_start + LAST_REPEATS * pattern_length)
-        pattern_start += LAST_REPEATS * pattern_length
+        layer_indices += range(pattern_start, pattern_start + TRAILING_REPEATS * pattern_length)
+        pattern_start += TRAILING_REPEATS * pattern_length
     return layer_indices
 
 
@@ -42,5 +42,5 @@ def _omitted_layer_count(layer_keys: Sequence[Hashable], pattern_start: int, pat
     pattern_end = pattern_start + pattern_length
     while pattern_end < len(layer_keys) and layer_keys[pattern_end] == layer_keys[pattern_end - pattern_length]:
         pattern_end += 1
-    dropped_repeats = (pattern_end - pattern_start) // pattern_length - FIRST_REPEATS - LAST_REPEATS
+    dropped_repeats = (pattern_end - pattern_start) // pattern_length - LEADING_REPEATS - TRAILING_REPEATS
     return max(0, dropped_repeats) // 2 * 2 * pattern_length

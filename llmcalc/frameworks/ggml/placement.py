@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ...errors import InputError, short_repr
-from ..engines.engine import HOST
-from .gguf_model import EMBEDDING, GgufTensor
+from ..engines.engine import HOST_DEVICE
+from .gguf_model import EMBEDDING_TENSOR, GgufTensor
 from .patterns import NamePattern
 
 EXPERT_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
@@ -47,8 +47,10 @@ def read_overrides(override_text: str, device_names: Sequence[str]) -> tuple[Ten
         if not equals_sign:  # a comma within a pattern, such as {1,2}
             continue
         device_name = device.strip().upper().removesuffix("_HOST")
-        devices_by_name = {known_device.upper(): known_device for known_device in device_names} | {HOST: HOST}
-        device_name = HOST if device.strip().upper().endswith("_HOST") else device_name
+        devices_by_name = {known_device.upper(): known_device for known_device in device_names} | {
+            HOST_DEVICE: HOST_DEVICE
+        }
+        device_name = HOST_DEVICE if device.strip().upper().endswith("_HOST") else device_name
         if device_name not in devices_by_name:
             devices_text = ", ".join(devices_by_name.values())
             raise InputError(
@@ -85,7 +87,7 @@ class LayerDevices:
         layers_on_gpus = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
         first_gpu_layer = max(self.layer_count + self.is_output_first - self.gpu_layer_count, 0)
         if layer_index < first_gpu_layer or layer_index - first_gpu_layer >= layers_on_gpus:
-            return HOST
+            return HOST_DEVICE
         total_share = sum(self.gpu_shares)
         cumulative_shares = [cumulative_share / total_share for cumulative_share in accumulate(self.gpu_shares)]
         return self.devices[
@@ -97,7 +99,7 @@ class LayerDevices:
 
 def is_embedding(tensor: GgufTensor) -> bool:
     """Whether a tensor is an embedding table, which is on the host by default."""
-    return tensor.layer is None and (tensor.name == EMBEDDING or "embd" in tensor.name)
+    return tensor.layer is None and (tensor.name == EMBEDDING_TENSOR or "embd" in tensor.name)
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,9 @@ class TensorDevices:
                 return tensor_override.device
         if tensor.layer is not None:
             if tensor.layer in self.host_experts and EXPERT_TENSORS.match(tensor.name):
-                return HOST
+                return HOST_DEVICE
             if tensor.layer in self.host_networks and NETWORK_TENSORS.match(tensor.name):
-                return HOST
+                return HOST_DEVICE
             for layer_index, expert_parts, device in self.partial_layers:
                 if layer_index == tensor.layer and any(
                     re.match(rf"blk\.{layer_index}\.ffn_{expert_part}(_|\.)", tensor.name)
@@ -132,7 +134,7 @@ class TensorDevices:
                 ):
                     return device
             return self.layer_devices.device(tensor.layer)
-        return HOST if is_embedding(tensor) else self.layer_devices.device(self.layer_devices.layer_count)
+        return HOST_DEVICE if is_embedding(tensor) else self.layer_devices.device(self.layer_devices.layer_count)
 
     @property
     def has_overrides(self) -> bool:

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...frozen import frozen
-from ...sources.checkpoints.gguf import TYPES
-from ..engines.engine import HOST
+from ...sources.checkpoints.gguf import GGML_TYPES
+from ..engines.engine import HOST_DEVICE
 from .compute_graph import buffer_sizes
 from .encoder import encoder_device
 from .encoder_graph import EncoderShape, encoder_buffers, encoder_shape
@@ -20,15 +20,16 @@ from .settings import GgmlSettings, round_up
 from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
 
-MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
+IK_CACHE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 """Types of caches that only ik_llama.cpp has: elements and bytes of a block."""
 
 
 def cache_bytes(type_name: str, element_count: int) -> int:
     """Returns the bytes of `element_count` cached elements in a ggml number format."""
     block_sizes = {
-        ggml_type.lower(): (block_elements, block_bytes) for ggml_type, block_elements, block_bytes in TYPES.values()
-    } | MORE_TYPES
+        ggml_type.lower(): (block_elements, block_bytes)
+        for ggml_type, block_elements, block_bytes in GGML_TYPES.values()
+    } | IK_CACHE_TYPES
     block_elements, block_bytes = block_sizes[type_name]
     return -(-element_count // block_elements) * block_bytes
 
@@ -109,7 +110,7 @@ class GgmlServer(GgmlSettings):
 
     def model_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns device → bytes of tensors, including an image encoder."""
-        bytes_by_device: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
+        bytes_by_device: dict[str, int] = {HOST_DEVICE: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
             bytes_by_device[tensor_placement.device(tensor)] += tensor.nbytes
         bytes_by_device[encoder_device(self.flags, self.devices)] += self.encoder_bytes
@@ -184,7 +185,7 @@ class GgmlServer(GgmlSettings):
         """Returns device → bytes of the caches, by the layers' devices."""
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
-            device = tensor_placement.layer_devices.device(i) if self.is_cache_on_layer_device else HOST
+            device = tensor_placement.layer_devices.device(i) if self.is_cache_on_layer_device else HOST_DEVICE
             bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
         return bytes_by_device
 
@@ -280,10 +281,10 @@ class GgmlServer(GgmlSettings):
                 tensor_bytes, device = size_and_device_by_name[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
                     copies_experts = len(expert_devices) > 1 or (
-                        device == HOST and version_rules.are_experts_moved(moved_tokens, layer)
+                        device == HOST_DEVICE and version_rules.are_experts_moved(moved_tokens, layer)
                     )
                 else:
-                    copies_experts = device == HOST and version_rules.is_product_moved(moved_tokens)
+                    copies_experts = device == HOST_DEVICE and version_rules.is_product_moved(moved_tokens)
                 weight_keys.append(
                     (tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0)
                 )
@@ -336,7 +337,9 @@ class GgmlServer(GgmlSettings):
         for tensor in self.module_tensors:
             device = tensor_placement.device(tensor)
             tensor_sizes[device] = tensor_sizes.get(device, 0) + tensor.nbytes
-        cache_device = tensor_placement.layer_devices.device(layer_count) if self.is_cache_on_layer_device else HOST
+        cache_device = (
+            tensor_placement.layer_devices.device(layer_count) if self.is_cache_on_layer_device else HOST_DEVICE
+        )
         cache_sizes = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
         module_layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
         return BufferSizes(

@@ -14,7 +14,7 @@ from ...sources.presets import is_library_tag
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
 from .gguf_model import GgufModel
-from .speculation import MTP_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types, modules_scheme
+from .speculation import MTP_DRAFT_TYPE, draft_model_of, draft_scheme, drafted_tokens, drafting_types, modules_scheme
 from .versions import GgmlEngineRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
@@ -24,7 +24,7 @@ MOST_DEVICES = 64
 DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"}
 """Vendor → the name of llama.cpp's devices of it."""
 
-VULKAN = "Vulkan"
+VULKAN_DEVICE = "Vulkan"
 """The name of llama.cpp's devices of any vendor that it runs through Vulkan."""
 
 
@@ -59,7 +59,9 @@ class GgmlSettings(EngineServer):
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
         if self.is_drafting_with_mtp and not self.model.mtp_modules:
-            raise InputError(f"--spec-type {MTP_TYPE}: the model has no modules of multi-token prediction; remove it")
+            raise InputError(
+                f"--spec-type {MTP_DRAFT_TYPE}: the model has no modules of multi-token prediction; remove it"
+            )
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.uses_flash_attention:
             raise InputError(
                 f"--cache-type-v {self.value_type}: needs flash attention; expected --flash-attn on, or another type"
@@ -84,8 +86,8 @@ class GgmlSettings(EngineServer):
             device_names = [device_name.strip() for device_name in str(device_list).split(",")]
             if device_names == ["none"]:
                 return ()
-            if device_names[0].startswith(VULKAN):
-                backend_name = VULKAN
+            if device_names[0].startswith(VULKAN_DEVICE):
+                backend_name = VULKAN_DEVICE
             device_count = len(device_names)
         else:
             device_count = len(self.tensor_split_shares) or 1
@@ -219,7 +221,7 @@ class GgmlSettings(EngineServer):
     @property
     def is_drafting_with_mtp(self) -> bool:
         """Whether the model's multi-token-prediction modules draft tokens."""
-        return MTP_TYPE in drafting_types(self.flags)
+        return MTP_DRAFT_TYPE in drafting_types(self.flags)
 
     @cached_property
     def draft_model(self) -> GgufModel | None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...costs.draft import check_draft, states_reader_of
+from ...costs.draft import check_draft, hidden_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ...sources.presets import known_checkpoint
@@ -23,7 +23,7 @@ from ..engines.draft_models import read_draft
 DRAFT_TOKENS = 3
 """Default of --spec-draft-n-max (common/common.h, `common_params_speculative_draft`)."""
 
-MTP_TYPE = "draft-mtp"
+MTP_DRAFT_TYPE = "draft-mtp"
 """The type of drafts by the model's modules of multi-token prediction."""
 
 TOKENS_OF_TYPES = {
@@ -34,7 +34,7 @@ TOKENS_OF_TYPES = {
     "ngram-mod": ("spec_ngram_mod_n_max", 64),
     "ngram-cache": ("", 8),
     "draft-simple": ("draft_max", DRAFT_TOKENS),
-    MTP_TYPE: ("draft_max", DRAFT_TOKENS),
+    MTP_DRAFT_TYPE: ("draft_max", DRAFT_TOKENS),
 }
 """Type of speculative decoding → the flag of the tokens that it drafts, and its default."""
 
@@ -64,7 +64,7 @@ def drafting_types(flags: Mapping[str, Any]) -> list[str]:
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
     """Returns the maximum of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
     chosen_types = drafting_types(flags)
-    if flags.get("model_draft") and MTP_TYPE not in chosen_types:
+    if flags.get("model_draft") and MTP_DRAFT_TYPE not in chosen_types:
         chosen_types.append("draft-simple")
     token_count = 0
     for drafting_type in chosen_types:
@@ -81,14 +81,14 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
 def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | None:
     """Returns the draft model; None without one. Raises `InputError` if draft and target model are incompatible."""
     draft_name = flags.get("model_draft")
-    if not draft_name or MTP_TYPE in drafting_types(flags):
+    if not draft_name or MTP_DRAFT_TYPE in drafting_types(flags):
         return None
     named_checkpoint = _checkpoint_by_name(str(draft_name))
     if named_checkpoint is not None:
         draft_model = named_checkpoint[0]
     else:
         draft_model = read_draft(str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
-    if states_reader_of(draft_model.model) is not None:
+    if hidden_state_reader(draft_model.model) is not None:
         raise InputError(f"--model-draft {draft_model.name}: reads hidden states of its target, which is not modelled")
     check_draft(target_model.model, draft_model.model, target_model.name, f"--model-draft: {draft_model.name}")
     return draft_model
@@ -108,7 +108,7 @@ def modules_scheme(flags: Mapping[str, Any], target_model: Preset) -> str | None
     name states no scheme, or a model of other widths.
     """
     file_name = str(flags.get("model_draft") or "")
-    if not file_name or MTP_TYPE not in drafting_types(flags):
+    if not file_name or MTP_DRAFT_TYPE not in drafting_types(flags):
         return None
     base_name = file_name.replace("\\", "/").rpartition("/")[2].removeprefix("mtp-")
     named_checkpoint = known_checkpoint(base_name) if base_name.lower().endswith(".gguf") else None
@@ -118,7 +118,7 @@ def modules_scheme(flags: Mapping[str, Any], target_model: Preset) -> str | None
     }
     if named_checkpoint is None or not named_checkpoint[1] or len(model_sizes) > 1:
         raise InputError(
-            f"--model-draft {short_repr(file_name)}: with --spec-type {MTP_TYPE}, expected a file of "
+            f"--model-draft {short_repr(file_name)}: with --spec-type {MTP_DRAFT_TYPE}, expected a file of "
             f"{target_model.name}'s "
             "modules with its format in the name, such as mtp-NAME-Q8_0.gguf; or without --model-draft, for modules in "
             "the model's file"

@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from ..engines.engine import HOST
+from ..engines.engine import HOST_DEVICE
 from .compute_graph import ComputeGraph, Tensor
-from .gguf_model import OUTPUT, DeltaNetSizes, LayerShape
+from .gguf_model import OUTPUT_TENSOR, DeltaNetSizes, LayerShape
 
-F32, F16, I32, I64 = 4, 2, 4, 8
+F32_BYTES, F16_BYTES, I32_BYTES, I64_BYTES = 4, 2, 4, 8
 
-MASK_ROWS = 64
+MASK_ROW_MULTIPLE = 64
 """Rows to which masks are padded (GGML_KQ_MASK_PAD)."""
 
 MIB = 2**20
 
-LEAST_ROTATION = 64
+SMALLEST_ROTATION_ROWS = 64
 """Rows of the smallest matrix that rotates heads."""
 
 GraphStyle: TypeAlias = Literal["ik", "glu", "silu"]
@@ -122,19 +122,23 @@ class ModelGraph:
 
     def __post_init__(self) -> None:
         tokens = self.settings.tokens
-        self.positions = Tensor(tokens * I32, operation_name="input", dimensions=(tokens,))
-        self.row_numbers = Tensor(tokens * I64, operation_name="input", dimensions=(tokens, 8))
+        self.positions = Tensor(tokens * I32_BYTES, operation_name="input", dimensions=(tokens,))
+        self.row_numbers = Tensor(tokens * I64_BYTES, operation_name="input", dimensions=(tokens, 8))
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
     def _weight(self, weight_name: str, layer_index: int | None) -> Tensor:
         bytes_and_device = self.weight_location(weight_name)
-        device = HOST if layer_index is None else self.device_of_layer(layer_index)
+        device = HOST_DEVICE if layer_index is None else self.device_of_layer(layer_index)
         tensor_bytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
         return Tensor(tensor_bytes, operation_name="weight", device=weight_device)
 
     def _new_tensor(
-        self, dimensions: tuple[int, ...], *source_tensors: Tensor, element_bytes: int = F32, may_move: bool = False
+        self,
+        dimensions: tuple[int, ...],
+        *source_tensors: Tensor,
+        element_bytes: int = F32_BYTES,
+        may_move: bool = False,
     ) -> Tensor:
         tensor_bytes = element_bytes
         for dimension in dimensions:
@@ -156,7 +160,7 @@ class ModelGraph:
         layout = (
             None
             if dimensions is None
-            else (*dimensions, input_tensor.dimensions[-1] if input_tensor.dimensions else F32)
+            else (*dimensions, input_tensor.dimensions[-1] if input_tensor.dimensions else F32_BYTES)
         )
         return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=has_offset)
 
@@ -187,10 +191,10 @@ class ModelGraph:
         """Returns the attention mask of windowed layers, in 16 bits for flash attention."""
         if window not in self._masks:
             tokens = self.settings.tokens // self.settings.streams
-            padded_rows = -(-tokens // MASK_ROWS) * MASK_ROWS if self.rules.pad_mask else tokens
+            padded_rows = -(-tokens // MASK_ROW_MULTIPLE) * MASK_ROW_MULTIPLE if self.rules.pad_mask else tokens
             mask_cells = self.settings.cells_by_window[window] * self.settings.streams
             uses_flash_attention = self.settings.uses_flash_attention
-            element_bytes = F16 if uses_flash_attention and self.rules.mask_f16 else F32
+            element_bytes = F16_BYTES if uses_flash_attention and self.rules.mask_f16 else F32_BYTES
             mask_input = Tensor(
                 mask_cells * padded_rows * element_bytes,
                 operation_name="input",
@@ -199,7 +203,7 @@ class ModelGraph:
             self._mask_inputs[window] = mask_input
             is_converted = uses_flash_attention and not self.rules.mask_f16
             if is_converted:
-                self._masks[window] = self._new_tensor((mask_cells, padded_rows), mask_input, element_bytes=F16)
+                self._masks[window] = self._new_tensor((mask_cells, padded_rows), mask_input, element_bytes=F16_BYTES)
             else:
                 self._masks[window] = mask_input
         return self._masks[window]
@@ -209,13 +213,13 @@ class ModelGraph:
 
         head_size: elements of a head. type_bytes: bytes of 256 cached elements. column_limit: 0 for any.
         """
-        if not self.rules.rotates_vectors or type_bytes >= F16 * 256 or head_size % LEAST_ROTATION:
+        if not self.rules.rotates_vectors or type_bytes >= F16_BYTES * 256 or head_size % SMALLEST_ROTATION_ROWS:
             return None
-        matrix_size = LEAST_ROTATION
+        matrix_size = SMALLEST_ROTATION_ROWS
         while head_size % (2 * matrix_size) == 0 and (not column_limit or 2 * matrix_size <= column_limit):
             matrix_size *= 2
         return self._rotations.setdefault(
-            (matrix_size, column_limit), Tensor(matrix_size * matrix_size * F32, operation_name="input")
+            (matrix_size, column_limit), Tensor(matrix_size * matrix_size * F32_BYTES, operation_name="input")
         )
 
     def apply_rotation(self, input_tensor: Tensor, dimensions: tuple[int, ...], matrix: Tensor | None) -> Tensor:
@@ -232,7 +236,7 @@ class ModelGraph:
 
     def attention(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         settings, tokens = self.settings, self.settings.tokens
-        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST
+        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
         key_cache, value_cache = (
             Tensor(cache_bytes, operation_name="cache", device=cache_device)
             for cache_bytes in settings.layer_cache(layer)
@@ -256,7 +260,7 @@ class ModelGraph:
         query = self._inplace_result(query, query, self.positions)
         key = self._inplace_result(key, key, self.positions)
         key_rotation = self.rotation_matrix(head_dim, settings.key_type_bytes)
-        value_rotation = self.rotation_matrix(value_dim, settings.value_type_bytes, column_limit=LEAST_ROTATION)
+        value_rotation = self.rotation_matrix(value_dim, settings.value_type_bytes, column_limit=SMALLEST_ROTATION_ROWS)
         query = self.apply_rotation(query, (head_dim, heads, tokens), key_rotation)
         key = self.apply_rotation(key, (head_dim, key_heads, tokens), key_rotation)
         value = self.apply_rotation(value, (value_dim, key_heads, tokens), value_rotation)
@@ -283,7 +287,9 @@ class ModelGraph:
         query = self.apply_rotation(
             query, (head_dim, heads, tokens), self.rotation_matrix(head_dim, self.settings.key_type_bytes)
         )
-        value_rotation = self.rotation_matrix(head_dim, self.settings.value_type_bytes, column_limit=LEAST_ROTATION)
+        value_rotation = self.rotation_matrix(
+            head_dim, self.settings.value_type_bytes, column_limit=SMALLEST_ROTATION_ROWS
+        )
         self.graph.add_operations(query)
         heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, head_dim, layer.window)
         self.graph.add_operations(heads_output)
@@ -312,7 +318,7 @@ class ModelGraph:
         weighted_values = self._new_tensor((value_dim, tokens, heads), cached_values, scores)
         merged_heads = self._new_tensor((value_dim * heads, tokens), self._view(weighted_values, None))
         if not settings.keeps_attention:
-            merged_heads.device = HOST
+            merged_heads.device = HOST_DEVICE
         return merged_heads
 
     def latent_attention(self, i: int, layer: LayerShape, layer_input: Tensor) -> Tensor:
@@ -321,7 +327,7 @@ class ModelGraph:
         settings, tokens, latent_sizes = self.settings, self.settings.tokens, layer.latent
         latent_rank, rope_dim, nope_dim, _, query_rank = latent_sizes
         heads, head_dim = layer.head_count, nope_dim + rope_dim
-        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST
+        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
         cache = Tensor(settings.layer_cache(layer)[0], operation_name="cache", device=cache_device)
         query_source = layer_input
         if query_rank:
@@ -412,14 +418,14 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         _, rope_dim, nope_dim, value_dim, _ = layer.latent
         cells, heads = settings.cells_by_window[layer.window], layer.head_count
-        heads_per_group, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32 // MIB
+        heads_per_group, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32_BYTES // MIB
         memory_limit_mib = settings.attention_batch_mib
         while memory_limit_mib and key_value_mib > memory_limit_mib and heads_per_group % 2 == 0:
             heads_per_group, key_value_mib = heads_per_group // 2, key_value_mib // 2
-        copy_type_bytes = F16 * 256 if settings.has_gpus else settings.key_type_bytes
+        copy_type_bytes = F16_BYTES * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
-            rotated_keys = self._new_tensor((rope_dim, cells), rotated_keys, element_bytes=F16)
+            rotated_keys = self._new_tensor((rope_dim, cells), rotated_keys, element_bytes=F16_BYTES)
         rotated_keys = self._new_tensor_in_format((rope_dim, cells, heads_per_group), copy_type_bytes, rotated_keys)
         query = self._new_tensor((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
         self.graph.add_operations(query)
@@ -482,7 +488,7 @@ class ModelGraph:
                 latents = self._new_tensor(
                     (cells, latent_rank),
                     self._view(cache, None),
-                    element_bytes=F16 if settings.key_type_is_f16 else F32,
+                    element_bytes=F16_BYTES if settings.key_type_is_f16 else F32_BYTES,
                 )
             weighted_latents = self._attend_with_scores(query, cache, latents, cells, heads, latent_rank, layer.window)
         head_values = self._new_tensor(
@@ -502,7 +508,7 @@ class ModelGraph:
     ) -> Tensor:
         """Adds attention scores and weighted latents; ik's -amb limits the MiB of scores per head group."""
         tokens, mib_limit = self.settings.tokens, self.settings.attention_batch_mib
-        scores_mib = cache_cells * tokens * heads * F32 // MIB
+        scores_mib = cache_cells * tokens * heads * F32_BYTES // MIB
         step_count = 1 if not mib_limit or mib_limit >= scores_mib else min(-(-scores_mib // mib_limit), heads)
         group_size, attention_output, finished_heads = -(-heads // step_count), None, 0
         while finished_heads < heads:
@@ -553,7 +559,7 @@ class ModelGraph:
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, expert_count, input_tensor, tokens)
         router_probs = self._inplace_result(logits, logits)
-        sorted_experts = self._new_tensor((expert_count, tokens), router_probs, element_bytes=I32)
+        sorted_experts = self._new_tensor((expert_count, tokens), router_probs, element_bytes=I32_BYTES)
         chosen_experts = self._view(sorted_experts, None)
         expert_weights = self._new_tensor(
             (1, k, tokens), self._view(router_probs, (1, expert_count, tokens)), chosen_experts
@@ -627,10 +633,10 @@ class ModelGraph:
         state_count = sequence_count * (1 + self.settings.mtp_draft_tokens)
         result_shape = (heads * net_sizes.value_dim * tokens + state_elements * state_count,)
         recurrence_output = self._new_tensor(result_shape, query, key, value, decay, beta, recurrent_state)
-        states = Tensor(state_elements * state_count * F32, (recurrence_output,), "view", has_offset=True)
+        states = Tensor(state_elements * state_count * F32_BYTES, (recurrence_output,), "view", has_offset=True)
         self.graph.add_operations(self._store_in_cache(state_cache, states))
-        value_bytes = heads * net_sizes.value_dim * tokens * F32
-        output_values = Tensor(value_bytes, (recurrence_output,), "view", (*value_shape, F32))
+        value_bytes = heads * net_sizes.value_dim * tokens * F32_BYTES
+        output_values = Tensor(value_bytes, (recurrence_output,), "view", (*value_shape, F32_BYTES))
         normed_output = self.norm(f"blk.{i}.ssm_norm.weight", i, output_values)
         gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed_input, tokens)
         gate = self._view(gate, value_shape)
@@ -642,13 +648,13 @@ class ModelGraph:
     def build_graph(self) -> ComputeGraph:
         """Returns the graph in execution order."""
         tokens = self.settings.tokens
-        token_ids = Tensor(tokens * I32, operation_name="input", dimensions=(tokens,))
+        token_ids = Tensor(tokens * I32_BYTES, operation_name="input", dimensions=(tokens,))
         output_rows = Tensor(
-            self.settings.logit_rows * I32, operation_name="input", dimensions=(self.settings.logit_rows,)
+            self.settings.logit_rows * I32_BYTES, operation_name="input", dimensions=(self.settings.logit_rows,)
         )
-        embedding_table = Tensor(0, operation_name="weight", device=HOST)
+        embedding_table = Tensor(0, operation_name="weight", device=HOST_DEVICE)
         if self.rules.vector_input and not self.settings.is_mtp_module:
-            self.graph.unread_inputs.append(Tensor(self.hidden_size * tokens * F32, operation_name="input"))
+            self.graph.unread_inputs.append(Tensor(self.hidden_size * tokens * F32_BYTES, operation_name="input"))
         residual_stream = self._new_tensor((self.hidden_size, tokens), embedding_table, token_ids)
         if self.settings.is_mtp_module:
             residual_stream = self._mtp_input(residual_stream)
@@ -671,7 +677,10 @@ class ModelGraph:
             residual_stream = self._with_feed_forward(i, layer, residual_stream, tokens)
             if per_layer_vectors is not None:
                 layer_vectors = Tensor(
-                    layer.per_layer_width * self.settings.tokens * F32, (per_layer_vectors,), "view", has_offset=i > 0
+                    layer.per_layer_width * self.settings.tokens * F32_BYTES,
+                    (per_layer_vectors,),
+                    "view",
+                    has_offset=i > 0,
                 )
                 if tokens != self.settings.tokens:
                     layer_vectors = self._new_tensor((layer.per_layer_width, tokens), layer_vectors, output_rows)
@@ -680,7 +689,7 @@ class ModelGraph:
         if keeps_all_tokens:
             tokens = self.settings.logit_rows
             normed_output = self._new_tensor((self.hidden_size, tokens), normed_output, output_rows)
-        self.graph.add_operations(self.matmul(OUTPUT, self.layer_count, self.vocab_size, normed_output, tokens))
+        self.graph.add_operations(self.matmul(OUTPUT_TENSOR, self.layer_count, self.vocab_size, normed_output, tokens))
         return self.graph
 
     def _mtp_input(self, embeddings: Tensor) -> Tensor:
@@ -690,7 +699,9 @@ class ModelGraph:
         """
         tokens, layer_index = self.settings.tokens, min(self.layers)
         model_states = Tensor(
-            self.hidden_size * tokens * F32, operation_name="input", dimensions=(self.hidden_size, tokens, F32)
+            self.hidden_size * tokens * F32_BYTES,
+            operation_name="input",
+            dimensions=(self.hidden_size, tokens, F32_BYTES),
         )
         normed_states = self.norm(f"blk.{layer_index}.nextn.hnorm.weight", layer_index, model_states)
         embeddings = self.norm(f"blk.{layer_index}.nextn.enorm.weight", layer_index, embeddings)
@@ -710,7 +721,7 @@ class ModelGraph:
         if not width:
             return None
         shape = width * self.layer_count, tokens
-        token_ids = Tensor(tokens * I32, operation_name="input", dimensions=(tokens,))
+        token_ids = Tensor(tokens * I32_BYTES, operation_name="input", dimensions=(tokens,))
         embedding_vectors = self._new_tensor(shape, self._weight("per_layer_token_embd.weight", None), token_ids)
         embedding_vectors = self._inplace_result(embedding_vectors, embedding_vectors)
         self.graph.add_operations(embedding_vectors)

@@ -15,19 +15,19 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
 from ..deepspeed.config_file import run_of_program
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_integer, reader_of
 from ..megatron.named_model import MegatronRun, megatron_run
 
-SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
+IDENTIFYING_KEYS = frozenset({"pipe_parallel_size", "model_parallel_size"})
 """Arguments of which every config has one, with underscores or hyphens."""
 
-DEEPSPEED = field_names("""
+DEEPSPEED_KEYS = field_names("""
     train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization fp16 bf16 optimizer
     gradient_clipping communication_data_type data_types
     """)
 """Keys that DeepSpeed reads."""
 
-OFF: Mapping[str, tuple[Any, ...]] = {
+MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "hidden_dropout": (0,),
     "attention_dropout": (0,),
     "sequence_parallel": (False,),
@@ -46,21 +46,21 @@ OFF: Mapping[str, tuple[Any, ...]] = {
 }
 """Argument → its modelled values."""
 
-MIXERS = {"flash": "flash", "global": "eager", "mamba": "eager"}
+ATTENTION_BY_MIXER = {"flash": "flash", "global": "eager", "mamba": "eager"}
 """Kind of layer in `attention_config` → the implementation of attention."""
 
-POSITIONS = ("learned", "rotary", "none", "alibi")
+POSITION_EMBEDDINGS = ("learned", "rotary", "none", "alibi")
 
-GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 """Gated activation → the function of its gate."""
 
-VOCABULARY = 50_257
+VOCABULARY_SIZE = 50_257
 """Tokens of GPT-2, the default tokenizer; GPT-NeoX-20B's, 50,254, are padded to as many."""
 
 
 def is_gpt_neox(config: Table) -> bool:
     """Whether a table is a config of GPT-NeoX that describes a model."""
-    return bool(SIGNS & set(_with_underscores(config)))
+    return bool(IDENTIFYING_KEYS & set(_with_underscores(config)))
 
 
 def _with_underscores(config: Table) -> dict[str, Any]:
@@ -72,17 +72,17 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         arguments = _with_underscores(written_config)
-        reader.refuse_other_values(arguments, OFF)
+        reader.refuse_other_values(arguments, MODELLED_VALUES)
         mixer_kind = _mixer_kind(reader, arguments)
         reader.check_unknown()
         tp, pp = (
-            max(1, integer_of(reader, size_name, arguments.get(size_name, 1), minimum=0))
+            max(1, read_integer(reader, size_name, arguments.get(size_name, 1), minimum=0))
             for size_name in PARALLEL_SIZES
         )
         spec = _model_of(reader, arguments, mixer_kind, tp)
         run_settings = {
-            "seq": integer_of(reader, "seq_length", arguments.get("seq_length")),
-            "attn_implementation": MIXERS[mixer_kind],
+            "seq": read_integer(reader, "seq_length", arguments.get("seq_length")),
+            "attn_implementation": ATTENTION_BY_MIXER[mixer_kind],
             **_kernel_settings(reader, arguments),
         }
         config = _deepspeed_config(reader, arguments)
@@ -97,7 +97,7 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
 PARALLEL_SIZES = ("model_parallel_size", "pipe_parallel_size")
 """Arguments with the sizes of tensor and pipeline parallelism."""
 
-ESTIMATE = (
+ESTIMATE_NOTE = (
     "model_parallel_size and pipe_parallel_size are counted with Megatron-LM's kernels and buffers, and ZeRO-1 as its "
     "distributed optimizer: an estimate"
 )
@@ -117,25 +117,27 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
             "precision", "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
     zero_table = reader.table(config, "zero_optimization")
-    zero_stage = integer_of(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
+    zero_stage = read_integer(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
     if zero_stage > 1:
         reader.refuse("zero_optimization.stage", f"{zero_stage} beside layers that ranks divide is not modelled")
     for argument_name in ("cpu_offload", "offload_optimizer"):
         if zero_table.get(argument_name):
             reader.refuse(f"zero_optimization.{argument_name}", "with layers that ranks divide it is not modelled")
     reader.check_unknown()
-    reader.notes.append(ESTIMATE)
+    reader.notes.append(ESTIMATE_NOTE)
     megatron_run_settings = replace(parallel_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
     launch_settings = megatron_run(reader, megatron_run_settings, reader.source.world_size, dict(settings))
     replica_count = launch_settings.layout.dp
     global_batch = config.get("train_batch_size")
     accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
-        batch = integer_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
+        batch = read_integer(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
         if global_batch is not None:
-            accumulation_steps = max(1, integer_of(reader, "train_batch_size", global_batch) // (batch * replica_count))
+            accumulation_steps = max(
+                1, read_integer(reader, "train_batch_size", global_batch) // (batch * replica_count)
+            )
     else:
-        batch = max(1, integer_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replica_count))
+        batch = max(1, read_integer(reader, "train_batch_size", global_batch) // (accumulation_steps * replica_count))
     return launch_settings._replace(
         settings={**launch_settings.settings, "batch": batch, "num_microbatches": accumulation_steps}
     )
@@ -146,7 +148,7 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     deepspeed_config = {
         argument_name: argument_value
         for argument_name, argument_value in arguments.items()
-        if argument_name in DEEPSPEED
+        if argument_name in DEEPSPEED_KEYS
     }
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
@@ -181,9 +183,11 @@ def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
     for layer_entry in attention_config if isinstance(attention_config, list) else [attention_config]:
         mixer_names = layer_entry[0] if isinstance(layer_entry, list) and layer_entry else layer_entry
         mixer_kinds |= set(map(str, mixer_names)) if isinstance(mixer_names, list) else {str(mixer_names)}
-    if len(mixer_kinds) != 1 or not mixer_kinds <= set(MIXERS):
+    if len(mixer_kinds) != 1 or not mixer_kinds <= set(ATTENTION_BY_MIXER):
         kinds_text = ", ".join(sorted(mixer_kinds))[:60]
-        reader.refuse("attention_config", f"'{kinds_text}' is not modelled; {', '.join(MIXERS)} in all layers are")
+        reader.refuse(
+            "attention_config", f"'{kinds_text}' is not modelled; {', '.join(ATTENTION_BY_MIXER)} in all layers are"
+        )
         return "global"
     return mixer_kinds.pop()
 
@@ -194,7 +198,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) 
     mixer_kind: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
     layer_count, hidden, heads, position_count = (
-        integer_of(reader, argument_name, arguments.get(argument_name))
+        read_integer(reader, argument_name, arguments.get(argument_name))
         for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
     norm = _norm_table(reader, arguments)
@@ -206,8 +210,8 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) 
     }
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
     position_type = str(reader.value(arguments, "pos_emb", "learned"))
-    if position_type not in POSITIONS:
-        raise reader.value_error("pos_emb", position_type, ", ".join(POSITIONS))
+    if position_type not in POSITION_EMBEDDINGS:
+        raise reader.value_error("pos_emb", position_type, ", ".join(POSITION_EMBEDDINGS))
     if position_type == "rotary":
         attention_table["position"] = _rotary_table(reader, arguments)
     elif position_type == "alibi":
@@ -221,12 +225,13 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) 
     if mixer_kind == "mamba":
         layer = {"attention": _mamba_table(reader, arguments, hidden), "feed_forward": {"type": "none"}, "norm": norm}
     row_multiple = tp * reader.integer(arguments, "make_vocab_size_divisible_by", 128)
-    reader.assumed_defaults["vocabulary"] = VOCABULARY
+    reader.assumed_defaults["vocabulary"] = VOCABULARY_SIZE
     reader.notes.append(
-        f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {row_multiple}"
+        f"the tokens are in the tokenizer's files: {VOCABULARY_SIZE:,} of GPT-2 are counted, in a multiple of "
+        f"{row_multiple}"
     )
     spec_table = {
-        "vocab_size": ceil_div(VOCABULARY, row_multiple) * row_multiple,
+        "vocab_size": ceil_div(VOCABULARY_SIZE, row_multiple) * row_multiple,
         "hidden_size": hidden,
         "tie_word_embeddings": not reader.flag(arguments, "no_weight_tying"),
         "max_position_embeddings": position_count,
@@ -260,24 +265,25 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
     rotary_fraction, rope_base = (
-        reader.value(arguments, argument_name, default_value) for argument_name, default_value in ROTATION.items()
+        reader.value(arguments, argument_name, default_value)
+        for argument_name, default_value in ROTARY_DEFAULTS.items()
     )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.value_error("rotary_pct", rotary_fraction, "a share from 0 to 1")
-    rotary_table = {"type": "rope", "rope_theta": float(integer_of(reader, "rotary_emb_base", rope_base))}
+    rotary_table = {"type": "rope", "rope_theta": float(read_integer(reader, "rotary_emb_base", rope_base))}
     return rotary_table if rotary_fraction == 1 else {**rotary_table, "partial_rotary_factor": float(rotary_fraction)}
 
 
-ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
+ROTARY_DEFAULTS = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 """Argument → its default."""
 
 
 def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> dict[str, Any]:
     """Returns the model-spec table of the feed-forward network (`ParallelMLP`), with 2/3 width if gated."""
     activation_name = str(reader.value(arguments, "activation", "gelu"))
-    is_gated = activation_name in GATED
+    is_gated = activation_name in GATED_ACTIVATIONS
     if not is_gated and activation_name not in ("gelu", "relu", "silu"):
-        raise reader.value_error("activation", activation_name, f"gelu, relu, silu or {', '.join(GATED)}")
+        raise reader.value_error("activation", activation_name, f"gelu, relu, silu or {', '.join(GATED_ACTIVATIONS)}")
     if arguments.get("expansion_factor") is not None:
         reader.refuse("expansion_factor", "expected intermediate_size")
     width_multiple = reader.integer(arguments, "mlp_multiple_of", 1)
@@ -287,7 +293,7 @@ def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> 
     return {
         "type": "mlp",
         "intermediate_size": ceil_div(inner_width, width_multiple) * width_multiple,
-        "hidden_act": GATED.get(activation_name, activation_name),
+        "hidden_act": GATED_ACTIVATIONS.get(activation_name, activation_name),
         "gated": is_gated,
         "up_bias": has_bias,
         "down_bias": has_bias,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..engines.flags import Flag, memory_neutral_flags_of, refused_flags
-from ..ggml.flags import IDLE, SHARED_FLAGS, cache_types
+from ..ggml.flags import MEMORY_NEUTRAL_FLAGS, SHARED_FLAGS, cache_types
 
 FLAGS = (
     *SHARED_FLAGS,
@@ -38,7 +38,7 @@ FLAGS = (
     ),
     *refused_flags("experts that are loaded later", switch_names="--defer-experts --prefetch-experts"),
     *memory_neutral_flags_of(__file__),
-    *IDLE,
+    *MEMORY_NEUTRAL_FLAGS,
 )
 
 

@@ -9,34 +9,34 @@ from typing import Any
 
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
-from ..registry import WITHOUT_A_NAME, plugins
-from .record import (
+from ..registry import DEFAULT_FRAMEWORK, plugins
+from .launch_types import (
     FP16_NOTE,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    default_attention,
-    integer_of,
+    assume_default_attention,
+    read_integer,
     reader_of,
 )
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
 """Keys by which a config without `distributed_type` is recognized."""
 
-WITHOUT_PLUGIN = ("NO", "MULTI_GPU")
+TYPES_WITHOUT_PLUGIN = ("NO", "MULTI_GPU")
 """Values of `distributed_type` for one device and for replicas, which need no plugin."""
 
-OTHER_DEVICES = ("MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_HPU")
+UNMODELLED_DEVICE_TYPES = ("MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_HPU")
 """Values of `distributed_type` for replicas on accelerators whose kernels are not modelled."""
 
-ACCELERATE_READ = field_names("""
+READ_ACCELERATE_KEYS = field_names("""
     distributed_type mixed_precision num_processes num_machines parallelism_config dynamo_config dynamo_backend
     gradient_accumulation_steps use_cpu
     """)
 
-ACCELERATE_IGNORED = field_names("""
+IGNORED_ACCELERATE_KEYS = field_names("""
     compute_environment debug enable_cpu_affinity gpu_ids machine_rank main_process_ip main_process_port
     main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone commands
     command_file ipex_config mpirun_config main_process_port_ rdzv_conf max_restarts monitor_interval fp8_config
@@ -60,9 +60,9 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
         plugin.distributed_type: (framework_name, plugin) for framework_name, plugin in plugins().items()
     }
     plugin_tables = (plugin.section_name for _, plugin in plugins_by_type.values())
-    reader.check_names(config, (*ACCELERATE_READ, *plugin_tables), ACCELERATE_IGNORED, "no key that is known")
+    reader.check_names(config, (*READ_ACCELERATE_KEYS, *plugin_tables), IGNORED_ACCELERATE_KEYS, "no key that is known")
     if config.get("num_processes") is not None:
-        process_count = integer_of(reader, "num_processes", config["num_processes"])
+        process_count = read_integer(reader, "num_processes", config["num_processes"])
         if world_size not in (None, process_count):
             reader.notes.append(f"--devices {world_size} in the place of num_processes: {process_count}")
         world_size = world_size or process_count
@@ -70,28 +70,28 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
         reader.refuse("use_cpu", "training on a CPU is not modelled")
     device_count = reader.device_count(world_size)
     if config.get("num_machines"):
-        integer_of(reader, "num_machines", config["num_machines"])
+        read_integer(reader, "num_machines", config["num_machines"])
     distributed_type = str(config.get("distributed_type", "NO")).upper()[:40]
     run_settings: dict[str, Any] = {"phase": "training", **_precision_settings(reader, config)}
     if config.get("gradient_accumulation_steps") is not None:
-        accumulation_steps = integer_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
+        accumulation_steps = read_integer(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
         run_settings["num_microbatches"] = accumulation_steps
     tables = config, reader.table(config, "dynamo_config")  # commands/config/config_args.py: both places
     if any(str(config_table.get("dynamo_backend") or "NO").upper() != "NO" for config_table in tables):
         run_settings["compile"] = True
-    framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
+    framework_name, launch_settings = DEFAULT_FRAMEWORK, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:
         framework_name, plugin = plugins_by_type[distributed_type]
         launch_settings = plugin.read_accelerate(reader, config, device_count, run_settings)
     else:
         reader.refuse_groups(config)
-    if distributed_type in OTHER_DEVICES:
+    if distributed_type in UNMODELLED_DEVICE_TYPES:
         reader.notes.append(f"distributed_type {distributed_type}: the kernels and the runtime of CUDA are counted")
-    elif distributed_type not in (*WITHOUT_PLUGIN, *plugins_by_type):
+    elif distributed_type not in (*TYPES_WITHOUT_PLUGIN, *plugins_by_type):
         raise reader.value_error(
-            "distributed_type", distributed_type, f"one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}"
+            "distributed_type", distributed_type, f"one of {', '.join((*TYPES_WITHOUT_PLUGIN, *plugins_by_type))}"
         )
-    settings = default_attention(reader) | launch_settings.settings
+    settings = assume_default_attention(reader) | launch_settings.settings
     return reader.create_launch(framework_name, launch_settings._replace(settings=settings))
 
 

@@ -11,23 +11,23 @@ from typing import Any
 
 from ...errors import InputError
 from ..argument_names import keyword_of
-from .command_line import arguments_of, plain_value
+from .command_line import parse_arguments, plain_value
 from .deepspeed_auto_values import AUTO_BATCH, AUTO_FORMATS
-from .record import LaunchSource, ReadText, Table
+from .launch_types import LaunchSource, ReadText, Table
 from .unresolved import is_unresolved, printable, unresolved_reason
 from .yaml_text import parse_yaml
 
-STAGED = ("offload_optimizer_device", "offload_param_device")
+OFFLOAD_DEVICE_KEYS = ("offload_optimizer_device", "offload_param_device")
 
 
-def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
+def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
     """Returns the config of `accelerate launch` with the command's arguments; empty for another launcher."""
     launcher_index = next(
         (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
     )
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
-    arguments = arguments_of(
+    arguments = parse_arguments(
         [launcher_word for launcher_word in launcher[launcher_index + 2 :] if launcher_word != "-m"], name_in_errors
     )
     flags = {keyword_of(flag): flag_value for flag, flag_value in arguments.items()}
@@ -82,7 +82,7 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
 
     Raises `InputError` for a framework that the Trainer does not start.
     """
-    accelerate_table = config_table(source_file.launcher, source_file.name_in_errors, source_file.read_text)
+    accelerate_table = accelerate_config_table(source_file.launcher, source_file.name_in_errors, source_file.read_text)
     arguments: dict[str, Any] = {}
     precision = str(accelerate_table.get("mixed_precision") or "no").lower()
     if precision in ("bf16", "fp16"):
@@ -139,7 +139,7 @@ def _deepspeed_config(config: Any) -> Any:
     if deepspeed_table.get("deepspeed_config_file") is not None:
         return deepspeed_table["deepspeed_config_file"]
     zero_table: dict[str, Any] = {"stage": deepspeed_table.get("zero_stage", 2)}
-    for offload_key in STAGED:
+    for offload_key in OFFLOAD_DEVICE_KEYS:
         if deepspeed_table.get(offload_key) not in (None, "none", False):
             zero_table[offload_key.removesuffix("_device")] = {"device": deepspeed_table[offload_key]}
     return {"zero_optimization": zero_table, **AUTO_FORMATS, **AUTO_BATCH}

@@ -18,19 +18,19 @@ from ...costs.adapters import linear_layer_names
 from ...flow.module_names import Checkpoint
 from ...model import ModelSpec
 from ...workload.lora import ALL_LINEAR, PARALLEL_LIBRARIES
-from .record import Launch
+from .launch_types import Launch
 
-OTHER_MODULES = {
+MODULE_NAMES_OUTSIDE_LAYERS = {
     **dict.fromkeys(("embed_in", "wte", "word_embeddings", "tok_embeddings"), "embed_tokens"),
     **dict.fromkeys(("embed_out", "output"), "lm_head"),
     **dict.fromkeys(("score", "classifier"), "out_proj"),
 }
 """A class's own name of a module outside of the layers → the name here."""
 
-ENCODERS = ("vision", "visual", "audio", "projector", "aligner")
+ENCODER_PATH_WORDS = ("vision", "visual", "audio", "projector", "aligner")
 """Words in the paths of modules outside of the language model."""
 
-LONGEST, MOST = 400, 200
+LONGEST_PATTERN, MOST_MATCHED_NAMES = 400, 200
 """Largest number of letters of an expression, and of names that it stands for."""
 
 
@@ -83,7 +83,7 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
 def adapts_output_head(target_names: Iterable[str]) -> bool:
     """Whether adapters target the output head, under llmcalc's name or a transformers class's name."""
     return any(
-        "lm_head" in (component_name, OTHER_MODULES.get(component_name))
+        "lm_head" in (component_name, MODULE_NAMES_OUTSIDE_LAYERS.get(component_name))
         for target_name in target_names
         for component_name in (target_name, *_last_component_names(target_name))
     )
@@ -95,11 +95,13 @@ def _translate_modules_to_save(launched_run: Launch, model: ModelSpec) -> Launch
     if not saved_modules or "modules_to_save" in launched_run.option_overrides:
         return launched_run
     node_names = {node_position.node.name for node_position in model.tree().walk()}
-    known_modules = tuple(name if name in node_names else OTHER_MODULES.get(name, name) for name in saved_modules)
+    known_modules = tuple(
+        name if name in node_names else MODULE_NAMES_OUTSIDE_LAYERS.get(name, name) for name in saved_modules
+    )
     return replace(launched_run, settings={**launched_run.settings, "modules_to_save": known_modules})
 
 
-WILDCARD = re.compile(r"[*\w.]*\*[*\w.]*")
+WILDCARD_PATTERN = re.compile(r"[*\w.]*\*[*\w.]*")
 """A pattern of paths with `*` for any text, as NeMo's programs take; PEFT's expressions have something before a `*`."""
 
 
@@ -108,17 +110,17 @@ def _last_component_names(target_pattern: str, layer_names: Iterable[str] = ()) 
 
     layer_names: the model's linear layers, of which a wildcard selects some.
     """
-    if len(target_pattern) > LONGEST:
+    if len(target_pattern) > LONGEST_PATTERN:
         return []
-    if target_pattern.startswith("*") and WILDCARD.fullmatch(target_pattern) is not None:
+    if target_pattern.startswith("*") and WILDCARD_PATTERN.fullmatch(target_pattern) is not None:
         return fnmatch.filter(layer_names, target_pattern.rpartition(".")[2])
     try:
-        return list(dict.fromkeys(_last_components(target_pattern)))[:MOST]
+        return list(dict.fromkeys(_last_components(target_pattern)))[:MOST_MATCHED_NAMES]
     except ValueError:
         return []
 
 
-TOKENS = re.compile(
+PATTERN_TOKENS = re.compile(
     r"(?P<dot>\\?\.)(?![*+?])|(?P<any>\.[*+?]|\\[dw][*+?]?)|(?P<set>\[[^\]]*\])[*+?]?|(?P<word>\w)|[\^$]"
 )
 """The pieces of an expression, but for groups."""
@@ -141,7 +143,7 @@ def _last_components(pattern_text: str) -> Iterator[str]:
                 elif not has_quantifier:
                     piece_alternatives.append(_split_alternatives(group_text))
                 continue
-            token_match = TOKENS.match(alternative, text_position)
+            token_match = PATTERN_TOKENS.match(alternative, text_position)
             if token_match is None:
                 raise ValueError(alternative)
             matched_text, text_position = matched_text + token_match[0], token_match.end()
@@ -153,9 +155,9 @@ def _last_components(pattern_text: str) -> Iterator[str]:
                 piece_alternatives.append(list(token_match["set"][1:-1]))
             elif token_match["any"] or token_match["set"]:
                 piece_alternatives.append([])
-        if not any(encoder_name in matched_text for encoder_name in ENCODERS) and piece_alternatives:
+        if not any(encoder_name in matched_text for encoder_name in ENCODER_PATH_WORDS) and piece_alternatives:
             for combination_number, piece_texts in enumerate(product(*piece_alternatives)):
-                if combination_number >= MOST:
+                if combination_number >= MOST_MATCHED_NAMES:
                     raise ValueError(pattern_text)
                 yield "".join(piece_texts)
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from ...errors import InputError
 from ..argument_names import keyword_of
-from .command_line import CONFIG_ENDINGS, arguments_of, plain_value
-from .record import CommandLine, Table
+from .command_line import CONFIG_ENDINGS, parse_arguments, plain_value
+from .launch_types import CommandLine, Table
 from .unresolved import is_unresolved, printable
 from .yaml_text import parse_yaml
 
 CONFIG_OPTION = re.compile(r"-c|--(job\.)?config([_-](file|path))?")
 """The options with which programs name their config file."""
 
-DEEPEST = 20
+MOST_KEY_PARTS = 20
 """Largest number of names in a key such as `model.lora_rank`."""
 
 
@@ -58,7 +58,7 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
         else:
             typed_values[override_match[1]] = override_match[2]
     typed_values |= {
-        keyword_of(name): argument_value for name, argument_value in arguments_of(arguments, name_in_errors).items()
+        keyword_of(name): argument_value for name, argument_value in parse_arguments(arguments, name_in_errors).items()
     }
     changed_config = dict(config)
     for typed_name, typed_value in typed_values.items():
@@ -79,8 +79,8 @@ def _typed_value(typed_text: Any, name_in_errors: str) -> Any:
 def _set_dotted_key(config_table: dict[str, Any], dotted_key: str, typed_value: Any, name_in_errors: str) -> None:
     """Sets a dotted key's value in copies of the nested tables."""
     *outer_keys, last_key = dotted_key.split(".")
-    if len(outer_keys) >= DEEPEST:
-        raise InputError(f"{name_in_errors}: {dotted_key[:60]}: too many dots; expected at most {DEEPEST} names")
+    if len(outer_keys) >= MOST_KEY_PARTS:
+        raise InputError(f"{name_in_errors}: {dotted_key[:60]}: too many dots; expected at most {MOST_KEY_PARTS} names")
     for inner_key in outer_keys:
         inner_table = config_table.get(inner_key)
         if not isinstance(inner_table, Mapping) and inner_table is not None:

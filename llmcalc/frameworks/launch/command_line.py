@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...errors import InputError, one_line
 from ...sources.huggingface.family import field_names
 from ..argument_names import keyword_of
-from .record import CommandLine, LaunchReader
+from .launch_types import CommandLine, LaunchReader
 from .shell_words import ShellCommand
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 
@@ -37,7 +37,7 @@ CONSOLE_PROGRAMS = {
 }
 """Programs that a package installs → their subcommands that start work; empty where there are none."""
 
-PACKAGE_FILES = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
+PACKAGE_FILE_PATH = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
 """The path of a file of a package that is started as a module too: `swift/cli/sft.py` is `swift.cli.sft`."""
 
 TRL_SCRIPT = re.compile(rf"(?:.*[/_])?({'|'.join(CONSOLE_PROGRAMS['trl'])})(?:_(?!trainer)\w+)?\.py")
@@ -55,13 +55,13 @@ PEFT_OPTIONS = ("--use_peft_lora", "--use_4bit_quantization", "--use_8bit_quanti
 LLAMA_FACTORY_SCRIPT = re.compile(r"(?:^|/)src/train\.py$")
 """The path of LLaMA-Factory's script, if its words have `--stage`; before version 0.7 it was `src/train_bash.py`."""
 
-SHELLS = ("bash", "sh", "sbatch", "source", ".")
+SCRIPT_STARTERS = ("bash", "sh", "sbatch", "source", ".")
 """Words before a script's name that start it."""
 
-LONGEST_TYPED = 20_000
+LONGEST_TYPED_COMMAND = 20_000
 """Largest number of letters of a file's name with variables and arguments."""
 
-WITHOUT_PROGRAMS = field_names("""
+NON_PROGRAM_COMMANDS = field_names("""
     echo printf cat cp mv rm ls find sed grep tee mkdir pip pip3 chmod wget curl test [ [[ tail head kill wait cd log
     """)
 """Commands that start no program, although their words may name one."""
@@ -84,8 +84,8 @@ class TypedLaunch(NamedTuple):
 
 def typed_launch(typed_text: str) -> TypedLaunch:
     """Splits the value of `--launch` into parts, except the name of an existing file."""
-    if len(typed_text) > LONGEST_TYPED:
-        raise InputError(f"--launch: {len(typed_text):,} letters; expected at most {LONGEST_TYPED:,}")
+    if len(typed_text) > LONGEST_TYPED_COMMAND:
+        raise InputError(f"--launch: {len(typed_text):,} letters; expected at most {LONGEST_TYPED_COMMAND:,}")
     if not re.search(r"\s", typed_text) or _file_exists(typed_text):
         return TypedLaunch(typed_text, {}, ())
     try:
@@ -98,7 +98,7 @@ def typed_launch(typed_text: str) -> TypedLaunch:
     while command_words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", command_words[0]):
         variable_name, _, variable_value = command_words.pop(0).partition("=")
         variables[variable_name] = variable_value
-    if command_words and command_words[0] in SHELLS:
+    if command_words and command_words[0] in SCRIPT_STARTERS:
         command_words.pop(0)
     if not command_words:
         raise InputError("--launch: no file; expected NAME=VALUE … FILE ARGUMENTS")
@@ -107,13 +107,13 @@ def typed_launch(typed_text: str) -> TypedLaunch:
     return TypedLaunch(command_words[0], variables, tuple(command_words[1:]))
 
 
-TYPED_COMMAND = "--launch"
+LAUNCH_OPTION = "--launch"
 """The name of a typed command in messages."""
 
 
 def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
     """Returns the words of a command typed as `--launch`, without leading variables; none for a file's name."""
-    if len(typed_text) > LONGEST_TYPED or not re.search(r"\s", typed_text) or _file_exists(typed_text):
+    if len(typed_text) > LONGEST_TYPED_COMMAND or not re.search(r"\s", typed_text) or _file_exists(typed_text):
         return ()
     try:
         command_words = shlex.split(typed_text)
@@ -121,7 +121,7 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
         return ()
     while command_words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", command_words[0]):
         command_words.pop(0)
-    is_file = bool(command_words) and (command_words[0] in SHELLS or _file_exists(command_words[0]))
+    is_file = bool(command_words) and (command_words[0] in SCRIPT_STARTERS or _file_exists(command_words[0]))
     return () if is_file else tuple(command_words)
 
 
@@ -129,7 +129,7 @@ def is_training_command(typed_text: str) -> bool:
     """Whether the value of `--launch` is the command of a training program, such as `tune run … --config FILE`."""
     command_words = words_of_typed_command(typed_text)
     typed_variables = dict(re.findall(r"(?:^|\s)([A-Za-z_]\w*)=(\S*)", typed_text)) if command_words else {}
-    return bool(command_words) and command_line(ShellCommand(command_words, typed_variables, 1)) is not None
+    return bool(command_words) and parse_command_line(ShellCommand(command_words, typed_variables, 1)) is not None
 
 
 def _file_exists(file_name: str) -> bool:
@@ -151,7 +151,7 @@ TORCHTITAN_SCRIPTS = ("run_train.sh", "run_llama_train.sh")
 """torchtitan's own scripts, which run the job of `CONFIG_FILE` on `NGPU` devices, 8 by default."""
 
 
-def command_line(command: ShellCommand) -> CommandLine | None:
+def parse_command_line(command: ShellCommand) -> CommandLine | None:
     """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
     command_words = list(command.words)
     line_and_loops = (command.line, command.loop_values)
@@ -165,7 +165,7 @@ def command_line(command: ShellCommand) -> CommandLine | None:
             )
         next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
         if command_word.endswith(".py") and not command_word.startswith("-"):
-            package_match = PACKAGE_FILES.search(command_word)
+            package_match = PACKAGE_FILE_PATH.search(command_word)
             program_name = (
                 _trl_program(command_word, command_words[i + 1 :]) or file_name
                 if package_match is None
@@ -225,7 +225,7 @@ def _without_separator(command_words: list[str]) -> list[str]:
     return command_words[1:] if command_words[:1] == ["--"] else command_words
 
 
-def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str, Any]:
+def parse_arguments(command_words: Sequence[str], name_in_errors: str) -> dict[str, Any]:
     """Returns argument → value: True without a value, a text for one value, a list for several."""
     argument_values: dict[str, Any] = {}
     argument_name = ""
@@ -258,7 +258,7 @@ def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str,
     return argument_values
 
 
-def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
+def hydra_overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
     """Returns Hydra's overrides, `key=value` or `+key=value`, among a command's words as dotted key → value."""
     overrides_by_key: dict[str, Any] = {}
     for command_word in command_words:
@@ -299,7 +299,7 @@ def plain_value(written_value: Any) -> Any:
     return int(written_value) if re.fullmatch(r"-?\d{1,12}", written_value) else written_value
 
 
-def model_name(written_name: Any) -> str:
+def marked_model_name(written_name: Any) -> str:
     """Returns an argument's model name, with a mark if unknown before the script runs."""
     if isinstance(written_name, str) and is_unresolved(written_name):
         return f"${printable(written_name).lstrip('$')}"

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .record import Launch
+from .launch_types import Launch
 
 ARGUMENTS_CLASS = "SentenceTransformerTrainingArguments"
 """The class of the trainer's arguments."""
 
-LOSS = re.compile(r"[A-Z]\w*Loss")
+LOSS_CLASS = re.compile(r"[A-Z]\w*Loss")
 """The name of a class of losses."""
 
-TEXTS = {
+TEXT_COUNT_BY_LOSS = {
     "TripletLoss": 3,
     **dict.fromkeys(
         ("BatchAllTripletLoss", "BatchHardTripletLoss", "BatchSemiHardTripletLoss", "BatchHardSoftMarginTripletLoss"), 1
@@ -28,17 +28,17 @@ TEXTS = {
 }
 """Loss → the texts of an example, where they are not two."""
 
-MINI_BATCH = 32
+DEFAULT_MINI_BATCH_SIZE = 32
 """The default of a cached loss's `mini_batch_size`."""
 
 
-def embedding_run(launch: Launch, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> Launch:
+def with_embedding_loss(launch: Launch, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> Launch:
     """Returns the run without a language-model head, with the number of sequences whose activations coexist.
 
     launch: the run, whose batch is the examples of a micro-batch. calls: name and arguments of each call in the file.
     """
-    loss_calls = [(name, arguments) for name, arguments in calls if LOSS.fullmatch(name) is not None]
-    texts_per_example = next((TEXTS[name] for name, _ in loss_calls if name in TEXTS), 2)
+    loss_calls = [(name, arguments) for name, arguments in calls if LOSS_CLASS.fullmatch(name) is not None]
+    texts_per_example = next((TEXT_COUNT_BY_LOSS[name] for name, _ in loss_calls if name in TEXT_COUNT_BY_LOSS), 2)
     sequence_count = launch.settings["batch"] * texts_per_example
     batch_note = (
         f"an example is counted as {'1 text' if texts_per_example == 1 else f'{texts_per_example} texts'} of the "
@@ -46,7 +46,7 @@ def embedding_run(launch: Launch, calls: Iterable[tuple[str, Mapping[str, Any]]]
         "--batch says the texts of a micro-batch together, --seq the tokens of the longest one"
     )
     for name, arguments in loss_calls:
-        mini_batch_size = arguments.get("mini_batch_size", MINI_BATCH)
+        mini_batch_size = arguments.get("mini_batch_size", DEFAULT_MINI_BATCH_SIZE)
         if name.startswith("Cached") and type(mini_batch_size) is int and mini_batch_size > 0:
             sequence_count = min(mini_batch_size, launch.settings["batch"])
             batch_note = f"{name}: {sequence_count:,} texts at a time have activations"

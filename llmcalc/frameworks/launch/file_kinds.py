@@ -7,15 +7,15 @@ from functools import cache
 from typing import Any, TypedDict
 
 from ..framework import LazyFunction
-from ..registry import NAMES, framework
+from ..registry import FRAMEWORK_NAMES, framework
 from ..trl.commands import COMMANDS as TRL_COMMANDS
-from .record import LaunchFile, Table
-from .refused_programs import REFUSED
+from .launch_types import LaunchFile, Table
+from .refused_programs import REFUSED_LAUNCH_FILES
 
-FRAMEWORKS = __package__.rpartition(".")[0]
+FRAMEWORKS_PACKAGE = __package__.rpartition(".")[0]
 """The package with the folders of frameworks and programs."""
 
-ACCELERATE = LaunchFile(
+ACCELERATE_FILE = LaunchFile(
     "accelerate",
     "a config of accelerate",
     LazyFunction(__package__, "accelerate:is_accelerate"),
@@ -24,7 +24,7 @@ ACCELERATE = LaunchFile(
     version="1.x",
 )
 
-TRAINER = LaunchFile(
+TRAINER_FILE = LaunchFile(
     "trainer",
     "arguments of the Trainer",
     LazyFunction(__package__, "trainer:is_trainer"),
@@ -44,11 +44,14 @@ class CommandFunctions(TypedDict):
     read_command: str
 
 
-COMMAND: CommandFunctions = {"starts_program": "command:starts_program", "read_command": "command:read_command"}
+COMMAND_FUNCTIONS: CommandFunctions = {
+    "starts_program": "command:starts_program",
+    "read_command": "command:read_command",
+}
 """The functions that read a program's commands: field of `LaunchFile` → `file:function` in the program's folder."""
 
 
-NO_COMMANDS: Mapping[str, Table] = {}
+NO_COMMAND_FUNCTIONS: Mapping[str, Table] = {}
 """No commands with arguments that are keys of config files."""
 
 
@@ -59,7 +62,7 @@ def _program_file(
     title: str = "",
     kind_name: str = "",
     *,
-    commands: Mapping[str, Table] = NO_COMMANDS,
+    commands: Mapping[str, Table] = NO_COMMAND_FUNCTIONS,
     launcher: str = "",
     **reader_functions: str,
 ) -> tuple[str, LaunchFile]:
@@ -74,7 +77,7 @@ def _program_file(
         "matches_tables": f"config_file:is_{folder_name}",
         "read_tables": f"config_file:read_{folder_name}",
     }
-    reader_package = f"{FRAMEWORKS}.{folder_name}"
+    reader_package = f"{FRAMEWORKS_PACKAGE}.{folder_name}"
     lazy_functions: dict[str, Any] = {
         name: LazyFunction(reader_package, path) for name, path in reader_functions.items()
     }
@@ -90,7 +93,7 @@ def _program_file(
     )
 
 
-PROGRAMS = dict(
+LAUNCH_FILE_BY_PROGRAM = dict(
     (
         _program_file(
             "automodel",
@@ -147,7 +150,11 @@ PROGRAMS = dict(
             read_python="python_file:read_python",
         ),
         _program_file(
-            "deepspeed_chat", "DeepSpeed-Chat", "83757d9 (2025-02-11)", "a command of DeepSpeed-Chat", **COMMAND
+            "deepspeed_chat",
+            "DeepSpeed-Chat",
+            "83757d9 (2025-02-11)",
+            "a command of DeepSpeed-Chat",
+            **COMMAND_FUNCTIONS,
         ),
         _program_file("gpt_neox", "GPT-NeoX", "2.0 (2026-05-19)"),
         _program_file(
@@ -155,7 +162,7 @@ PROGRAMS = dict(
             "FastChat",
             "0.2.36",
             "a command of FastChat's, Stanford Alpaca's or Qwen's training script",
-            **COMMAND,
+            **COMMAND_FUNCTIONS,
         ),
         _program_file(
             "megatron_bridge",
@@ -172,7 +179,7 @@ PROGRAMS = dict(
             "Megatron-DeepSpeed",
             "f4157be (2024-12-24)",
             "a command of Megatron-DeepSpeed",
-            **COMMAND,
+            **COMMAND_FUNCTIONS,
         ),
         _program_file(
             "ms_swift",
@@ -199,14 +206,14 @@ PROGRAMS = dict(
         _program_file("nemo", "NeMo", "2.x (2025)"),
         _program_file("nemo_rl", "NeMo-RL", "7ea279a (2026-08-22)"),
         _program_file("oumi", "Oumi", "2026-08-21"),
-        _program_file("openrlhf", "OpenRLHF", "0.11.0", "a command of OpenRLHF", **COMMAND),
+        _program_file("openrlhf", "OpenRLHF", "0.11.0", "a command of OpenRLHF", **COMMAND_FUNCTIONS),
         _program_file(
             "pai_megatron",
             "Pai-Megatron-Patch",
             "a098ca5 (2025-12-15)",
             "a command of Pai-Megatron-Patch",
             "pai-megatron-patch",
-            **COMMAND,
+            **COMMAND_FUNCTIONS,
         ),
         _program_file(
             "skyrl",
@@ -214,9 +221,9 @@ PROGRAMS = dict(
             "a956457 (2026-08-21)",
             "a command of SkyRL",
             is_training_command="command:trains",
-            **COMMAND,
+            **COMMAND_FUNCTIONS,
         ),
-        _program_file("slime", "slime", "2026-08-21", "a command of slime", **COMMAND),
+        _program_file("slime", "slime", "2026-08-21", "a command of slime", **COMMAND_FUNCTIONS),
         _program_file(
             "verl",
             "verl",
@@ -224,7 +231,7 @@ PROGRAMS = dict(
             "a config or command of verl",
             matches_tables="config_file:is_verl",
             read_tables="config_file:read_verl",
-            **COMMAND,
+            **COMMAND_FUNCTIONS,
         ),
     )
 )
@@ -233,14 +240,18 @@ PROGRAMS = dict(
 
 def program_files() -> tuple[LaunchFile, ...]:
     """Returns the launch file kinds of programs that train with a framework, and of refused programs."""
-    return (*PROGRAMS.values(), *REFUSED)
+    return (*LAUNCH_FILE_BY_PROGRAM.values(), *REFUSED_LAUNCH_FILES)
 
 
 @cache
 def _framework_files() -> tuple[LaunchFile, ...]:
     """Returns the kinds of launch files of frameworks, and of files that select a framework."""
-    framework_launch_files = (framework(framework_name).launch_file for framework_name in NAMES)
-    return (*(launch_file for launch_file in framework_launch_files if launch_file is not None), ACCELERATE, TRAINER)
+    framework_launch_files = (framework(framework_name).launch_file for framework_name in FRAMEWORK_NAMES)
+    return (
+        *(launch_file for launch_file in framework_launch_files if launch_file is not None),
+        ACCELERATE_FILE,
+        TRAINER_FILE,
+    )
 
 
 def launch_file_kinds() -> tuple[LaunchFile, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .record import Launch, LaunchReader, Table, integer_of, share_of
-from .rollout import AdditionalModel, Rollout, States
+from .launch_types import Launch, LaunchReader, Table, read_fraction, read_integer
+from .rollout import AdditionalModel, ModelState, Rollout
 
-SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
+TRL_SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
 """Where the files of TRL say what is on a device in each phase."""
 
 SFT_NOTE = "GRPO: the loss of the training step is counted as that of SFT over all tokens"
@@ -19,7 +19,7 @@ SFT_NOTE = "GRPO: the loss of the training step is counted as that of SFT over a
 LIGER_NOTE = "Liger's log-probabilities of the last {completion} tokens, sequence by sequence, counted as their mean"
 """What is said of the loss that TRL 1.10 takes from Liger-Kernel 0.8.5. Newer versions of TRL leave it out."""
 
-GRPO_READ = (
+READ_GRPO_ARGUMENTS = (
     "beta", "max_prompt_length", "max_completion_length", "vllm_mode", "use_vllm", "vllm_gpu_memory_utilization",
     "vllm_max_model_length", "vllm_max_model_len", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode",
     "steps_per_generation", "generation_batch_size", "use_liger_loss",
@@ -47,7 +47,7 @@ def grpo_length(
     if prompt_length is None:
         reader.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
         return {"seq": completion_length}
-    return {"seq": integer_of(reader, prompt_key, prompt_length, minimum=0) + completion_length}
+    return {"seq": read_integer(reader, prompt_key, prompt_length, minimum=0) + completion_length}
 
 
 def with_log_probabilities(launched_run: Launch, completion_length: int, has_wide_logits: bool) -> Launch:
@@ -81,8 +81,8 @@ def colocated_rollout(
     memory_share: float,
     max_tokens: int | None = None,
     beta: float = 0.0,
-    offloaded_states: frozenset[States] = frozenset(),
-    citation: str = SOURCE,
+    offloaded_states: frozenset[ModelState] = frozenset(),
+    citation: str = TRL_SOURCE,
     reference_bytes: int = 0,
 ) -> Rollout:
     """Returns the rollout engine and the reference model that share devices with the trained model.
@@ -96,7 +96,7 @@ def colocated_rollout(
     reference_bytes: bytes per weight of the reference model; 0 (default) for those that the run's settings imply.
     """
     completion_length = reader.integer(config, "max_completion_length", 512)
-    batch_size = integer_of(reader, "batch", launched_run.settings["batch"])
+    batch_size = read_integer(reader, "batch", launched_run.settings["batch"])
     is_colocated = _colocates_engine(config)
     is_weight_sharded = launched_run.layout.zero == 3
     has_reference = config.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launched_run.settings
@@ -138,11 +138,11 @@ def _engine_flags(
     )
     generation_batch_size = config.get("generation_batch_size")
     if generation_batch_size is not None:
-        generated_sequence_count = integer_of(reader, "generation_batch_size", generation_batch_size)
+        generated_sequence_count = read_integer(reader, "generation_batch_size", generation_batch_size)
         steps_per_generation = max(1, generated_sequence_count // (sequence_count * launched_run.layout.world_size))
     flags: dict[str, Any] = {
         "tensor_parallel_size": tp,
-        "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, memory_utilization),
+        "gpu_memory_utilization": read_fraction(reader, "vllm_gpu_memory_utilization", config, memory_utilization),
         "max_num_seqs": sequence_count * tp * steps_per_generation,
     }
     flags["max_num_seqs"] = reader.optional_integer(config, "vllm_max_num_seqs") or flags["max_num_seqs"]
@@ -150,5 +150,5 @@ def _engine_flags(
         flags["max_num_batched_tokens"] = max_tokens
     for argument_name in ("vllm_max_model_length", "vllm_max_model_len"):
         if config.get(argument_name) is not None:
-            flags["max_model_len"] = integer_of(reader, argument_name, config[argument_name])
+            flags["max_model_len"] = read_integer(reader, argument_name, config[argument_name])
     return flags

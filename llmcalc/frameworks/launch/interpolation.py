@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from .command_line import plain_value
-from .record import Table
+from .launch_types import Table
 
-MOST_STEPS = 8
+MOST_INTERPOLATIONS = 8
 """The most interpolations that lead from a key to its value."""
 
-PRODUCT = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
-RELATIVE = re.compile(r"\$\{((?:oc\.select:\s*)?)(\.{1,8})(\w+(?:\.\w+)*)")
-REFERENCE = re.compile(r"\$\{(?:oc\.select:\s*)?([a-z_]\w*(?:\.\w+)*)\s*(?:,([^{}]*))?\}", re.IGNORECASE)
-VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(?:,([^{}]*))?\}")
-MISSING = "???"
+PRODUCT_PATTERN = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
+RELATIVE_REFERENCE = re.compile(r"\$\{((?:oc\.select:\s*)?)(\.{1,8})(\w+(?:\.\w+)*)")
+KEY_REFERENCE = re.compile(r"\$\{(?:oc\.select:\s*)?([a-z_]\w*(?:\.\w+)*)\s*(?:,([^{}]*))?\}", re.IGNORECASE)
+VARIABLE_REFERENCE = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(?:,([^{}]*))?\}")
+MISSING_VALUE = "???"
 """The value of a key that a command must set."""
 
 
-NOTHING: Table = {}
+EMPTY_TABLE: Table = {}
 """No overrides, or no variables."""
 
 
-def flat_config(config: Table, overrides: Table = NOTHING, environment: Table = NOTHING) -> dict[str, Any]:
+def flat_config(config: Table, overrides: Table = EMPTY_TABLE, environment: Table = EMPTY_TABLE) -> dict[str, Any]:
     """Returns dotted key → value of nested tables, without keys of classes (`_target_`) and without missing values.
 
     overrides: dotted key → value, which replace the tables'.
@@ -40,7 +40,7 @@ def flat_config(config: Table, overrides: Table = NOTHING, environment: Table = 
         for flat_key, flat_value in nested_table.items():
             if isinstance(flat_value, Mapping):
                 add_flattened(flat_value, [*table_names, str(flat_key)])
-            elif not str(flat_key).startswith("_") and flat_value != MISSING:
+            elif not str(flat_key).startswith("_") and flat_value != MISSING_VALUE:
                 flat_values[".".join([*table_names, str(flat_key)])[:150]] = _with_full_names(flat_value, table_names)
 
     add_flattened(config, [])
@@ -52,7 +52,7 @@ def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
     """Returns a value whose relative references (`${..name}`) have full names. table_names: the enclosing tables."""
     if not isinstance(written_value, str):
         return written_value
-    return RELATIVE.sub(
+    return RELATIVE_REFERENCE.sub(
         lambda match: "${" + match[1] + ".".join([*table_names[: len(table_names) + 1 - len(match[2])], match[3]]),
         written_value,
     )
@@ -60,17 +60,19 @@ def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
 
 def _resolved(written_value: Any, flat_values: Table, environment: Table) -> Any:
     """Returns a value without the interpolations that can be resolved."""
-    for _ in range(MOST_STEPS):
+    for _ in range(MOST_INTERPOLATIONS):
         if not isinstance(written_value, str) or "${" not in written_value:
             return written_value
-        reference = REFERENCE.fullmatch(written_value)
+        reference = KEY_REFERENCE.fullmatch(written_value)
         if reference is not None and (reference[1] in flat_values or written_value.startswith("${oc.select:")):
             default_text = "null" if reference[2] is None else reference[2].strip()
             written_value = flat_values.get(reference[1], plain_value(default_text))
             continue
-        replaced_value = VARIABLE.sub(lambda match: str(environment.get(match[1], match[2] or match[0])), written_value)
-        replaced_value = REFERENCE.sub(lambda match: str(flat_values.get(match[1], match[0])), replaced_value)
-        replaced_value = PRODUCT.sub(lambda product: str(int(product[1]) * int(product[2])), replaced_value)
+        replaced_value = VARIABLE_REFERENCE.sub(
+            lambda match: str(environment.get(match[1], match[2] or match[0])), written_value
+        )
+        replaced_value = KEY_REFERENCE.sub(lambda match: str(flat_values.get(match[1], match[0])), replaced_value)
+        replaced_value = PRODUCT_PATTERN.sub(lambda product: str(int(product[1]) * int(product[2])), replaced_value)
         if replaced_value == written_value:
             break
         written_value = plain_value(replaced_value)

@@ -16,7 +16,7 @@ from typing import Any
 from ...sources.huggingface.family import field_names
 from .python_source import dotted_name_of
 
-FORMATS = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
+DTYPE_BY_METHOD = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
 """Method that converts a model → the number format."""
 
 OPTIMIZER_CLASSES: Mapping[str, str] = {
@@ -33,28 +33,30 @@ OPTIMIZER_CLASSES: Mapping[str, str] = {
 }
 """Class of an optimizer that a file creates → the Trainer's `optim`."""
 
-ADAPTER_PARTS = ("LoraConfig", "LoftQConfig", "PeftConfig", "LoraRuntimeConfig", "EvaConfig", "CordaConfig")
+LORA_CONFIG_CLASSES = ("LoraConfig", "LoftQConfig", "PeftConfig", "LoraRuntimeConfig", "EvaConfig", "CordaConfig")
 """Configurations of PEFT that describe LoRA's adapters."""
 
-LORA_IDLE = field_names("""
+IGNORED_LORA_ARGUMENTS = field_names("""
     lora_alpha task_type inference_mode fan_in_fan_out use_rslora init_lora_weights alpha_pattern runtime_config
     revision peft_type base_model_name_or_path auto_mapping corda_config eva_config loftq_config layers_pattern
     """)
 """Arguments of `LoraConfig` that change no size."""
 
-HEADS = re.compile(r"(AutoModel|\w+)For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)")
+OTHER_HEAD_CLASS = re.compile(
+    r"(AutoModel|\w+)For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)"
+)
 """A class of transformers with another head than a language model's."""
 
-OTHER_HEAD = (
+OTHER_HEAD_REASON = (
     "its head is no language model's; expected TARGET with --phase training --set head.type=classification --set "
     "head.num_labels=N"
 )
 """Why a model with another head is refused, and what to type."""
 
-OTHER_MODELS = re.compile(r"ref|reward|teacher|critic|value|vis|image|audio|embed_model", re.IGNORECASE)
+OTHER_MODEL_NAME = re.compile(r"ref|reward|teacher|critic|value|vis|image|audio|embed_model", re.IGNORECASE)
 """Names of models beside the trained one, and of encoders, which are not counted."""
 
-SIZES = re.compile(
+SIZE_FIELD = re.compile(
     r"num_(hidden_layers|attention_heads|key_value_heads|layers|heads|local_experts)|n_(layers?|embd|heads?|inner)|"
     r"hidden_size|intermediate_size|head_dim|d_model|d_ff|ffn_dim|vocab_size"
 )
@@ -63,7 +65,7 @@ SIZES = re.compile(
 LAYER_LISTS = ("layers", "h", "blocks", "layer")
 """Attributes of models that hold their layers."""
 
-FROZEN = "parameters that the file freezes are counted as trained"
+FROZEN_NOTE = "parameters that the file freezes are counted as trained"
 
 
 @dataclass
@@ -94,7 +96,7 @@ def changes_of_model(
     _record_optimizer(model_changes, syntax_tree, call_nodes)
     has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
-        model_changes.unknown_arguments["requires_grad"] = FROZEN
+        model_changes.unknown_arguments["requires_grad"] = FROZEN_NOTE
     for call in call_nodes:
         _record_conversion(model_changes, call, model_names)
         _record_head(model_changes, call)
@@ -137,7 +139,7 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
     return {
         variable_node.id
         for variable_node in name_nodes
-        if isinstance(variable_node, ast.Name) and OTHER_MODELS.search(variable_node.id) is None
+        if isinstance(variable_node, ast.Name) and OTHER_MODEL_NAME.search(variable_node.id) is None
     }
 
 
@@ -151,10 +153,14 @@ def _record_adapters(
         called_name, class_name = dotted_name_of(call.func), _called_name(call)
         if class_name == "LoraConfig" or called_name.endswith("Model.get_peft_model"):
             for keyword in call.keywords:
-                if keyword.arg and keyword.arg not in {*lora_arguments, *LORA_IDLE} and not _is_unset(keyword.value):
+                if (
+                    keyword.arg
+                    and keyword.arg not in {*lora_arguments, *IGNORED_LORA_ARGUMENTS}
+                    and not _is_unset(keyword.value)
+                ):
                     model_changes.unknown_arguments[keyword.arg] = f"{class_name} is modelled without"
         is_peft_class = class_name in peft_names or called_name == f"peft.{class_name}"
-        if is_peft_class and class_name.endswith("Config") and class_name not in ADAPTER_PARTS:
+        if is_peft_class and class_name.endswith("Config") and class_name not in LORA_CONFIG_CLASSES:
             model_changes.unknown_arguments[class_name] = "PEFT's adapters other than LoRA are not modelled"
 
 
@@ -223,7 +229,7 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
 def _is_of_trained_model(owner_node: ast.expr) -> bool:
     """Whether an expression names only the trained model, and no other model such as a reference model."""
     node_names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner_node))
-    return not any(map(OTHER_MODELS.search, node_names))
+    return not any(map(OTHER_MODEL_NAME.search, node_names))
 
 
 def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Collection[str]) -> None:
@@ -235,20 +241,20 @@ def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names:
     owner_node = call.func.value
     if not (_is_model_call(owner_node) or (isinstance(owner_node, ast.Name) and owner_node.id in model_names)):
         return
-    if call.func.attr in FORMATS and not call.args:
-        model_changes.arguments["dtype"] = FORMATS[call.func.attr]
+    if call.func.attr in DTYPE_BY_METHOD and not call.args:
+        model_changes.arguments["dtype"] = DTYPE_BY_METHOD[call.func.attr]
     if call.func.attr == "to":
         value_nodes = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
         for format_name in (dotted_name_of(value_node).removeprefix("torch.") for value_node in value_nodes):
-            if format_name in FORMATS.values():
+            if format_name in DTYPE_BY_METHOD.values():
                 model_changes.arguments["dtype"] = format_name
 
 
 def _record_head(model_changes: ModelChanges, call: ast.Call) -> None:
     """Records a class that loads the model with another head than that of a language model."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
-    if HEADS.fullmatch(class_name) is not None:
-        model_changes.unknown_arguments[class_name] = OTHER_HEAD
+    if OTHER_HEAD_CLASS.fullmatch(class_name) is not None:
+        model_changes.unknown_arguments[class_name] = OTHER_HEAD_REASON
 
 
 def _record_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
@@ -267,7 +273,7 @@ def _record_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: S
     new_sizes = {
         field_name: value.value
         for field_name, value in config_sizes.items()
-        if SIZES.fullmatch(field_name) and isinstance(value, ast.Constant) and type(value.value) is int
+        if SIZE_FIELD.fullmatch(field_name) and isinstance(value, ast.Constant) and type(value.value) is int
     }
     if new_sizes:
         settings_text = " ".join(f"--set {field_name}={size_value}" for field_name, size_value in new_sizes.items())

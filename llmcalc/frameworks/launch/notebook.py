@@ -14,11 +14,11 @@ from typing import Any
 
 from ...errors import InputError
 from ...sources.files import parse_json, read_text
-from .python_source import constants
+from .python_source import module_constants
 from .windows_scripts import shell_text
-from .yaml_text import LARGEST
+from .yaml_text import LARGEST_FILE_BYTES
 
-ENDING = ".ipynb"
+NOTEBOOK_ENDING = ".ipynb"
 """The ending of a notebook's name."""
 
 LARGEST_NOTEBOOK = 6_000_000
@@ -33,10 +33,10 @@ SHELL_CELLS = ("%%bash", "%%sh", "%%script bash", "%%script sh")
 PYTHON_CELLS = ("%%capture", "%%time", "%%timeit", "%%python")
 """First words of cells that are Python."""
 
-LINE_OF_IPYTHON = re.compile(r"^(\s*)(?:[!%?]|\w+\s*=\s*[!%])|\?\s*$")
+IPYTHON_LINE = re.compile(r"^(\s*)(?:[!%?]|\w+\s*=\s*[!%])|\?\s*$")
 """A line that IPython takes, and not Python."""
 
-FILE_END = "END_OF_THIS_CELL"
+CELL_END_MARK = "END_OF_THIS_CELL"
 """The mark that ends a cell's text in a script's here-document."""
 
 
@@ -45,14 +45,14 @@ def read_launch_text(path: Path) -> str:
 
     Raises `InputError` for a file that is not text.
     """
-    if path.suffix != ENDING:
-        return shell_text(read_text(path, LARGEST), path.name)
+    if path.suffix != NOTEBOOK_ENDING:
+        return shell_text(read_text(path, LARGEST_FILE_BYTES), path.name)
     return code_of_notebook(read_text(path, LARGEST_NOTEBOOK), str(path))
 
 
 def is_python_name(file_name: str) -> bool:
     """Whether a file's name is the name of a Python file or a notebook."""
-    return file_name.endswith((".py", ENDING))
+    return file_name.endswith((".py", NOTEBOOK_ENDING))
 
 
 def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
@@ -79,8 +79,10 @@ def _checked_code(python_code: str, name_in_errors: str) -> str:
     """Returns the code of a notebook. Raises `InputError` if it is empty or too large."""
     if not python_code.strip():
         raise InputError(f"{name_in_errors}: a notebook without code; expected cells that train or start a server")
-    if len(python_code) > LARGEST:
-        raise InputError(f"{name_in_errors}: {len(python_code):,} letters of code; expected at most {LARGEST:,}")
+    if len(python_code) > LARGEST_FILE_BYTES:
+        raise InputError(
+            f"{name_in_errors}: {len(python_code):,} letters of code; expected at most {LARGEST_FILE_BYTES:,}"
+        )
     return python_code
 
 
@@ -113,7 +115,7 @@ def _python_of_cell(cell: str) -> str:
     python_lines: list[str] = []
     is_continued = False
     for cell_line in cell.split("\n"):
-        magic_match = None if is_continued else LINE_OF_IPYTHON.search(cell_line)
+        magic_match = None if is_continued else IPYTHON_LINE.search(cell_line)
         if magic_match is not None:
             python_lines.append(f"{magic_match[1] or ''}pass")
         elif not is_continued:
@@ -139,7 +141,11 @@ def _script_of_cell(cell: str) -> str:
         return cell_body
     if first_line.startswith("%%writefile"):
         file_name = first_line.split()[-1]
-        return f"cat > {file_name} <<'{FILE_END}'\n{cell_body}\n{FILE_END}" if FILE_END not in cell_body else ""
+        return (
+            f"cat > {file_name} <<'{CELL_END_MARK}'\n{cell_body}\n{CELL_END_MARK}"
+            if CELL_END_MARK not in cell_body
+            else ""
+        )
     command_lines: list[str] = []
     is_continued = False
     for cell_line in cell.split("\n"):
@@ -155,7 +161,7 @@ def _shell_variables(python_text: str) -> Iterator[str]:
     """Yields shell assignments of a notebook's Python constants, for use in the notebook's shell commands."""
     if not _is_valid_python(python_text):
         return
-    for variable_name, variable_value in constants(ast.parse(python_text).body).items():
+    for variable_name, variable_value in module_constants(ast.parse(python_text).body).items():
         if (
             isinstance(variable_value, str | int)
             and re.fullmatch(r"[\w./:@ -]{1,200}", str(variable_value)) is not None

@@ -14,20 +14,20 @@ from typing import Any, TypeAlias
 
 from ...errors import InputError, one_line
 
-LARGEST = 150_000
+MOST_LETTERS = 150_000
 """Largest number of letters of a Python file without its pictures; real configurations have under 60 000."""
 
 PICTURE = re.compile(r"[\w+/=]{2000,}", re.ASCII)
 """Encoded data in a notebook, such as a picture, which a parser reads as one constant."""
 
-LARGEST_WITH_PICTURES = 4_000_000
+MOST_LETTERS_WITH_PICTURES = 4_000_000
 
 LARGEST_NUMBER = 2**62
 
-DEEPEST = 40
+DEEPEST_EXPRESSION = 40
 """Largest depth of an expression."""
 
-SUPPORTS_BF16 = re.compile(r"(?:^|\.)is_bf(loat)?16_supported$")
+BF16_SUPPORT_FUNCTION = re.compile(r"(?:^|\.)is_bf(loat)?16_supported$")
 """A function that says whether the device computes in bf16, which those of compute capability 8.0 and later do."""
 
 
@@ -48,9 +48,11 @@ def is_python(file_text: str, name_in_errors: str) -> bool:
 
 def parse_python(python_text: str, name_in_errors: str) -> ast.Module:
     """Returns the syntax tree of a Python file. Raises `InputError` for a text that is too large, or is not Python."""
-    text_length = len(python_text) if len(python_text) > LARGEST_WITH_PICTURES else len(PICTURE.sub("", python_text))
-    if text_length > LARGEST:
-        raise InputError(f"{name_in_errors}: {text_length:,} letters of Python; expected at most {LARGEST:,}")
+    text_length = (
+        len(python_text) if len(python_text) > MOST_LETTERS_WITH_PICTURES else len(PICTURE.sub("", python_text))
+    )
+    if text_length > MOST_LETTERS:
+        raise InputError(f"{name_in_errors}: {text_length:,} letters of Python; expected at most {MOST_LETTERS:,}")
     try:
         return ast.parse(python_text)
     except SyntaxError as error:
@@ -61,9 +63,9 @@ def parse_python(python_text: str, name_in_errors: str) -> ast.Module:
         raise InputError(f"{name_in_errors}: not valid Python; expected a configuration") from None
 
 
-def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
+def expression_value(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
     """Returns the value of an expression. known_values: variable or dotted name → value."""
-    if nesting_depth > DEEPEST:
+    if nesting_depth > DEEPEST_EXPRESSION:
         return UnknownValue("…")
     if isinstance(expression, ast.Constant):
         return expression.value
@@ -71,25 +73,29 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
         dotted_name = dotted_name_of(expression)
         return known_values[dotted_name] if dotted_name in known_values else UnknownValue(dotted_name)
     if isinstance(expression, ast.List | ast.Tuple):
-        return [value_of(list_element, known_values, nesting_depth + 1) for list_element in expression.elts[:1000]]
+        return [
+            expression_value(list_element, known_values, nesting_depth + 1) for list_element in expression.elts[:1000]
+        ]
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
-        operand_value = value_of(expression.operand, known_values, nesting_depth + 1)
+        operand_value = expression_value(expression.operand, known_values, nesting_depth + 1)
         return -operand_value if isinstance(operand_value, int | float) else UnknownValue("-")
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
-        operand_value = value_of(expression.operand, known_values, nesting_depth + 1)
+        operand_value = expression_value(expression.operand, known_values, nesting_depth + 1)
         return UnknownValue("not …") if isinstance(operand_value, UnknownValue) else not operand_value
     if isinstance(expression, ast.IfExp):
-        condition_value = value_of(expression.test, known_values, nesting_depth + 1)
+        condition_value = expression_value(expression.test, known_values, nesting_depth + 1)
         if isinstance(condition_value, UnknownValue):
             return UnknownValue("a choice")
-        return value_of(expression.body if condition_value else expression.orelse, known_values, nesting_depth + 1)
-    if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(dotted_name_of(expression.func)) is not None:
+        return expression_value(
+            expression.body if condition_value else expression.orelse, known_values, nesting_depth + 1
+        )
+    if isinstance(expression, ast.Call) and BF16_SUPPORT_FUNCTION.search(dotted_name_of(expression.func)) is not None:
         return True
     if isinstance(expression, ast.Compare) and len(expression.ops) == 1:
         return _equality_result(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.Subscript):
         known_table = known_values.get(dotted_name_of(expression.value))
-        item_key = value_of(expression.slice, known_values, nesting_depth + 1)
+        item_key = expression_value(expression.slice, known_values, nesting_depth + 1)
         if isinstance(known_table, dict) and isinstance(item_key, str) and item_key in known_table:
             return known_table[item_key]
     if isinstance(expression, ast.Dict):
@@ -97,8 +103,8 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
     if isinstance(expression, ast.Call) and dotted_name_of(expression.func) == "dict" and not expression.args:
         return keyword_arguments(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.BinOp):
-        left_value = value_of(expression.left, known_values, nesting_depth + 1)
-        right_value = value_of(expression.right, known_values, nesting_depth + 1)
+        left_value = expression_value(expression.left, known_values, nesting_depth + 1)
+        right_value = expression_value(expression.right, known_values, nesting_depth + 1)
         if type(left_value) is int and type(right_value) is int:
             return _whole_number_result(expression.op, left_value, right_value)
     return UnknownValue(expression_description(expression))
@@ -109,9 +115,9 @@ def _equality_result(comparison: ast.Compare, known_values: Mapping[str, Any], n
     operation, right_node = comparison.ops[0], comparison.comparators[0]
     attribute_names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}
     if "get_device_capability" in attribute_names and isinstance(operation, ast.GtE):
-        return True  # of 8 and later, as `SUPPORTS_BF16`
+        return True  # of 8 and later, as `BF16_SUPPORT_FUNCTION`
     left_value, right_value = (
-        format_name(value_of(operand_node, known_values, nesting_depth))
+        format_name(expression_value(operand_node, known_values, nesting_depth))
         for operand_node in (comparison.left, right_node)
     )
     if has_unknown(left_value) or has_unknown(right_value) or not isinstance(operation, ast.Eq | ast.NotEq):
@@ -147,7 +153,7 @@ def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_
 
 def value_of_item(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
     """Returns the value of an item; unknown for a variable with nested tables, whose size could double per line."""
-    item_value = value_of(expression, known_values, nesting_depth)
+    item_value = expression_value(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
     is_nested = isinstance(inner_values, list) and any(
         isinstance(inner_value, dict | list) for inner_value in inner_values
@@ -205,7 +211,7 @@ def _comparison_result(operator_node: ast.cmpop, left_value: Any, right_values: 
 def dotted_name_of(name_expression: ast.expr) -> str:
     """Returns an expression's dotted name, such as `Trainer.Config`; empty for an expression that is no name."""
     name_parts: list[str] = []
-    while isinstance(name_expression, ast.Attribute) and len(name_parts) < DEEPEST:
+    while isinstance(name_expression, ast.Attribute) and len(name_parts) < DEEPEST_EXPRESSION:
         name_parts.append(name_expression.attr)
         name_expression = name_expression.value
     return ".".join([name_expression.id, *reversed(name_parts)]) if isinstance(name_expression, ast.Name) else ""
@@ -218,7 +224,7 @@ def expression_description(syntax_node: ast.AST) -> str:
     return type(syntax_node).__name__
 
 
-def constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
+def module_constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
     """Returns variable → value of plain assignments, in order."""
     values_by_variable: dict[str, Any] = {}
     for statement in module_statements:
@@ -235,14 +241,14 @@ def constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
 def assigned_values(target_node: ast.expr, value_node: ast.expr, known_values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns variable → value of an assignment to a name, or to several (`model_id, output_dir = "…", "…"`)."""
     if isinstance(target_node, ast.Name):
-        return {target_node.id: value_of(value_node, known_values)}
+        return {target_node.id: expression_value(value_node, known_values)}
     if not isinstance(target_node, ast.Tuple) or not isinstance(value_node, ast.Tuple):
         return {}
     if len(target_node.elts) != len(value_node.elts):
         return {}
     names_and_values = zip(target_node.elts, value_node.elts, strict=True)
     return {
-        name.id: value_of(value_element, known_values)
+        name.id: expression_value(value_element, known_values)
         for name, value_element in names_and_values
         if isinstance(name, ast.Name)
     }
@@ -269,13 +275,13 @@ def functions_of(syntax_tree: ast.Module) -> dict[str, ast.FunctionDef]:
     return {statement.name: statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)}
 
 
-CALLED = "()"
+CALLED_NAME_KEY = "()"
 """The last part of the key under which the name of a called object is."""
 
 MOST_VALUES = 5_000
 """Largest number of values of a configuration."""
 
-MOST_WORK = 400_000
+MOST_READ_VALUES = 400_000
 """Largest number of values that are read and copied for a configuration."""
 
 Config: TypeAlias = dict[str, Any]
@@ -290,14 +296,14 @@ class Configurations:
 
     def __init__(self, syntax_tree: ast.Module, known_configurations: Mapping[str, Config] | None = None) -> None:
         self.functions: dict[str, ast.FunctionDef] = functions_of(syntax_tree)
-        self.constants: dict[str, Any] = constants(syntax_tree.body)
+        self.constants: dict[str, Any] = module_constants(syntax_tree.body)
         self.known_configurations: Mapping[str, dict[str, Any]] = known_configurations or {}
         self.evaluated_value_count: int = 0
 
     def count_work(self, value_count: int) -> None:
-        """Counts evaluated values. Raises `RecursionError` beyond `MOST_WORK`."""
+        """Counts evaluated values. Raises `RecursionError` beyond `MOST_READ_VALUES`."""
         self.evaluated_value_count += value_count
-        if self.evaluated_value_count > MOST_WORK:
+        if self.evaluated_value_count > MOST_READ_VALUES:
             raise RecursionError
 
     def configuration_of(
@@ -314,7 +320,7 @@ class Configurations:
         ]
         variables = dict(self.constants)
         for parameter, default_node in zip(reversed(parameters), reversed(default_nodes), strict=False):
-            variables[parameter.arg] = value_of(default_node, self.constants)
+            variables[parameter.arg] = expression_value(default_node, self.constants)
         variables |= arguments or {}
         configs_by_variable: dict[str, Config] = {}
         for statement in function.body:
@@ -346,7 +352,7 @@ class Configurations:
             else None
         )
         if isinstance(statement, ast.If) and condition_truth is not None:
-            if depth > DEEPEST:
+            if depth > DEEPEST_EXPRESSION:
                 raise RecursionError
             for inner_statement in statement.body if condition_truth else statement.orelse:
                 self.read_statement(inner_statement, variables, configs_by_variable, depth + 1)
@@ -434,7 +440,7 @@ class Configurations:
     ) -> Config:
         """Returns the configuration that an expression builds; for a plain value, the table `{"": value}`."""
         self.count_work(1)
-        if depth > DEEPEST:
+        if depth > DEEPEST_EXPRESSION:
             raise RecursionError
         called_path = dotted_name_of(expression)
         if called_path in configs_by_variable:
@@ -449,16 +455,17 @@ class Configurations:
                     if config_key.startswith(f"{attribute_name}.")
                 }
                 return inner_config or {"": owner_config.get(attribute_name, UnknownValue(called_path))}
-            return {"": value_of(expression, variables)}
+            return {"": expression_value(expression, variables)}
         called_name = dotted_name_of(expression.func)
         keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}
         if called_name in self.functions:
             argument_values = {
-                config_key: value_of(config_value, variables) for config_key, config_value in keyword_nodes.items()
+                config_key: expression_value(config_value, variables)
+                for config_key, config_value in keyword_nodes.items()
             }
             parameters = [parameter.arg for parameter in self.functions[called_name].args.args]
             argument_values |= {
-                config_key: value_of(config_value, variables)
+                config_key: expression_value(config_value, variables)
                 for config_key, config_value in zip(parameters, expression.args, strict=False)
             }
             return self.configuration_of(called_name, argument_values, depth + 1)
@@ -466,7 +473,7 @@ class Configurations:
         if not called_name and isinstance(expression.func, ast.Attribute):  # a method of what another call returns
             config = self.evaluate(expression.func.value, variables, configs_by_variable, depth + 1)
             called_name = f"….{expression.func.attr}"
-        config[CALLED] = called_name
+        config[CALLED_NAME_KEY] = called_name
         for config_key, argument in (
             *((str(i), config_value) for i, config_value in enumerate(expression.args)),
             *keyword_nodes.items(),

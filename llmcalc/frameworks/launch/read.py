@@ -15,33 +15,33 @@ from typing import Any
 from ...errors import InputError, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..argument_names import keyword_of
-from ..registry import NAMES, framework
-from .accelerate_command import config_table, process_count_of
+from ..registry import FRAMEWORK_NAMES, framework
+from .accelerate_command import accelerate_config_table, process_count_of
 from .command_config import config_file_and_words, with_typed_values
 from .command_line import (
     CONSOLE_PROGRAMS,
-    TYPED_COMMAND,
-    WITHOUT_PROGRAMS,
-    arguments_of,
-    command_line,
+    LAUNCH_OPTION,
+    NON_PROGRAM_COMMANDS,
     is_training_command,
+    parse_arguments,
+    parse_command_line,
     plain_value,
     typed_launch,
 )
 from .file_kinds import launch_file_kinds, launch_file_titles
+from .launch_types import CommandLine, Launch, LaunchFile, LaunchSource, ReadTables, ReadText
 from .notebook import read_launch_text
-from .options import NO_OPTIONS, read_with_options
+from .option_overrides import NO_OPTIONS, read_with_options
 from .python_source import is_python
-from .record import CommandLine, Fetch, Launch, LaunchFile, LaunchSource, ReadText
-from .refused_programs import REFUSED, refuse_config, refuse_text
+from .refused_programs import REFUSED_LAUNCH_FILES, refuse_config, refuse_text
 from .shell import read_script
 from .shell_words import ShellCommand, ShellScript
 from .slurm import devices_of_machine
-from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
+from .unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable, unresolved_reason
 from .windows_scripts import posix_paths
-from .yaml_text import LARGEST, parse_braces, parse_yaml
+from .yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml
 
-SERVER_FILES = "; of servers (vLLM, SGLang, llama.cpp, …) memory and fit read scripts, compose files and manifests"
+SERVER_FILES_HINT = "; of servers (vLLM, SGLang, llama.cpp, …) memory and fit read scripts, compose files and manifests"
 """The end of messages that list the kinds of launch files: where the files of servers are read."""
 
 
@@ -66,20 +66,20 @@ def read_launch(
     Raises `InputError`, which names file, field and fix.
     """
     if is_training_command(str(launch_path)):
-        shell_script = read_script(posix_paths(str(launch_path)), TYPED_COMMAND, None, ())
+        shell_script = read_script(posix_paths(str(launch_path)), LAUNCH_OPTION, None, ())
         source_file = LaunchSource(
-            TYPED_COMMAND,
+            LAUNCH_OPTION,
             world_size,
             allows_unknown,
             release_date,
             gpu_name,
-            _table_reader(TYPED_COMMAND, Path()),
-            read_text=_text_reader(TYPED_COMMAND, Path()),
+            _table_reader(LAUNCH_OPTION, Path()),
+            read_text=_text_reader(LAUNCH_OPTION, Path()),
         )
         return _read_script(shell_script, source_file, [], options)
     typed_parts = typed_launch(str(launch_path))
     name_in_errors = Path(typed_parts.path)
-    return launch_of(
+    return launch_from_text(
         read_launch_text(name_in_errors),
         typed_parts.path,
         world_size,
@@ -97,7 +97,7 @@ SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".bat", ".cmd", ".ps1")
 """Endings of the names of shell scripts."""
 
 
-def launch_of(
+def launch_from_text(
     file_text: str,
     name_in_errors: str,
     world_size: int | None = None,
@@ -153,7 +153,7 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     """Returns the training run of the parsed tables of a launch file."""
     name_in_errors = source_file.name_in_errors
     if not isinstance(config, Mapping):
-        raise InputError(f"{name_in_errors}: is no launch file; expected {launch_file_titles()}{SERVER_FILES}")
+        raise InputError(f"{name_in_errors}: is no launch file; expected {launch_file_titles()}{SERVER_FILES_HINT}")
     refuse_config(config, name_in_errors)
     for launch_file in launch_file_kinds():
         if launch_file.read_tables is not None and launch_file.matches_tables(config):
@@ -167,7 +167,7 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     key_list = ", ".join(str(config_key)[:30] for config_key in list(config)[:4])
     raise InputError(
         f"{name_in_errors}: is no launch file: it has {key_list or 'nothing'}; "
-        f"expected {launch_file_titles()}{SERVER_FILES}"
+        f"expected {launch_file_titles()}{SERVER_FILES_HINT}"
     )
 
 
@@ -204,18 +204,18 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
     known_titles_text = ", ".join(
         launch_file.title
         for launch_file in launch_file_kinds()
-        if launch_file.read_python is not None and launch_file not in REFUSED
+        if launch_file.read_python is not None and launch_file not in REFUSED_LAUNCH_FILES
     )
     raise InputError(
         f"{source_file.name_in_errors}: a Python file of no program that is read (it is never run); expected "
-        f"{_training_loop_advice(file_text)}, or the script that starts it, or {known_titles_text}{SERVER_FILES}"
+        f"{_training_loop_advice(file_text)}, or the script that starts it, or {known_titles_text}{SERVER_FILES_HINT}"
     )
 
 
 SETTINGS_ADVICE = "TARGET with --phase training and the run's settings, such as --batch 4 --seq 2048 --recompute full"
 """What to type for a run that no reader knows."""
 
-WRAPPERS = {
+OPTIONS_BY_WRAPPER = {
     r"FullyShardedDataParallel|fully_shard\(": "--fsdp N",
     r"DistributedDataParallel": "--dp N",
 }
@@ -226,14 +226,14 @@ def _training_loop_advice(file_text: str) -> str:
     """Returns advice for a Python file with a custom training loop: the command to type, with the file's model."""
     loaded_model = re.search(r"\.from_pretrained\(\s*[\"']([\w.-]{1,60}/[\w.-]{1,60})[\"']", file_text)
     model_target = "TARGET" if loaded_model is None else loaded_model[1]
-    options = next((options for pattern, options in WRAPPERS.items() if re.search(pattern, file_text)), "")
+    options = next((options for pattern, options in OPTIONS_BY_WRAPPER.items() if re.search(pattern, file_text)), "")
     return f"{model_target} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
 
 
 @cache
 def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
-    launchers = (framework(program_folder).launcher for program_folder in NAMES)
+    launchers = (framework(program_folder).launcher for program_folder in FRAMEWORK_NAMES)
     commands = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
     program_regex = "|".join(
         (*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands)
@@ -289,12 +289,12 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
                 f"{name_in_errors}: {file_name[:200]}: no such file beside it, nor below the folders above, nor in the "
                 "current folder; expected the file in one of them"
             )
-        return str(possible_path), read_text(possible_path, LARGEST)
+        return str(possible_path), read_text(possible_path, LARGEST_FILE_BYTES)
 
     return read_text_file
 
 
-def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
+def _table_reader(name_in_errors: str, launch_folder: Path | None) -> ReadTables:
     read_text = _text_reader(name_in_errors, launch_folder)
 
     def read_config_tables(file_name: str) -> Mapping[str, Any]:
@@ -337,7 +337,7 @@ def _read_training_command(
     name_in_errors = source_file.name_in_errors
     script = replace(
         script,
-        commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS],
+        commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS],
     )
     command_lines = _program_lines(script.commands)
     env_by_line = {command.line: command.env for command in script.commands}
@@ -356,7 +356,7 @@ def _read_training_command(
             launcher_words, source_env, counts_processes=not starts_on_all_devices
         )
         if world_size is None:
-            launcher_config = config_table(command_line.launcher, name_in_errors, readable_source.read_text)
+            launcher_config = accelerate_config_table(command_line.launcher, name_in_errors, readable_source.read_text)
             world_size = process_count_of(launcher_config)
         if world_size is None and starts_on_all_devices:
             world_size = visible_process_count(launcher_words, source_env)
@@ -411,7 +411,7 @@ def _read_training_command(
     for program_line in command_lines:
         config_kind = _table_kind(program_line)
         if config_kind is not None and config_kind.read_tables is not None:
-            command_words = arguments_of(program_line.words, name_in_errors)
+            command_words = parse_arguments(program_line.words, name_in_errors)
             arguments_table = {
                 keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
             }
@@ -448,7 +448,7 @@ def _read_by_arguments(
                 "expected one, such as pretrain_gpt.py"
             )
         command = _single_command(program_lines, name_in_errors)
-        arguments = arguments_of(command.words, name_in_errors)
+        arguments = parse_arguments(command.words, name_in_errors)
         return read_with_options(file_kind, file_kind.read_arguments, arguments, source_function(command), options)
     launch_of_python = _read_python_of_command(command_lines, source_function, options)
     if launch_of_python is not None:
@@ -471,12 +471,12 @@ def _read_by_arguments(
         commands_text = f"; it runs {', '.join(other_commands[:4])}" if other_commands else ""
         raise InputError(
             f"{name_in_errors}: no command trains a model{commands_text}; expected one that does, such as "
-            f"torchrun train.py …, or {SETTINGS_ADVICE}{SERVER_FILES}"
+            f"torchrun train.py …, or {SETTINGS_ADVICE}{SERVER_FILES_HINT}"
         )
     program_names = " or ".join(file_kind.program_of_arguments for file_kind in argument_readers)
     raise InputError(
         f"{name_in_errors}: no command runs with arguments of {program_names}{reason_text}{programs_text}; expected "
-        f"{SETTINGS_ADVICE}, or {launch_file_titles()}{SERVER_FILES}"
+        f"{SETTINGS_ADVICE}, or {launch_file_titles()}{SERVER_FILES_HINT}"
     )
 
 
@@ -569,7 +569,7 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
     def read_text_file(file_name: str) -> tuple[str, str]:
         if file_name in written_files:
-            return file_name, written_files[file_name].replace(UNRESOLVED, "")
+            return file_name, written_files[file_name].replace(UNRESOLVED_MARK, "")
         return read_file(file_name)
 
     def read_table(file_name: str) -> Mapping[str, Any]:
@@ -586,7 +586,7 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
 def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program starts."""
-    program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
+    program_lines = [program_line for command in commands if (program_line := parse_command_line(command)) is not None]
     return [
         program_line
         if (file_kind := _kind_with_launcher(program_line)) is None
@@ -619,7 +619,7 @@ def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
     return {} if config_kind is None else config_kind.commands[command_line.program]
 
 
-COUNTS = {
+COUNT_KIND_BY_OPTION = {
     "--nproc-per-node": "each",
     "--nnodes": "machines",
     "--num-gpus": "each",
@@ -644,7 +644,7 @@ def _launcher_counts(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]
     """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
     for i, command_word in enumerate(launcher_words):
         option_name, equals_sign, option_value = command_word.partition("=")
-        count_kind = COUNTS.get(
+        count_kind = COUNT_KIND_BY_OPTION.get(
             f"--{option_name[2:].replace('_', '-')}" if option_name.startswith("--") else option_name
         )
         if count_kind is not None:
@@ -670,7 +670,8 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
         ("accelerate", "launch") in pairwise(program_names)
         or _kind_with_launcher(command_line) is not None
         or any(
-            program.starts_on_every_device and program.launcher in program_names for program in map(framework, NAMES)
+            program.starts_on_every_device and program.launcher in program_names
+            for program in map(framework, FRAMEWORK_NAMES)
         )
     )
 

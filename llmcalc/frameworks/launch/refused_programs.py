@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...errors import InputError
 from ...frozen import frozen
-from .record import CommandLine, Launch, LaunchFile, LaunchSource, Table
+from .launch_types import CommandLine, Launch, LaunchFile, LaunchSource, Table
 
 SERVER_COMMAND = "the server that it starts, as in --launch 'vllm serve MODEL --max-model-len 8192'"
 """What is read in place of a config that names a model and the limits of its server."""
@@ -55,7 +55,7 @@ class RefusedProgram:
         raise InputError(f"{source_file.name_in_errors}: a Python file of {self.name}: {self.reason_and_advice}")
 
 
-PROGRAMS = (
+REFUSED_PROGRAMS = (
     RefusedProgram(
         "nanochat",
         r"scripts\.(base_train|chat_sft|mid_train|chat_rl|base_eval)",
@@ -103,7 +103,7 @@ PROGRAMS = (
     ),
 )
 
-REFUSED = tuple(
+REFUSED_LAUNCH_FILES = tuple(
     LaunchFile(
         f"{program.name.lower()}-refused",
         f"a file of {program.name}",
@@ -114,7 +114,7 @@ REFUSED = tuple(
         read_python=program.read_python,
         program=program.name,
     )
-    for program in PROGRAMS
+    for program in REFUSED_PROGRAMS
 )
 """The records of these programs. They come after those that are read."""
 
@@ -156,7 +156,7 @@ REFUSED_CONFIGS = (
 )
 """Config files that are named in messages and not read."""
 
-REFUSED_TEXTS = {
+REFUSED_CONFIG_LINES = {
     "Kaito": re.compile(r"^apiVersion: *kaito\.sh/", re.MULTILINE),
     "DJL Serving": re.compile(r"^option\.\w+ *=", re.MULTILINE),
     "Triton Inference Server": re.compile(r'^(backend|platform): *"\w+"', re.MULTILINE),
@@ -166,7 +166,7 @@ REFUSED_TEXTS = {
 
 def refuse_text(file_text: str, name_in_errors: str) -> None:
     """Raises `InputError` if a line of a text shows a config of a program that llmcalc refuses."""
-    for program, text_pattern in REFUSED_TEXTS.items():
+    for program, text_pattern in REFUSED_CONFIG_LINES.items():
         if text_pattern.search(file_text) is not None:
             raise InputError(
                 f"{name_in_errors}: is a config of {program}, which is not read; expected {SERVER_COMMAND}"

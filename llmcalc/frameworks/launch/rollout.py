@@ -12,7 +12,7 @@ from ...frozen import frozen
 ModelLocation: TypeAlias = Literal["none", "device", "host"]
 """Where a model is: nowhere, on the devices all the time, or on the host but in its own pass."""
 
-States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
+ModelState: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 
 
 def with_written_flags(error_text: str, written_flags: Mapping[str, str]) -> str:
@@ -73,7 +73,7 @@ class Rollout:
     shares_weights: bool = False
     memory_fractions_by_capacity: tuple[tuple[int, float], ...] = ()
     is_separate_process: bool = False
-    offloaded_states: frozenset[States] = frozenset()
+    offloaded_states: frozenset[ModelState] = frozenset()
     reference_model: AdditionalModel = AdditionalModel()
     reward_model: AdditionalModel = AdditionalModel()
     critic_location: ModelLocation = "none"

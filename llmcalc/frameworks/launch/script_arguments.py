@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import short_repr
-from .python_source import UnknownValue, dotted_name_of, value_of
+from .python_source import UnknownValue, dotted_name_of, expression_value
 from .unresolved import is_unresolved, printable
 
-PARSERS = re.compile(r"(parse_args|parse_known_args|parse_args_into_dataclasses|parse_args_and_config|parse|cli)$")
+PARSER_FUNCTION = re.compile(
+    r"(parse_args|parse_known_args|parse_args_into_dataclasses|parse_args_and_config|parse|cli)$"
+)
 """The last part of the name of a call that returns the arguments."""
 
 MOST_ARGUMENTS = 500
 """Largest number of arguments of a file."""
 
-MOST_SHOWN = 12
+MOST_NOTED_ARGUMENTS = 12
 """Largest number of arguments that a note lists."""
 
 
@@ -68,7 +70,8 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
         for argument_name, variable_value in variables.items()
     }
     used_values_text = ", ".join(
-        f"{argument_name} {value_text}" for argument_name, value_text in [*used_arguments.items()][:MOST_SHOWN]
+        f"{argument_name} {value_text}"
+        for argument_name, value_text in [*used_arguments.items()][:MOST_NOTED_ARGUMENTS]
     )
     return ScriptArguments(
         default_values, typed_values, variables, undeclared_flag or positional_word, used_values_text
@@ -79,9 +82,11 @@ def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """Yields (argument, default) of each argument that the file declares, by argparse or in a dataclass."""
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            keywords = {keyword.arg: value_of(keyword.value, {}) for keyword in node.keywords if keyword.arg}
+            keywords = {keyword.arg: expression_value(keyword.value, {}) for keyword in node.keywords if keyword.arg}
             flags = [
-                flag for flag in (value_of(argument_node, {}) for argument_node in node.args) if isinstance(flag, str)
+                flag
+                for flag in (expression_value(argument_node, {}) for argument_node in node.args)
+                if isinstance(flag, str)
             ]
             argument_name = str(keywords.get("dest") or next((flag for flag in flags if flag.startswith("--")), ""))
             action_name = keywords.get("action")
@@ -100,7 +105,7 @@ def _field_default(value_node: ast.expr | None) -> Any:
     """Returns the default of a dataclass's field; None without one."""
     if isinstance(value_node, ast.Call) and dotted_name_of(value_node.func).rpartition(".")[2] == "field":
         value_node = next((keyword.value for keyword in value_node.keywords if keyword.arg == "default"), None)
-    return None if value_node is None else value_of(value_node, {})
+    return None if value_node is None else expression_value(value_node, {})
 
 
 def _argument_variables(syntax_tree: ast.Module) -> Iterator[str]:
@@ -122,7 +127,7 @@ def _argument_variables(syntax_tree: ast.Module) -> Iterator[str]:
 def _returns_arguments(call: ast.Call, classes: set[str]) -> bool:
     """Whether a call parses the command line, or creates an object of a class that the file defines."""
     function_name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
-    return PARSERS.search(function_name) is not None or function_name in classes
+    return PARSER_FUNCTION.search(function_name) is not None or function_name in classes
 
 
 def _typed_values(typed_words: Sequence[str]) -> Iterator[tuple[str, Any]]:

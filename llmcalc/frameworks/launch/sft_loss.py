@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .adapter_targets import adapts_output_head
-from .record import LaunchReader, Table
+from .launch_types import LaunchReader, Table
 
 SFT_LOSSES = ("chunked_nll", "nll", "dft")
 """Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
@@ -24,7 +24,7 @@ EARLIER_TRAINER_ARGUMENTS = ("tokenizer", "dataset_text_field", "max_seq_length"
 TRANSFORMERS_DEFAULTS = {"gradient_checkpointing": False, "bf16": False}
 """Defaults of transformers' `TrainingArguments`, and of these versions of TRL (its own are of 0.22 and 0.19)."""
 
-EARLIER_VALUES = {**TRANSFORMERS_DEFAULTS, "loss_type": "nll"}
+EARLIER_DEFAULTS = {**TRANSFORMERS_DEFAULTS, "loss_type": "nll"}
 """The same, with their loss."""
 
 

@@ -14,10 +14,18 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from .shell_conditions import WHOLE, ShellBranch, evaluate_test
+from .shell_conditions import WHOLE_NUMBER, ShellBranch, evaluate_test
 from .shell_words import LONGEST_VALUE, ShellCommand, ShellScript, WordReader
 from .slurm import slurm_variables
-from .unresolved import ITEM, NAME, UNRESOLVED, UNSET, is_unresolved, mark_unresolved, printable
+from .unresolved import (
+    ITEM_SEPARATOR,
+    UNRESOLVED_MARK,
+    UNSET_VARIABLE,
+    VARIABLE_NAME,
+    is_unresolved,
+    mark_unresolved,
+    printable,
+)
 
 MOST_WORDS = 20_000
 """Largest number of words of all commands of a script."""
@@ -25,21 +33,21 @@ MOST_WORDS = 20_000
 MOST_BLOCKS = 50
 """Largest depth of nested `if`, loops and other blocks."""
 
-MOST_EXPORTED = 500
+MOST_EXPORTED_VARIABLES = 500
 """Largest number of exported variables of a script: each of its commands has them in its environment."""
 
-LOOP_WORK = 1_000
+LEAST_LOOP_LETTERS = 1_000
 """Letters that a further pass through a loop counts at least, so that a loop without an end ends soon."""
 
 LONGEST_PATTERN = 1_000
 """Largest number of letters of a `case`'s value, and of a pattern with wildcards, that are compared."""
 
-BEGINS = ("if", "for", "while", "until", "case", "{", "select")
-ENDS = ("fi", "done", "esac", "}")
-BETWEEN = ("then", "else", "do", "!", "time", "exec", "command", "nohup", "function")
-DECLARES = ("export", "declare", "local", "readonly", "typeset")
-CONDITIONS = ("[", "[[", "test")
-SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
+BLOCK_BEGINNINGS = ("if", "for", "while", "until", "case", "{", "select")
+BLOCK_ENDS = ("fi", "done", "esac", "}")
+COMMAND_PREFIXES = ("then", "else", "do", "!", "time", "exec", "command", "nohup", "function")
+DECLARING_COMMANDS = ("export", "declare", "local", "readonly", "typeset")
+CONDITION_COMMANDS = ("[", "[[", "test")
+VARIABLE_COMMANDS = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 
 def read_script(
@@ -57,22 +65,22 @@ def read_script(
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
     typed_variables = {
-        name: variable_value.replace(UNRESOLVED, "").replace(ITEM, " ")
+        name: variable_value.replace(UNRESOLVED_MARK, "").replace(ITEM_SEPARATOR, " ")
         for name, variable_value in (typed_variables or {}).items()
     }
     shell_script = ShellScript(
         name_in_errors,
         typed_variables,
-        [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
+        [command_word.replace(UNRESOLVED_MARK, "").replace(ITEM_SEPARATOR, " ") for command_word in arguments],
         devices_per_machine=devices_per_machine,
     )
     shell_script.variables |= {**slurm_variables(script_text), **typed_variables}
-    StatementReader(shell_script, script_text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
+    StatementReader(shell_script, script_text.replace("\r\n", "\n").replace(UNRESOLVED_MARK, "")).read_all()
     return shell_script
 
 
-_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
-_SPACE = " \t"
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
+_BLANKS = " \t"
 
 
 class StatementReader(WordReader):
@@ -117,7 +125,7 @@ class StatementReader(WordReader):
             if self.position >= len(self.text):
                 break
             character = self.text[self.position]
-            assignment = _ASSIGNED.match(self.text, self.position)
+            assignment = _ASSIGNMENT.match(self.text, self.position)
             if character == "#":
                 self.skip_comment()
             elif character in "\n;&|()":
@@ -128,7 +136,7 @@ class StatementReader(WordReader):
                 character in "<>" or re.match(r"\d[<>]", self.text[self.position : self.position + 2])
             ) and not self.is_at_placeholder():
                 self.skip_redirection()
-            elif assignment and (not statement_words or statement_words[0] in DECLARES):
+            elif assignment and (not statement_words or statement_words[0] in DECLARING_COMMANDS):
                 self.position = assignment.end()
                 variable_name, is_append = assignment[1], bool(assignment[2])
                 assignments[variable_name] = self.read_assigned_value(variable_name, is_append)
@@ -158,13 +166,13 @@ class StatementReader(WordReader):
         is_inside_condition = bool(self.branches and self.branches[-1].joining_operator)
         if is_inside_condition or not (command_words or assignments):
             return False
-        if first_word in (*BEGINS, *ENDS, "elif"):
+        if first_word in (*BLOCK_BEGINNINGS, *BLOCK_ENDS, "elif"):
             self.has_succeeded = None
             return False
         if self.skips_next_command():
             self.skip_assignments(assignments)
             return True
-        is_condition = first_word in CONDITIONS or command_words[-1:] == ["]]"]
+        is_condition = first_word in CONDITION_COMMANDS or command_words[-1:] == ["]]"]
         self.has_succeeded = True if assignments and not command_words else None
         if is_condition and self.is_running() and not self.is_negated:
             self.has_succeeded = self.evaluate_condition(command_words)
@@ -201,7 +209,7 @@ class StatementReader(WordReader):
                 self.branches[-1].is_executed = not self.skips_next_command()
             self.joining_operator = ""
             return []
-        if len(command_words) == 1 and command_words[0] in BETWEEN:
+        if len(command_words) == 1 and command_words[0] in COMMAND_PREFIXES:
             if command_words[0] == "else" and self.branches:
                 self.branches[-1].enter_next_branch(True)
             self.is_negated = command_words[0] == "!"
@@ -275,7 +283,7 @@ class StatementReader(WordReader):
         condition_holds = evaluate_test(command_words)
         if condition_holds is not None:
             self.script.unset_variables |= {
-                printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
+                printable(command_word) for command_word in command_words if UNSET_VARIABLE.fullmatch(command_word)
             }
         return condition_holds
 
@@ -313,7 +321,7 @@ class StatementReader(WordReader):
         if variable_name in self.script.typed_variables:
             loop_items = [self.script.typed_variables[variable_name]]
         if (
-            not NAME.fullmatch(variable_name)
+            not VARIABLE_NAME.fullmatch(variable_name)
             or any(is_unresolved(loop_item) for loop_item in loop_items)
             or self.is_in_uncertain_branch()
         ):
@@ -339,7 +347,7 @@ class StatementReader(WordReader):
         if branch.loop_variable and not branch.remaining_loop_values:
             self.script.loop_values.pop(branch.loop_variable, None)
             return
-        self.count_work(max(LOOP_WORK, self.position - branch.loop_start[0]))
+        self.count_work(max(LEAST_LOOP_LETTERS, self.position - branch.loop_start[0]))
         self.position = branch.loop_start[0]
         self.lines = branch.loop_start
         if branch.loop_variable:
@@ -365,32 +373,34 @@ class StatementReader(WordReader):
         if open_branch is not None:
             if command_words:
                 self.read_condition(command_words, separator, open_branch)
-        elif first_word in BEGINS:
+        elif first_word in BLOCK_BEGINNINGS:
             self.open_block(command_words, separator)
         elif first_word == "elif" and self.branches:
             self.read_condition(command_words[1:], separator, self.branches[-1])
-        elif first_word in ENDS:
+        elif first_word in BLOCK_ENDS:
             if self.branches:
                 self.close_block()
         elif not self.is_running():
             self.skip_assignments(assignments)
-        elif not command_words or first_word in DECLARES:
+        elif not command_words or first_word in DECLARING_COMMANDS:
             self.set_variables(command_words, assignments)
         elif first_word == "shift" and len(command_words) < 3:
-            loop_count = int(command_words[1]) if command_words[1:] and WHOLE.fullmatch(command_words[1]) else 1
+            loop_count = int(command_words[1]) if command_words[1:] and WHOLE_NUMBER.fullmatch(command_words[1]) else 1
             if not self.is_in_uncertain_branch():
                 del self.script.arguments[: max(0, loop_count)]
         elif first_word == "eval" and self.depth < 3:
             StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_all()
         elif first_word == "read" and self.here_string is not None:
-            variable_names = [variable_name for variable_name in command_words[1:] if NAME.fullmatch(variable_name)]
+            variable_names = [
+                variable_name for variable_name in command_words[1:] if VARIABLE_NAME.fullmatch(variable_name)
+            ]
             if "-d" in command_words and variable_names:  # the whole text
                 self.script.variables[variable_names[-1]] = self.here_string.strip()
             else:
                 self.here_string = self.here_string.partition("\n")[0]
                 self.read_words(variable_names, assignments.get("IFS"))
-        elif first_word in SETS_VARIABLES:
-            for variable_name in filter(NAME.fullmatch, command_words[1:]):
+        elif first_word in VARIABLE_COMMANDS:
+            for variable_name in filter(VARIABLE_NAME.fullmatch, command_words[1:]):
                 self.script.variables[variable_name] = self.script.typed_variables.get(
                     variable_name, mark_unresolved(variable_name)
                 )
@@ -417,9 +427,9 @@ class StatementReader(WordReader):
                     assigned_value if is_certain_to_run else mark_unresolved(variable_name)
                 )
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
-            self.script.exported_names |= set(filter(NAME.fullmatch, command_words[1:]))
-            if len(self.script.exported_names) > MOST_EXPORTED:
-                raise self.error(f"too many exported variables; expected at most {MOST_EXPORTED:,}")
+            self.script.exported_names |= set(filter(VARIABLE_NAME.fullmatch, command_words[1:]))
+            if len(self.script.exported_names) > MOST_EXPORTED_VARIABLES:
+                raise self.error(f"too many exported variables; expected at most {MOST_EXPORTED_VARIABLES:,}")
 
     def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the shell command `read` does."""
@@ -461,12 +471,12 @@ class StatementReader(WordReader):
         """Sets the environment variables of container options, `-e NAME=VALUE`, for the script in the container."""
         for option_word, command_word in pairwise(command_words):
             variable_name, equals_sign, variable_value = command_word.partition("=")
-            if option_word in ("-e", "--env") and equals_sign and NAME.fullmatch(variable_name):
+            if option_word in ("-e", "--env") and equals_sign and VARIABLE_NAME.fullmatch(variable_name):
                 self.script.variables[variable_name] = self.script.typed_variables.get(variable_name, variable_value)
 
     def skip_space(self) -> None:
         while self.position < len(self.text):
-            if self.text[self.position] in _SPACE:
+            if self.text[self.position] in _BLANKS:
                 self.position += 1
             elif self.text.startswith("\\\n", self.position):
                 self.position += 2
@@ -504,7 +514,7 @@ class StatementReader(WordReader):
                 line_end = len(self.text) if line_end < 0 else line_end
                 line_text = self.text[self.position : line_end]
                 self.position = line_end + 1
-                if line_text.lstrip("\t").rstrip(_SPACE) == delimiter:
+                if line_text.lstrip("\t").rstrip(_BLANKS) == delimiter:
                     document_text, self.position = self.text[document_start : line_end - len(line_text)], line_end
                     if self.is_running() and self.depth < 3:
                         self.here_string = self.expand_here_document(document_text) if is_expanded else document_text

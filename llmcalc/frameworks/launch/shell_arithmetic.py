@@ -9,8 +9,8 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 
-LARGEST = 10**12
-DEEPEST = 20
+LARGEST_NUMBER = 10**12
+DEEPEST_NESTING = 20
 LONGEST_LIST = 20_000
 LONGEST_NUMBER = 100
 
@@ -64,7 +64,7 @@ class _Expression:
             left_value = int(COMPARISONS[operator](left_value, right_value))
         if self.peek() == "?":
             self.take_token()
-            if isinstance(left_value, list) or nesting_depth > DEEPEST:
+            if isinstance(left_value, list) or nesting_depth > DEEPEST_NESTING:
                 raise ValueError("a choice by a list")
             true_value = self.evaluate_choice(nesting_depth + 1)
             self.expect_token(":")
@@ -114,7 +114,7 @@ class _Expression:
         return left_value
 
     def evaluate_atom(self, nesting_depth: int) -> int | list[int]:
-        if nesting_depth > DEEPEST or self.at >= len(self.tokens):
+        if nesting_depth > DEEPEST_NESTING or self.at >= len(self.tokens):
             raise ValueError("nested too deeply, or cut off")
         token = self.take_token()
         if token.isdecimal():
@@ -156,7 +156,7 @@ class _Expression:
 
     def check_size(self, result_value: int | list[int]) -> None:
         is_too_large = (
-            len(result_value) > LONGEST_LIST if isinstance(result_value, list) else abs(result_value) > LARGEST
+            len(result_value) > LONGEST_LIST if isinstance(result_value, list) else abs(result_value) > LARGEST_NUMBER
         )
         if is_too_large:
             raise ValueError("too large")
@@ -175,7 +175,7 @@ def evaluate_expression(expression_text: str, shell_variables: Mapping[str, str 
     return result_value if expression.at == len(tokens) else None
 
 
-def value_of(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | None:
+def whole_number_of(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | None:
     """Returns the whole number of an expression; None if it cannot be evaluated."""
     result_value = evaluate_expression(expression_text, shell_variables)
     return result_value if isinstance(result_value, int) else None

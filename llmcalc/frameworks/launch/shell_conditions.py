@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .unresolved import UNSET, is_unresolved
+from .unresolved import UNSET_VARIABLE, is_unresolved
 
-WHOLE = re.compile(r"-?[0-9]{1,15}")
+WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
 
-NUMBERS: dict[str, Callable[[int, int], bool]] = {
+NUMBER_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
     "-lt": operator.lt,
@@ -64,7 +64,7 @@ def evaluate_test(command_words: list[str]) -> bool | None:
     A variable that the script never sets is assumed to be unset.
     """
     closing_words = {"[": "]", "[[": "]]", "test": ""}
-    command_words = ["" if UNSET.fullmatch(word) else word for word in command_words]
+    command_words = ["" if UNSET_VARIABLE.fullmatch(word) else word for word in command_words]
     if not command_words or command_words[0] not in closing_words or any(is_unresolved(word) for word in command_words):
         return None
     if closing_words[command_words[0]] and command_words[-1] != closing_words[command_words[0]]:
@@ -85,6 +85,6 @@ def evaluate_test(command_words: list[str]) -> bool | None:
         if command_words[0] == "[[" and set(right_word) & set("*?["):
             return None
         return (left_word == right_word) == (operator != "!=")
-    if operator in NUMBERS and WHOLE.fullmatch(left_word) and WHOLE.fullmatch(right_word):
-        return NUMBERS[operator](int(left_word), int(right_word))
+    if operator in NUMBER_COMPARISONS and WHOLE_NUMBER.fullmatch(left_word) and WHOLE_NUMBER.fullmatch(right_word):
+        return NUMBER_COMPARISONS[operator](int(left_word), int(right_word))
     return None

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ...errors import InputError
-from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, mark_unresolved
+from .unresolved import ITEM_SEPARATOR, UNRESOLVED_MARK, VARIABLE_NAME, is_unresolved, mark_unresolved
 
-LISTED_DEVICES = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
+DEVICE_COUNT_COMMAND = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
 """A command that counts the devices of a machine."""
 
-IMPORT_OF_NPU = re.compile(r"python3? -c (['\"])import torch_npu\1.*&& *echo [\w.-]+ *\|\| *echo ([\w.-]+) *$")
+NPU_TEST_COMMAND = re.compile(r"python3? -c (['\"])import torch_npu\1.*&& *echo [\w.-]+ *\|\| *echo ([\w.-]+) *$")
 """A command that prints one word where torch's plugin of Ascend's devices is installed, and another one elsewhere."""
 
 
@@ -27,7 +27,7 @@ class UnsplittableText(InputError):
 LONGEST_VALUE = 200_000
 """Largest number of letters of a variable."""
 
-MOST_WORK = 4_000_000
+MOST_EXPANDED_LETTERS = 4_000_000
 """Largest number of letters read and produced: those of the script, of texts read again, and of expansions."""
 
 
@@ -101,7 +101,7 @@ def variable_expander(name_in_errors: str, variables: Mapping[str, str]) -> Call
     shell_script = ShellScript(name_in_errors, variables=dict(variables))
 
     def expand_variables(shell_text: str) -> str:
-        escaped_text = re.sub(r"[\\`]", r"\\\g<0>", shell_text.replace(UNRESOLVED, ""))
+        escaped_text = re.sub(r"[\\`]", r"\\\g<0>", shell_text.replace(UNRESOLVED_MARK, ""))
         return WordReader(shell_script, "").expand_here_document(escaped_text)
 
     return expand_variables
@@ -109,9 +109,9 @@ def variable_expander(name_in_errors: str, variables: Mapping[str, str]) -> Call
 
 _PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,80}[\w.])?>(?=[\s/'\"_]|$)")
 """A place that a user is to fill, such as `<path to the data>`. The shell would read a file."""
-_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
-_QUOTED = re.compile(r'[^"\\$`\0]+')
-_ESCAPED = re.compile(r"((?:[^'\\]|\\.)*+)'", re.DOTALL)
+_PLAIN_TEXT = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
+_QUOTED_TEXT = re.compile(r'[^"\\$`\0]+')
+_ESCAPED_TEXT = re.compile(r"((?:[^'\\]|\\.)*+)'", re.DOTALL)
 """The text of a string with escapes, `$'…'`, up to its last quote."""
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
@@ -134,11 +134,12 @@ class WordReader:
         self.count_work(len(shell_text))
 
     def count_work(self, character_count: int) -> None:
-        """Counts characters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
+        """Counts characters that are read or produced. Raises `InputError` beyond `MOST_EXPANDED_LETTERS`."""
         self.script.work_count += character_count
-        if self.script.work_count > MOST_WORK:
+        if self.script.work_count > MOST_EXPANDED_LETTERS:
             raise self.error(
-                f"the script grows too long; expected at most {MOST_WORK:,} letters read and expanded in all"
+                f"the script grows too long; expected at most "
+                f"{MOST_EXPANDED_LETTERS:,} letters read and expanded in all"
             )
 
     def error(self, description: str) -> UnsplittableText:
@@ -163,8 +164,8 @@ class WordReader:
             if not splits_words:
                 open_word_parts.append(piece_text)
                 continue
-            split_texts = piece_text.split(ITEM) if ITEM in piece_text else piece_text.split()
-            continues_word = ITEM in piece_text or not piece_text[:1].isspace()
+            split_texts = piece_text.split(ITEM_SEPARATOR) if ITEM_SEPARATOR in piece_text else piece_text.split()
+            continues_word = ITEM_SEPARATOR in piece_text or not piece_text[:1].isspace()
             if split_texts and open_word_parts and continues_word:
                 split_texts[0] = "".join([*open_word_parts, split_texts[0]])
                 open_word_parts = []
@@ -192,7 +193,7 @@ class WordReader:
             if self.is_at_placeholder():
                 word_pieces.append(self.read_plain_text(_PLACEHOLDER))
                 continue
-            if character == UNRESOLVED:
+            if character == UNRESOLVED_MARK:
                 word_pieces.append(self.read_marked_name())
                 continue
             if character in " \t\n;&|()<>":
@@ -214,9 +215,9 @@ class WordReader:
                 word_pieces += self.read_dollar_quote()
             elif character in "$`":
                 expanded_text = self.read_expansion()
-                word_pieces.append((expanded_text.replace(ITEM, " "), True))
+                word_pieces.append((expanded_text.replace(ITEM_SEPARATOR, " "), True))
             else:
-                word_pieces.append(self.read_plain_text(_PLAIN))
+                word_pieces.append(self.read_plain_text(_PLAIN_TEXT))
             character_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[checked_piece_count:])
             checked_piece_count = len(word_pieces)
             if character_count > LONGEST_VALUE:
@@ -228,7 +229,7 @@ class WordReader:
         if self.text[self.position + 1] == '"':
             self.position += 2
             return self.read_quoted_text()
-        escaped_match = _ESCAPED.match(self.text, self.position + 2)
+        escaped_match = _ESCAPED_TEXT.match(self.text, self.position + 2)
         if escaped_match is None:
             raise self.error("a quote ' that does not end")
         self.position = escaped_match.end()
@@ -248,23 +249,23 @@ class WordReader:
                 if next_character != "\n":
                     text_pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
                 self.position += 2
-            elif character == UNRESOLVED:
+            elif character == UNRESOLVED_MARK:
                 text_pieces.append(self.read_marked_name())
             elif character in "$`":
                 expanded_text = self.read_expansion()
-                if ITEM not in expanded_text:
+                if ITEM_SEPARATOR not in expanded_text:
                     text_pieces.append((expanded_text, False))
-                elif expanded_text == ITEM:  # an array without items is no word at all
+                elif expanded_text == ITEM_SEPARATOR:  # an array without items is no word at all
                     text_pieces = [] if text_pieces == [("", False)] else text_pieces
                 else:
                     text_pieces.append((expanded_text, True))
             else:
-                text_pieces.append(self.read_plain_text(_QUOTED))
+                text_pieces.append(self.read_plain_text(_QUOTED_TEXT))
         raise self.error('a quote " that does not end')
 
     def read_marked_name(self) -> tuple[str, bool]:
         """Reads an unresolved name between marks, in a text that was already parsed once."""
-        name_end = self.text.find(UNRESOLVED, self.position + 1)
+        name_end = self.text.find(UNRESOLVED_MARK, self.position + 1)
         name_end = len(self.text) if name_end < 0 else name_end + 1
         name_start, self.position = self.position, name_end
         return self.text[name_start:name_end], False
@@ -303,7 +304,7 @@ class WordReader:
             return self.command_output(inner_text.strip())
         if self.text.startswith("${", dollar_index):
             return self.expand_braces(self.read_balanced_text(dollar_index + 1))
-        name_match = NAME.match(self.text, dollar_index + 1)
+        name_match = VARIABLE_NAME.match(self.text, dollar_index + 1)
         if name_match is not None:
             self.position = name_match.end()
             variable_value = self.script.variables.get(name_match[0])
@@ -313,7 +314,7 @@ class WordReader:
         next_character = self.text[dollar_index + 1 : dollar_index + 2]
         self.position = dollar_index + 2
         if next_character and next_character in "@*":
-            return ITEM.join(self.script.arguments) or ITEM
+            return ITEM_SEPARATOR.join(self.script.arguments) or ITEM_SEPARATOR
         if next_character == "#":
             return str(len(self.script.arguments))
         if next_character and next_character in "123456789":
@@ -340,11 +341,11 @@ class WordReader:
                 return result_text if not is_unresolved(result_text) else mark_unresolved(f"$({command_name}…)")
             if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
                 return arithmetic_text.strip()
-        if LISTED_DEVICES.match(command_text) is not None:
+        if DEVICE_COUNT_COMMAND.match(command_text) is not None:
             device_count_text = self.script.variables.get("SLURM_GPUS_ON_NODE", self.script.devices_per_machine)
             if isinstance(device_count_text, str | int):
                 return str(device_count_text)
-        npu_import_match = IMPORT_OF_NPU.match(command_text)
+        npu_import_match = NPU_TEST_COMMAND.match(command_text)
         if npu_import_match is not None:
             return npu_import_match[2]
         return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
@@ -387,18 +388,24 @@ class WordReader:
             variable_value = self.script.variables.get(array_match[1])
             if variable_value is None:
                 return (
-                    ITEM if array_match[1] in self.script.skipped_variables else mark_unresolved(f"${array_match[1]}")
+                    ITEM_SEPARATOR
+                    if array_match[1] in self.script.skipped_variables
+                    else mark_unresolved(f"${array_match[1]}")
                 )
             array_items = variable_value if isinstance(variable_value, list) else [variable_value]
-            return ITEM.join(array_items) if len(array_items) > 1 else (array_items[0] if array_items else ITEM)
+            return (
+                ITEM_SEPARATOR.join(array_items)
+                if len(array_items) > 1
+                else (array_items[0] if array_items else ITEM_SEPARATOR)
+            )
         arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", text_in_braces)
         if arguments_match is not None:
-            return ITEM.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM
+            return ITEM_SEPARATOR.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM_SEPARATOR
         expansion_match = re.fullmatch(
             r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", text_in_braces, re.DOTALL
         )
         if expansion_match is None:
-            name_match = NAME.match(text_in_braces)
+            name_match = VARIABLE_NAME.match(text_in_braces)
             return mark_unresolved(f"${{{name_match[0] if name_match else text_in_braces[:20]}…}}")
         variable_name = expansion_match[1]
         expansion_operator = expansion_match[2] or ""
@@ -422,11 +429,11 @@ class WordReader:
             return value_text
         if expansion_operator.endswith(("-", "=")):
             value_text = self.expand_nested_text(alternative_text)
-            if expansion_operator.endswith("=") and NAME.fullmatch(variable_name):
+            if expansion_operator.endswith("=") and VARIABLE_NAME.fullmatch(variable_name):
                 self.script.variables[variable_name] = value_text
             return value_text
         if variable_name in ("@", "*"):
-            return ITEM.join(self.script.arguments) or ITEM
+            return ITEM_SEPARATOR.join(self.script.arguments) or ITEM_SEPARATOR
         if variable_value is not None or variable_name in self.script.skipped_variables:
             return value_text
         return mark_unresolved(f"${variable_name}")
@@ -452,7 +459,7 @@ class WordReader:
         while word_reader.position < len(here_document):
             character = here_document[word_reader.position]
             if character in "$`":
-                text_parts.append(word_reader.read_expansion().replace(ITEM, " "))
+                text_parts.append(word_reader.read_expansion().replace(ITEM_SEPARATOR, " "))
             elif character == "\\" and here_document[word_reader.position + 1 : word_reader.position + 2] in (
                 "$",
                 "`",
@@ -471,7 +478,7 @@ class WordReader:
 
     def evaluate_arithmetic(self, expression_text: str) -> str:
         """Returns the value of a whole-number arithmetic expression, or an unresolved mark if it is unknown."""
-        from .shell_arithmetic import value_of
+        from .shell_arithmetic import whole_number_of
 
-        result_value = value_of(expression_text, self.script.variables)
+        result_value = whole_number_of(expression_text, self.script.variables)
         return mark_unresolved(f"$(({expression_text.strip()[:60]}))") if result_value is None else str(result_value)

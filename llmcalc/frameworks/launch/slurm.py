@@ -12,7 +12,7 @@ from itertools import pairwise
 SBATCH_LINE = re.compile(r"^#SBATCH[ \t]+(--?[A-Za-z][\w-]*)[ \t=]*([^\s#]*)", re.MULTILINE)
 """A line with an option and its value."""
 
-VARIABLES: dict[str, tuple[str, ...]] = {
+VARIABLES_BY_OPTION: dict[str, tuple[str, ...]] = {
     "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
     "--ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
     "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
@@ -38,7 +38,7 @@ def slurm_variables(script_text: str) -> dict[str, str]:
         option_name = LONG_OPTIONS.get(option_word, option_word)
         task_number_match = NUMBER.fullmatch(option_value)
         if task_number_match is not None:
-            variables |= dict.fromkeys(VARIABLES.get(option_name, ()), task_number_match[1])
+            variables |= dict.fromkeys(VARIABLES_BY_OPTION.get(option_name, ()), task_number_match[1])
     node_count_text, tasks_per_node_text = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
     if node_count_text is not None and tasks_per_node_text is not None:
         task_count_text = str(int(node_count_text) * int(tasks_per_node_text))

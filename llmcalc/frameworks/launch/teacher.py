@@ -8,9 +8,11 @@ from ...costs.params import params
 from ...errors import InputError, short_repr
 from ...sources.target import load
 from ..frozen_model import SecondLoss, Teacher
-from .record import Launch, LaunchReader
+from .launch_types import Launch, LaunchReader
 
-GENERATED = "completions that the trained model generates (lmbda) need less than the training step and are not counted"
+GENERATION_NOTE = (
+    "completions that the trained model generates (lmbda) need less than the training step and are not counted"
+)
 """A note on distillation whose texts the trained model may write."""
 
 

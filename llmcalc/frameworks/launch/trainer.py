@@ -16,25 +16,25 @@ from ...sources.files import parse_json
 from ...sources.huggingface.family import field_names
 from ...workload.execution import CHUNKED_LOSSES
 from ..frozen_model import FrozenModel
-from ..registry import WITHOUT_A_NAME, framework, plugins
+from ..registry import DEFAULT_FRAMEWORK, framework, plugins
 from .accelerate_command import with_launcher_arguments
 from .command_line import plain_arguments
-from .model_changes import OTHER_HEAD
-from .record import (
+from .launch_types import (
     FP16_NOTE,
-    NO_FILES,
+    NO_SHIPPED_FILES,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    default_attention,
-    integer_of,
+    assume_default_attention,
+    read_integer,
     reader_of,
 )
+from .model_changes import OTHER_HEAD_REASON
 from .trainer_scripts import ALPACA_LORA_SIGNS, without_script_arguments
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {
+SETTINGS_BY_OPTIM: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
     "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"},
     "adamw_hf": {"optimizer": "adamw", "optimizer_impl": "loop"},
@@ -66,13 +66,13 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 """Defaults of arguments that change memory (transformers 5.23, training_args.py)."""
 
-LENGTH_NAMES = ("max_seq_length", "max_length", "block_size", "cutoff_len", "model_max_length")
+LENGTH_ARGUMENTS = ("max_seq_length", "max_length", "block_size", "cutoff_len", "model_max_length")
 """Arguments of scripts for the length of sequences; the last is the tokenizer's, in scripts derived from Alpaca's."""
 
-FILLING = ("packing", "neat_packing", "data_packing")
+PACKING_ARGUMENTS = ("packing", "neat_packing", "data_packing")
 """Arguments with which samples fill sequences of the full length."""
 
-TRAINER_READ = field_names("""
+READ_TRAINER_ARGUMENTS = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
     activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
     max_seq_length max_length block_size cutoff_len model_max_length torch_dtype dtype attn_implementation
@@ -82,7 +82,7 @@ TRAINER_READ = field_names("""
     auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant use_dora
     """)
 
-TRAINER_IGNORED = field_names("""
+IGNORED_TRAINER_ARGUMENTS = field_names("""
     output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
     warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices
     max_grad_norm bf16_full_eval fp16_full_eval tf32 torch_compile_backend torch_compile_mode
@@ -117,7 +117,7 @@ The last lines are those of transformers' examples (language-modeling/run_clm.py
 and arguments of the Trainer of earlier versions.
 """
 
-QUANTIZATION_AWARE = (
+QUANTIZATION_AWARE_REASON = (
     "the rounding of this program is not modelled; --allow-unknown counts plain weights, which need less, and with "
     "--fake-quantize int8-int4:GROUP too those that torchao's Int8DynActInt4WeightQATQuantizer rounds"
 )
@@ -161,7 +161,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:  # a TARGET may replace the model
         script_name = source_file.script_name.rpartition("/")[2]
         if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
-            reader.refuse(script_name, OTHER_HEAD)
+            reader.refuse(script_name, OTHER_HEAD_REASON)
         config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")
@@ -182,19 +182,19 @@ def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Lau
 
 def known_argument_names() -> frozenset[str]:
     """Returns the names of all arguments that llmcalc reads, including arguments that select a framework."""
-    return TRAINER_READ.union(*(trainer_plugin.trainer_keys for trainer_plugin in plugins().values()))
+    return READ_TRAINER_ARGUMENTS.union(*(trainer_plugin.trainer_keys for trainer_plugin in plugins().values()))
 
 
 def _read_arguments(reader: LaunchReader, config: Table) -> Launch:
     config = without_script_arguments(reader, config)
-    reader.check_names(config, known_argument_names(), TRAINER_IGNORED)
+    reader.check_names(config, known_argument_names(), IGNORED_TRAINER_ARGUMENTS)
     run_settings = trainer_settings(reader, config)
     format_settings, is_published = weight_formats(reader, config)
     _add_data_parallel_note(reader)
     return trainer_launch(reader, config, run_settings | format_settings, has_published_weights=is_published)
 
 
-PLAIN_PYTHON = ((), ("python",), ("python3",))
+SINGLE_PROCESS_LAUNCHERS = ((), ("python",), ("python3",))
 """Launchers that start one process."""
 
 
@@ -203,7 +203,11 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
     visible_device_count = len(
         [name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name]
     )
-    if reader.source.world_size is None and visible_device_count > 1 and tuple(reader.source.launcher) in PLAIN_PYTHON:
+    if (
+        reader.source.world_size is None
+        and visible_device_count > 1
+        and tuple(reader.source.launcher) in SINGLE_PROCESS_LAUNCHERS
+    ):
         reader.notes.append(
             f"{visible_device_count} visible devices and one process: the Trainer runs torch.nn.DataParallel, "
             "whose first device gathers the logits of all, which is not counted; torchrun --nproc_per_node "
@@ -213,7 +217,7 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
 
 def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
     """Whether weights keep the checkpoint's number format, such as with dtype `auto` and no framework."""
-    has_automatic_dtype = config.get("dtype") == "auto" and launched_run.framework == WITHOUT_A_NAME
+    has_automatic_dtype = config.get("dtype") == "auto" and launched_run.framework == DEFAULT_FRAMEWORK
     return has_automatic_dtype or launched_run.keeps_checkpoint_dtype
 
 
@@ -224,7 +228,7 @@ def trainer_launch(
     world_size: int | None = None,
     model_id: Any = None,
     has_published_weights: bool = False,
-    shipped_tables: Mapping[str, Table] = NO_FILES,
+    shipped_tables: Mapping[str, Table] = NO_SHIPPED_FILES,
 ) -> Launch:
     """Returns the training run of Trainer arguments, under the framework that they select.
 
@@ -237,7 +241,7 @@ def trainer_launch(
     """
     device_count = reader.device_count(world_size or reader.source.world_size)
     model_name = config.get("model_name_or_path") if model_id is None else model_id
-    framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
+    framework_name, launch_settings = DEFAULT_FRAMEWORK, LaunchSettings(Layout(dp=device_count), run_settings)
     for plugin_name, plugin in plugins().items():
         if plugin.read_trainer is not None and any(config.get(framework_key) for framework_key in plugin.trainer_keys):
             arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped_tables)
@@ -253,7 +257,7 @@ def trainer_launch(
         framework_name,
         launch_settings,
         model_name="" if model_name is None else str(model_name)[:200],
-        keeps_checkpoint_dtype=has_published_weights and framework_name == WITHOUT_A_NAME,
+        keeps_checkpoint_dtype=has_published_weights and framework_name == DEFAULT_FRAMEWORK,
     )
 
 
@@ -297,15 +301,15 @@ def trainer_settings(
         "batch": reader.integer(config, "per_device_train_batch_size", default_values["per_device_train_batch_size"]),
         "num_microbatches": reader.integer(config, "gradient_accumulation_steps", 1),
     }
-    length_names = (length_option,) if length_option else LENGTH_NAMES
+    length_names = (length_option,) if length_option else LENGTH_ARGUMENTS
     length_key = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
     if length_key or length_option:
-        run_settings["seq"] = integer_of(
+        run_settings["seq"] = read_integer(
             reader,
             length_key or length_option,
             reader.value(config, length_key or length_option, default_values.get(length_option)),
         )
-    is_filled = length_key == "block_size" or config.get("stage") == "pt" or any(map(config.get, FILLING))
+    is_filled = length_key == "block_size" or config.get("stage") == "pt" or any(map(config.get, PACKING_ARGUMENTS))
     reader.counts_longest_samples = "seq" in run_settings and not is_filled
     run_settings |= optimizer_with_targets(reader, config, "optim", default_values["optim"], run_settings)
     run_settings |= trainer_kernels(reader, config, default_values)
@@ -324,7 +328,7 @@ def trainer_settings(
 def _add_evaluation_note(reader: LaunchReader, config: Table, training_batch: int) -> None:
     """Adds a note on an evaluation that may need more than the training, since its batches are larger."""
     eval_schedules = {str(config.get(argument, "no")).lower() for argument in ("eval_strategy", "evaluation_strategy")}
-    evaluation_batch = integer_of(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
+    evaluation_batch = read_integer(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
     if eval_schedules - {"no", "false", "none"} and evaluation_batch > training_batch:
         reader.notes.append(
             f"evaluation: batches of {evaluation_batch} (per_device_eval_batch_size) are not counted, and may need more"
@@ -344,11 +348,11 @@ def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: A
     optimizer_name = str(written_name)[:60]
     if optimizer_name.startswith("OptimizerNames."):
         optimizer_name = optimizer_name.partition(".")[2].lower()
-    if optimizer_name not in OPTIMIZERS:
+    if optimizer_name not in SETTINGS_BY_OPTIM:
         reader.refuse(argument_name, f"'{optimizer_name}' is not modelled")
         return {}
     reader.written_options["optimizer"] = f"{argument_name} {optimizer_name}"
-    return dict(OPTIMIZERS[optimizer_name])
+    return dict(SETTINGS_BY_OPTIM[optimizer_name])
 
 
 LOW_RANK_OPTIMIZERS = {"galore_adamw": "galore", "apollo_adamw": "apollo"}
@@ -413,7 +417,14 @@ def _low_rank_optimizer(
     return {**settings, "optimizer_in_backward": True}
 
 
-WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+DTYPE_SHORT_NAMES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp32": "fp32",
+}
 
 
 def pair_settings(
@@ -478,16 +489,16 @@ def add_reference_model(
     if "lora_rank" in run_settings:
         reader.notes.append("the reference model is the frozen weights beside the adapters")
         return
-    reader.frozen_model = reference_model or FrozenModel(TRL_REFERENCE)
+    reader.frozen_model = reference_model or FrozenModel(REFERENCE_MODEL_SOURCE)
     reader.notes.append(
         "the weights of a reference model are counted among the weights; its pass is no part of llmcalc time"
     )
 
 
-TRL_REFERENCE = "trl/trainer/dpo_trainer.py"
+REFERENCE_MODEL_SOURCE = "trl/trainer/dpo_trainer.py"
 """The file of TRL that loads a reference model."""
 
-HEAD_ADAPTER = (
+HEAD_ADAPTER_NOTE = (
     "the adapter of the output head is left out: its two small matrices, and its product for one chunk of tokens"
 )
 """A note on programs whose adapters may include the output head."""
@@ -511,7 +522,7 @@ def weight_formats(reader: LaunchReader, config: Table, default_format: str = "a
         reader.notes.append(FP16_NOTE)
     if written_format == "auto":
         return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, True
-    dtype = WEIGHTS.get(str(written_format).removeprefix("torch.")[:20])
+    dtype = DTYPE_SHORT_NAMES.get(str(written_format).removeprefix("torch.")[:20])
     if dtype is None:
         raise reader.value_error(format_key, written_format, "bfloat16, float16 or float32")
     if dtype == "fp32":
@@ -556,7 +567,7 @@ def trainer_kernels(
     if config.get("attn_implementation") is not None:
         kernel_settings |= attention_settings(reader, "attn_implementation", config["attn_implementation"])
     else:
-        kernel_settings |= default_attention(reader)
+        kernel_settings |= assume_default_attention(reader)
     if reader.flag(config, "torch_compile"):
         kernel_settings["compile"] = True
     if reader.flag(config, "use_liger_kernel"):
@@ -630,7 +641,7 @@ def lora_settings(
     expert_argument: the argument's name and the fused weights with adapters (PEFT's `target_parameters`); None for
         none. Both weights of the experts are modelled together.
     """
-    adapter_settings: dict[str, Any] = {"lora_rank": integer_of(reader, *rank)}
+    adapter_settings: dict[str, Any] = {"lora_rank": read_integer(reader, *rank)}
     argument_name, parameter_names = expert_argument
     if parameter_names:
         listed_names = parameter_names.split(",") if isinstance(parameter_names, str) else parameter_names

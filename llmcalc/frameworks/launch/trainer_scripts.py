@@ -14,11 +14,11 @@ from typing import Any
 
 from ...errors import short_repr
 from ...sources.huggingface.family import field_names
-from .record import LaunchReader, Table
+from .launch_types import LaunchReader, Table
 
 ALL_LINEAR = "all-linear"
 
-BOOLEANS = (True, 1, "1")
+TRUE_VALUES = (True, 1, "1")
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class TrainerScript:
 
 def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     """Returns the equivalent Trainer arguments of a known script's arguments; other arguments unchanged."""
-    training_script = next((script for script in SCRIPTS if script.runs(config)), None)
+    training_script = next((script for script in TRAINER_SCRIPTS if script.runs(config)), None)
     if training_script is None:
         return config
     for argument_name, refusal_reason in training_script.refusal_reasons.items():
-        if config.get(argument_name) in BOOLEANS:
+        if config.get(argument_name) in TRUE_VALUES:
             reader.refuse(argument_name, f"{refusal_reason} not modelled")
     trainer_arguments = training_script.translate(reader, config)
     reader.assumed_defaults |= {
-        name: value for name, value in trainer_arguments.items() if name in FILLED_IN and name not in config
+        name: value for name, value in trainer_arguments.items() if name in LISTED_DEFAULTS and name not in config
     }
     script_argument_names = (
         training_script.translated_arguments
@@ -75,7 +75,14 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     return {**other_arguments, **trainer_arguments}
 
 
-FILLED_IN = ("optim", "per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "lora_r", "dtype")
+LISTED_DEFAULTS = (
+    "optim",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_length",
+    "lora_r",
+    "dtype",
+)
 """The Trainer's arguments whose value from a script's default is listed."""
 
 
@@ -100,7 +107,7 @@ def _quantization_arguments(
 
 def _loaded_weight_format(config: Table) -> str:
     """Returns the format of loaded weights: bf16 if products are in bf16, otherwise float32."""
-    return "bfloat16" if config.get("bf16") in BOOLEANS else "float32"
+    return "bfloat16" if config.get("bf16") in TRUE_VALUES else "float32"
 
 
 def _flash_attention_argument(is_flash: bool) -> dict[str, Any]:
@@ -196,7 +203,7 @@ def _arguments_of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]
         raise reader.value_error("train_mode", train_mode, "full, lora or qlora")
     if task_type not in ("sft", "pretrain"):
         reader.refuse("task_type", f"{short_repr(task_type)} is not modelled; sft and pretrain are")
-    arguments: dict[str, Any] = {"dtype": "float16" if config.get("fp16") in BOOLEANS else "bfloat16"}
+    arguments: dict[str, Any] = {"dtype": "float16" if config.get("fp16") in TRUE_VALUES else "bfloat16"}
     if train_mode == "full":
         return arguments
     arguments |= _adapter_arguments(reader, {**config, "lora_r": config.get("lora_rank")}, 64, ALL_LINEAR, "0.05")
@@ -228,7 +235,7 @@ def _arguments_of_alpaca_lora(reader: LaunchReader, config: Table) -> dict[str, 
 
 ENCODER_NOTE = "the encoder of images and its projector are not counted; images take tokens of the length"
 
-SCRIPTS = (
+TRAINER_SCRIPTS = (
     TrainerScript(
         "Liger-Kernel's training.py",
         frozenset({"use_liger"}),
@@ -332,5 +339,7 @@ SCRIPTS = (
 )
 """The scripts whose own arguments are read, in the order of recognition."""
 
-SIGNS = frozenset(sign for script in SCRIPTS for sign in script.distinctive_arguments if not script.absent_arguments)
+SCRIPT_SIGNS = frozenset(
+    sign for script in TRAINER_SCRIPTS for sign in script.distinctive_arguments if not script.absent_arguments
+)
 """Arguments of the scripts above, of which the Trainer and other programs have none."""

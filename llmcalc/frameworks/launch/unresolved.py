@@ -6,54 +6,58 @@ import re
 
 from ...errors import one_line
 
-UNRESOLVED = "\0"
+UNRESOLVED_MARK = "\0"
 """The mark on both sides of an unresolved name in a word."""
 
-ITEM = "\x1f"
+ITEM_SEPARATOR = "\x1f"
 """The separator between the items of an expanded array."""
 
-UNSET = re.compile(rf"{UNRESOLVED}\$[A-Za-z0-9_]+{UNRESOLVED}")
+UNSET_VARIABLE = re.compile(rf"{UNRESOLVED_MARK}\$[A-Za-z0-9_]+{UNRESOLVED_MARK}")
 """A variable that the script never sets."""
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def mark_unresolved(variable_name: str) -> str:
     """Returns a marked name that replaces a value unknown before the script runs."""
     printable_characters = (
-        character for character in variable_name if not character.isspace() and character not in (UNRESOLVED, ITEM)
+        character
+        for character in variable_name
+        if not character.isspace() and character not in (UNRESOLVED_MARK, ITEM_SEPARATOR)
     )
-    return f"{UNRESOLVED}{''.join(printable_characters)}{UNRESOLVED}"
+    return f"{UNRESOLVED_MARK}{''.join(printable_characters)}{UNRESOLVED_MARK}"
 
 
 def is_unresolved(shell_text: str) -> bool:
     """Whether a part of a word is unknown before the script runs."""
-    return UNRESOLVED in shell_text
+    return UNRESOLVED_MARK in shell_text
 
 
 def is_unset_variable(shell_word: str) -> bool:
     """Whether a word is a variable that the script never sets, which a shell expands to nothing."""
-    return UNSET.fullmatch(shell_word) is not None and not shell_word[2:3].isdecimal()
+    return UNSET_VARIABLE.fullmatch(shell_word) is not None and not shell_word[2:3].isdecimal()
 
 
 def printable(shell_text: str, character_limit: int = 80) -> str:
     """Returns a word for an error message: without marks, on one line, and cut to `character_limit` characters."""
-    return one_line(shell_text.replace(UNRESOLVED, ""))[:character_limit]
+    return one_line(shell_text.replace(UNRESOLVED_MARK, ""))[:character_limit]
 
 
 def unresolved_reason(shell_text: str) -> str:
     """Returns the message about an unresolved word: the variable, and the command that sets it."""
-    marked_name = shell_text.split(UNRESOLVED)[1] if shell_text.count(UNRESOLVED) > 1 else printable(shell_text)
+    marked_name = (
+        shell_text.split(UNRESOLVED_MARK)[1] if shell_text.count(UNRESOLVED_MARK) > 1 else printable(shell_text)
+    )
     reason_text = f"'{printable(shell_text)[:60]}' is known only when the script runs"
-    variable_match = NAME.match(marked_name, 1) if marked_name.startswith("$") else None
+    variable_match = VARIABLE_NAME.match(marked_name, 1) if marked_name.startswith("$") else None
     if variable_match is not None and variable_match.end() == len(marked_name):
         unset_name = variable_match[0][:60]
         launch_option = f"--launch '{unset_name}=… FILE'"
         return f"{reason_text}: the variable {unset_name} is not set in it; expected {launch_option}, or a value"
     if marked_name.startswith("$(("):
-        names_text = ", ".join(dict.fromkeys(NAME.findall(marked_name)))
+        names_text = ", ".join(dict.fromkeys(VARIABLE_NAME.findall(marked_name)))
         return f"{reason_text}: the script does not set all of {names_text or 'it'}; expected whole numbers, or a value"
-    if NAME.fullmatch(marked_name):
+    if VARIABLE_NAME.fullmatch(marked_name):
         return (
             f"{reason_text}: a loop, a condition or a command sets the variable {marked_name[:60]}; expected "
             f"--launch '{marked_name[:60]}=… FILE', or a value"

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError, MissingExtra, one_line, short_repr
-from ...sources.files import DEEPEST, parse_json
+from ...sources.files import DEEPEST_NESTING, parse_json
 
-LARGEST = 400_000
+LARGEST_FILE_BYTES = 400_000
 """The largest launch file in bytes; real ones are under 20 000."""
 
 MOST_VALUES = 50_000
@@ -98,8 +98,10 @@ def _check_events(yaml_module: Any, yaml_text: str, name_in_errors: str) -> None
             expanded_values += value_count
         if nesting_depth >= 0 and nesting_depths:
             nesting_depths[-1] = max(nesting_depths[-1], nesting_depth)
-        if len(open_anchors) + max(nesting_depth, 0) > DEEPEST:
-            raise InputError(f"{name_in_errors}: nested too deeply; expected at most {DEEPEST} tables and lists")
+        if len(open_anchors) + max(nesting_depth, 0) > DEEPEST_NESTING:
+            raise InputError(
+                f"{name_in_errors}: nested too deeply; expected at most {DEEPEST_NESTING} tables and lists"
+            )
         if expanded_values > MOST_VALUES:
             raise InputError(
                 f"{name_in_errors}: line {yaml_event.start_mark.line + 1}: too many values, with aliases expanded; "

@@ -13,21 +13,21 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..fsdp2.plugin import mixed_precision_settings, sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
-from ..launch.trainer import HEAD_ADAPTER, lora_settings
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.trainer import HEAD_ADAPTER_NOTE, lora_settings
 
-READ = field_names("""
+KEYS_READ = field_names("""
     checkpoint_dir precision quantize devices num_nodes lora_r lora_dropout lora_query lora_key lora_value
     lora_projection lora_mlp lora_head train optimizer model_name
     """)
 
-IGNORED = field_names("""
+KEYS_IGNORED = field_names("""
     out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml data
     model_config initial_checkpoint_dir
     """)
 """Arguments that do not change the memory of a training step."""
 
-TARGETS = {
+LORA_TARGETS = {
     "lora_query": (True, ("q_proj",)),
     "lora_key": (False, ("k_proj",)),
     "lora_value": (True, ("v_proj",)),
@@ -36,7 +36,7 @@ TARGETS = {
 }
 """Argument → its default, and the projections with an adapter."""
 
-PRECISIONS: Mapping[str, Mapping[str, Any]] = {
+SETTINGS_BY_PRECISION: Mapping[str, Mapping[str, Any]] = {
     "bf16-true": {"dtype": "bf16", "master_weights": "none"},
     "16-true": {"dtype": "fp16", "master_weights": "none"},
     "32-true": {"precision": "fp32"},
@@ -44,10 +44,10 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 }
 """`precision` → options of `llmcalc memory`."""
 
-BASES = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4-dq"}
+BASE_BY_QUANTIZATION = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4-dq"}
 """`quantize` → options of `llmcalc memory`."""
 
-HEAD_CHUNK = 128
+HEAD_CHUNK_TOKENS = 128
 """Tokens of which the output head computes logits at once (`lm_head_chunk_size`)."""
 
 
@@ -65,7 +65,7 @@ def is_litgpt(config: Table) -> bool:
 def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        reader.check_names(config, READ, IGNORED)
+        reader.check_names(config, KEYS_READ, KEYS_IGNORED)
         has_adapters = any(str(argument_name).startswith("lora_") for argument_name in config)
         is_pretraining = not has_adapters and config.get("checkpoint_dir") is None
         train_table = reader.table(config, "train")
@@ -86,16 +86,21 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
             if run_settings.get("optimizer") == "adamw":
                 run_settings["optimizer_impl"] = "fused"  # pretrain.py, `extra_kwargs`
         else:
-            run_settings |= {"norm": "eager", "keep_logits": True, "cross_entropy": "split", "loss_chunk": HEAD_CHUNK}
+            run_settings |= {
+                "norm": "eager",
+                "keep_logits": True,
+                "cross_entropy": "split",
+                "loss_chunk": HEAD_CHUNK_TOKENS,
+            }
             reader.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
         if train_table.get("max_seq_length") is not None:
-            run_settings["seq"] = integer_of(reader, "train.max_seq_length", train_table["max_seq_length"])
+            run_settings["seq"] = read_integer(reader, "train.max_seq_length", train_table["max_seq_length"])
         else:
             reader.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
         precision = str(reader.value(config, "precision", "bf16-true"))
-        if precision not in PRECISIONS:
-            raise reader.value_error("precision", precision, f"one of {', '.join(PRECISIONS)}")
-        run_settings |= PRECISIONS[precision]
+        if precision not in SETTINGS_BY_PRECISION:
+            raise reader.value_error("precision", precision, f"one of {', '.join(SETTINGS_BY_PRECISION)}")
+        run_settings |= SETTINGS_BY_PRECISION[precision]
         if has_adapters:
             run_settings |= _adapter_settings(reader, config, precision)
         elif is_pretraining and world_size > 1 and precision == "bf16-mixed":
@@ -117,7 +122,7 @@ def _device_count(reader: LaunchReader, config: Table) -> int:
         raise reader.argument_error(
             "devices", f"{short_repr(device_value)} depends on the machine; expected a number, or --devices"
         )
-    return integer_of(reader, "devices", device_value) * reader.integer(config, "num_nodes", 1)
+    return read_integer(reader, "devices", device_value) * reader.integer(config, "num_nodes", 1)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -137,12 +142,12 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
     """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
     target_modules = [
         projection
-        for target_name, (default_flag, projections) in TARGETS.items()
+        for target_name, (default_flag, projections) in LORA_TARGETS.items()
         if reader.flag(config, target_name, default_flag)
         for projection in projections
     ]
     if reader.flag(config, "lora_head"):
-        reader.notes.append(HEAD_ADAPTER)
+        reader.notes.append(HEAD_ADAPTER_NOTE)
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", reader.value(config, "lora_r", 8)),
@@ -153,7 +158,9 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
     quantize_text = config.get("quantize")
     if quantize_text in (None, ""):
         return adapter_settings
-    if str(quantize_text) not in BASES:
-        reader.refuse("quantize", f"{short_repr(quantize_text)} is not modelled; {' and '.join(BASES)} are")
+    if str(quantize_text) not in BASE_BY_QUANTIZATION:
+        reader.refuse(
+            "quantize", f"{short_repr(quantize_text)} is not modelled; {' and '.join(BASE_BY_QUANTIZATION)} are"
+        )
         return adapter_settings
-    return adapter_settings | {"base": BASES[str(quantize_text)], "quantized_head": True}
+    return adapter_settings | {"base": BASE_BY_QUANTIZATION[str(quantize_text)], "quantized_head": True}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..engines.flags import Flag
-from ..ggml.flags import CACHE_TYPES, IDLE, SHARED_FLAGS, cache_types
+from ..ggml.flags import CACHE_TYPES, MEMORY_NEUTRAL_FLAGS, SHARED_FLAGS, cache_types
 
-DRAFTING = (
+DRAFTING_FLAGS = (
     Flag(("--spec-type",), "text"),
     Flag(("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"), "number", minimum=0, maximum=10**4),
     Flag(("--spec-ngram-mod-n-max",), "number", minimum=0, maximum=1024),
@@ -36,13 +36,13 @@ DRAFTING = (
 FLAGS = (
     *SHARED_FLAGS,
     *cache_types(),
-    *DRAFTING,
+    *DRAFTING_FLAGS,
     Flag(("--kv-unified", "-kvu"), "switch", disabling_spellings=("-no-kvu",)),
     Flag(("--kv-unified-per-slot",), "tokens", maximum=10**9),
     Flag(("--swa-full",), "switch"),
     Flag(("--fit-ctx", "-fitc"), "tokens", maximum=10**9),
     Flag(("--fit-target", "-fitt"), "text"),
-    *IDLE,
+    *MEMORY_NEUTRAL_FLAGS,
 )
 
 

@@ -8,75 +8,76 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, parse_bytes, pattern
+from ..logs.log_contents import MEMORY_AMOUNT, LogTerm, LogValues, ParsedLog, line_pattern, parse_bytes
 from ..logs.log_text import LogText
 
-_BUFFER = re.compile(
+_BUFFER_SIZE = re.compile(
     r"\b(?P<device>[A-Za-z][A-Za-z0-9_]{0,30}) +(?P<kind>model |KV |RS |compute |output |)buffer size *= *"
-    rf"(?P<size>{AMOUNT})"
+    rf"(?P<size>{MEMORY_AMOUNT})"
 )
 _OLLAMA_BUFFER = re.compile(
     r'msg="(?P<kind>model weights|kv cache|compute graph)" (?:device|buffer|backend)='
     r'"?(?P<device>[A-Za-z][A-Za-z0-9_]{0,30})"? (?:buffer_type=[A-Za-z0-9_]{1,30} )?'
-    rf'size="(?P<size>{AMOUNT})'
+    rf'size="(?P<size>{MEMORY_AMOUNT})'
 )
 _OLLAMA_NAMES = {"model weights": "model_buffer", "kv cache": "kv_buffer", "compute graph": "compute_buffer"}
 _TERM_NAMES = {"model": "model_buffer", "": "model_buffer", "KV": "kv_buffer", "RS": "kv_buffer"}
 
 PATTERNS = (
-    pattern("general.name", r"general\.name +(?:str +)?= (?P<model>.{1,200})"),
-    pattern("n_ctx ", r"n_ctx += (?P<ctx_size>[0-9]{1,12})"),
-    pattern("n_batch ", r"n_batch += (?P<batch_size>[0-9]{1,12})"),
-    pattern("n_ubatch ", r"n_ubatch += (?P<ubatch_size>[0-9]{1,12})"),
-    pattern("n_seq_max ", r"n_seq_max += (?P<parallel>[0-9]{1,4})\b"),
-    pattern("kv_unified ", r"kv_unified += (?P<kv_unified>true|false)\b"),
-    pattern("flash_attn ", r"flash_attn += (?P<flash_attn>[a-z0-9]{1,9})\b"),
-    pattern("build", r"build(?:_info)?(?:: | = )b?(?P<build>[0-9]{4,6})\b"),
+    line_pattern("general.name", r"general\.name +(?:str +)?= (?P<model>.{1,200})"),
+    line_pattern("n_ctx ", r"n_ctx += (?P<ctx_size>[0-9]{1,12})"),
+    line_pattern("n_batch ", r"n_batch += (?P<batch_size>[0-9]{1,12})"),
+    line_pattern("n_ubatch ", r"n_ubatch += (?P<ubatch_size>[0-9]{1,12})"),
+    line_pattern("n_seq_max ", r"n_seq_max += (?P<parallel>[0-9]{1,4})\b"),
+    line_pattern("kv_unified ", r"kv_unified += (?P<kv_unified>true|false)\b"),
+    line_pattern("flash_attn ", r"flash_attn += (?P<flash_attn>[a-z0-9]{1,9})\b"),
+    line_pattern("build", r"build(?:_info)?(?:: | = )b?(?P<build>[0-9]{4,6})\b"),
     # ik_llama.cpp
-    pattern("mla_attn ", r"mla_attn += (?P<mla_use>[0-3])\b"),
-    pattern("attn_max_b ", r"attn_max_b += (?P<attention_max_batch>[0-9]{1,6})\b"),
-    pattern("fused_moe ", r"fused_moe += (?P<fused_moe>[01])\b"),
-    pattern("offloaded ", r"offloaded (?P<n_gpu_layers>[0-9]{1,6})/"),
-    pattern("ftype ", r"ftype += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
-    pattern("file type ", r"file type += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
-    pattern("Device 0: ", r"Device 0: (?P<gpu>[^,]{1,80}),"),
-    pattern(", VRAM: ", r": (?P<vram>[0-9]{3,9} MiB)"),
-    pattern("found ", r"found (?P<devices>[0-9]{1,3}) [A-Za-z]{2,9} devices"),
-    pattern("llama_kv_cache: size = ", rf"size = +(?P<layers_cache>{AMOUNT})"),
-    pattern("KV self size ", rf"size += +(?P<layers_cache>{AMOUNT})"),
-    pattern("K (", r"K \((?P<key_format>[a-z0-9_]{1,10})\).{0,40}V \((?P<value_format>[a-z0-9_]{1,10})\)"),
-    pattern("out of memory", r"(?P<stop>out of memory)"),
-    pattern("failed to allocate", r"(?P<stop>failed to allocate)"),
-    pattern("allocating ", rf"allocating (?P<requested>{AMOUNT}) on device"),
-    pattern(
+    line_pattern("mla_attn ", r"mla_attn += (?P<mla_use>[0-3])\b"),
+    line_pattern("attn_max_b ", r"attn_max_b += (?P<attention_max_batch>[0-9]{1,6})\b"),
+    line_pattern("fused_moe ", r"fused_moe += (?P<fused_moe>[01])\b"),
+    line_pattern("offloaded ", r"offloaded (?P<n_gpu_layers>[0-9]{1,6})/"),
+    line_pattern("ftype ", r"ftype += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
+    line_pattern("file type ", r"file type += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
+    line_pattern("Device 0: ", r"Device 0: (?P<gpu>[^,]{1,80}),"),
+    line_pattern(", VRAM: ", r": (?P<vram>[0-9]{3,9} MiB)"),
+    line_pattern("found ", r"found (?P<devices>[0-9]{1,3}) [A-Za-z]{2,9} devices"),
+    line_pattern("llama_kv_cache: size = ", rf"size = +(?P<layers_cache>{MEMORY_AMOUNT})"),
+    line_pattern("KV self size ", rf"size += +(?P<layers_cache>{MEMORY_AMOUNT})"),
+    line_pattern("K (", r"K \((?P<key_format>[a-z0-9_]{1,10})\).{0,40}V \((?P<value_format>[a-z0-9_]{1,10})\)"),
+    line_pattern("out of memory", r"(?P<stop>out of memory)"),
+    line_pattern("failed to allocate", r"(?P<stop>failed to allocate)"),
+    line_pattern("allocating ", rf"allocating (?P<requested>{MEMORY_AMOUNT}) on device"),
+    line_pattern(
         "model requires more system memory",
-        rf"(?P<stop>more system memory) \((?P<requested>{AMOUNT})\) than is available(?: \((?P<free>{AMOUNT})\))?",
+        rf"(?P<stop>more system memory) \((?P<requested>{MEMORY_AMOUNT})\) than is available"
+        rf"(?: \((?P<free>{MEMORY_AMOUNT})\))?",
     ),
-    pattern(" buffer of size ", r"size (?P<requested_bytes>[0-9]{4,18})\b"),
+    line_pattern(" buffer of size ", r"size (?P<requested_bytes>[0-9]{4,18})\b"),
     # Ollama
-    pattern("memory.weights.total=", rf'="(?P<model_buffer>{AMOUNT})'),
-    pattern("memory.required.kv=", rf'="(?P<kv_buffer>{AMOUNT})'),
-    pattern("memory.graph.full=", rf'="(?P<compute_buffer>{AMOUNT})'),
-    pattern(" KvSize:", r":(?P<ctx_size>[0-9]{1,12})"),
-    pattern(" BatchSize:", r":(?P<ubatch_size>[0-9]{1,12})"),
-    pattern(" Parallel:", r":(?P<parallel>[0-9]{1,4})\b"),
-    pattern("--parallel ", r"parallel (?P<parallel>[0-9]{1,4})\b"),
-    pattern(" architecture=", r'file_type="?(?P<file_type>[A-Z][A-Z0-9_]{1,12})\b'),
-    pattern(" architecture=", r' name="?(?P<model>[^"=]{2,200}?)"? description='),
-    pattern("--ctx-size ", r"size (?P<ctx_size>[0-9]{1,12})"),
-    pattern("clip_model_loader: model size:", rf"size: +(?P<encoder>{AMOUNT})"),
-    pattern("CLIP using ", r"using (?P<encoder_device>[A-Za-z][A-Za-z0-9_]{0,30}) backend"),
-    pattern("ollama", r"(?P<ollama>ollama)"),
-    pattern("model requires more system memory", r"(?P<ollama>model)"),
+    line_pattern("memory.weights.total=", rf'="(?P<model_buffer>{MEMORY_AMOUNT})'),
+    line_pattern("memory.required.kv=", rf'="(?P<kv_buffer>{MEMORY_AMOUNT})'),
+    line_pattern("memory.graph.full=", rf'="(?P<compute_buffer>{MEMORY_AMOUNT})'),
+    line_pattern(" KvSize:", r":(?P<ctx_size>[0-9]{1,12})"),
+    line_pattern(" BatchSize:", r":(?P<ubatch_size>[0-9]{1,12})"),
+    line_pattern(" Parallel:", r":(?P<parallel>[0-9]{1,4})\b"),
+    line_pattern("--parallel ", r"parallel (?P<parallel>[0-9]{1,4})\b"),
+    line_pattern(" architecture=", r'file_type="?(?P<file_type>[A-Z][A-Z0-9_]{1,12})\b'),
+    line_pattern(" architecture=", r' name="?(?P<model>[^"=]{2,200}?)"? description='),
+    line_pattern("--ctx-size ", r"size (?P<ctx_size>[0-9]{1,12})"),
+    line_pattern("clip_model_loader: model size:", rf"size: +(?P<encoder>{MEMORY_AMOUNT})"),
+    line_pattern("CLIP using ", r"using (?P<encoder_device>[A-Za-z][A-Za-z0-9_]{0,30}) backend"),
+    line_pattern("ollama", r"(?P<ollama>ollama)"),
+    line_pattern("model requires more system memory", r"(?P<ollama>model)"),
 )
 
-FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers", "parallel")
+LOGGED_FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers", "parallel")
 """Flags whose values a log prints."""
 
-IK_FLAGS = ("mla_use", "attention_max_batch", "fused_moe")
+LOGGED_IK_FLAGS = ("mla_use", "attention_max_batch", "fused_moe")
 """Flags of ik_llama.cpp alone, whose values its logs print."""
 
-FAILURES = {
+FAILURE_TEXTS = {
     "compute_buffer": ("failed to allocate compute",),
     "kv_buffer": ("failed to allocate buffer for kv cache",),
     "model_buffer": ("error loading model: unable to allocate", "unable to allocate backend buffer"),
@@ -90,7 +91,7 @@ BUFFER_FLAGS = {"compute_buffer": "--ubatch-size", "model_buffer": "--n-gpu-laye
 OLLAMA_OPTIONS = {"compute_buffer": "num_batch", "model_buffer": "num_gpu"}
 """Name of a buffer → the flag, and the option of Ollama, that changes it; of the cache it is the context."""
 
-PLAN_NOTE = (
+OLLAMA_PLAN_NOTE = (
     "msg=offload is what Ollama reckoned before it loaded the model: its weights lack the input embedding and have the "
     "cache in some versions, and its graphs are a rule of thumb; the cache is compared"
 )
@@ -99,7 +100,7 @@ PLAN_NOTE = (
 MOST_DEVICES = 16
 """Devices of a log over which layers are divided at most."""
 
-FLASH_VALUES = {"1": "on", "enabled": "on", "0": "off", "disabled": "off"}
+FLASH_ATTENTION_VALUES = {"1": "on", "enabled": "on", "0": "off", "disabled": "off"}
 """Values of `flash_attn` in a log → those of the flag."""
 
 LONGEST_PREFIX = 600
@@ -144,13 +145,18 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     failed_buffer = ""
     if is_out_of_memory:
         failed_buffer = next(
-            (buffer_name for buffer_name, failure_hints in FAILURES.items() if log_text.lines_with(*failure_hints)), ""
+            (
+                buffer_name
+                for buffer_name, failure_hints in FAILURE_TEXTS.items()
+                if log_text.lines_with(*failure_hints)
+            ),
+            "",
         )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
     cache_formats = {
         PLAIN_FORMATS.get(log_values.last_text(group_name), "") for group_name in ("key_format", "value_format")
     }
-    is_ik_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
+    is_ik_fork = not is_ollama and any(term_name in log_values for term_name in LOGGED_IK_FLAGS)
     program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
     return ParsedLog(
@@ -165,7 +171,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values, memory_terms),
         scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
         message=next((log_line.strip() for log_line in log_text.lines_with(*STOP_HINTS)), ""),
-        note=PLAN_NOTE if has_planned_sizes and memory_terms else "",
+        note=OLLAMA_PLAN_NOTE if has_planned_sizes and memory_terms else "",
         wrong_term=failed_buffer,
         suggested_flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(
             failed_buffer, "num_ctx" if is_ollama else "--ctx-size"
@@ -180,10 +186,10 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 def _is_slot_line(log_line: str) -> bool:
     """Whether a line is about a single server slot, with a fraction of the context."""
-    return _SLOT.search(log_line[:LONGEST_PREFIX]) is not None
+    return _SLOT_LINE.search(log_line[:LONGEST_PREFIX]) is not None
 
 
-_SLOT = re.compile(r"\bslot +\w+: +id ")
+_SLOT_LINE = re.compile(r"\bslot +\w+: +id ")
 
 
 def _device_memory_sizes(log_values: LogValues) -> list[int]:
@@ -209,11 +215,11 @@ def _llama_server_flags(log_values: LogValues, memory_terms: Sequence[LogTerm]) 
     else:
         tensor_split = ["1"] * device_count
     flags = {"tensor_split": ",".join(tensor_split)} if 1 < device_count <= MOST_DEVICES else {}
-    flags |= log_values.stated_numbers(*FLAGS, *IK_FLAGS, "kv_unified")
+    flags |= log_values.stated_numbers(*LOGGED_FLAGS, *LOGGED_IK_FLAGS, "kv_unified")
     if "fused_moe" in flags:
         flags["fused_moe"] = {"0": "false", "1": "true"}[flags["fused_moe"]]
-    if log_values.last_text("flash_attn") in FLASH_VALUES:
-        flags["flash_attn"] = FLASH_VALUES[log_values.last_text("flash_attn")]
+    if log_values.last_text("flash_attn") in FLASH_ATTENTION_VALUES:
+        flags["flash_attn"] = FLASH_ATTENTION_VALUES[log_values.last_text("flash_attn")]
     for group_name, flag_field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
         if group_name in log_values:
             flags[flag_field] = log_values.last_text(group_name)
@@ -263,7 +269,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
             }
         if "buffer size" not in log_line:
             continue
-        buffer_match = _BUFFER.search(log_line[:LONGEST_PREFIX])
+        buffer_match = _BUFFER_SIZE.search(log_line[:LONGEST_PREFIX])
         if buffer_match is None:
             continue
         buffer_kind = buffer_match["kind"].strip()

@@ -14,11 +14,11 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import (
+    IGNORED_TRAINER_ARGUMENTS,
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
-    TRAINER_IGNORED,
     attention_settings,
     known_argument_names,
     kto_settings,
@@ -31,7 +31,7 @@ from .deepspeed_configs import DEEPSPEED_CONFIGS
 from .megatron import read_megatron, trains_with_megatron
 from .version_1 import frozen_layers, is_version_1, read_version_1
 
-READ = field_names("""
+ARGUMENTS_READ = field_names("""
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
     quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
     disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output
@@ -40,7 +40,7 @@ READ = field_names("""
     use_apollo apollo_rank apollo_target apollo_layerwise apollo_proj apollo_proj_type
     """)
 
-IGNORED = field_names("""
+ARGUMENTS_IGNORED = field_names("""
     dataset eval_dataset dataset_dir media_dir template train_on_prompt mask_history streaming buffer_size
     mix_strategy interleave_probs overwrite_cache preprocessing_batch_size max_samples val_size packing neat_packing
     tool_format default_system enable_thinking preserve_thinking tokenized_path ignore_pad_token_for_loss plot_loss
@@ -68,7 +68,7 @@ IGNORED = field_names("""
     """)
 """Arguments that do not change the memory of a training step, or whose method is refused by another one."""
 
-REFUSED = {
+REFUSED_ARGUMENTS = {
     "use_badam": "one block trained at a time (--allow-unknown counts all, which need more)",
     "use_llama_pro": "added layers trained alone (--allow-unknown counts all, which need more)",
     "freeze_language_model": "encoders trained beside a frozen language model (--allow-unknown counts it as trained)",
@@ -88,10 +88,10 @@ REFUSED = {
 }
 """Argument → what it asks for that is not modelled; empty where it changes nothing."""
 
-STAGES = ("sft", "pt", "rm", "dpo", "kto")
+MODELLED_STAGES = ("sft", "pt", "rm", "dpo", "kto")
 """Stages that are modelled."""
 
-ATTENTION = {
+ATTENTION_IMPLEMENTATIONS = {
     "auto": "sdpa",
     "disabled": "eager",
     "sdpa": "sdpa",
@@ -100,7 +100,7 @@ ATTENTION = {
 }
 """`flash_attn` → transformers' name of the attention implementation."""
 
-DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
+ARGUMENT_DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 
 
 def is_llama_factory(config: Table) -> bool:
@@ -119,17 +119,21 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         return read_version_1(config, source_file)
     with reader_of(source_file) as reader:
         if trains_with_megatron(config):
-            return read_megatron(reader, config, TRAINER_IGNORED | IGNORED)
+            return read_megatron(reader, config, IGNORED_TRAINER_ARGUMENTS | ARGUMENTS_IGNORED)
         config = with_launcher_arguments(config, source_file)
         reader.requests_expandable_segments = (
             source_file.world_size or 1
         ) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
-        reader.check_names(config, (*known_argument_names(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
+        reader.check_names(
+            config,
+            (*known_argument_names(), *ARGUMENTS_READ, *REFUSED_ARGUMENTS),
+            IGNORED_TRAINER_ARGUMENTS | ARGUMENTS_IGNORED,
+        )
         reader.refuse_if_set(
             config,
             {
                 argument_name: f"{method_name}: not modelled"
-                for argument_name, method_name in REFUSED.items()
+                for argument_name, method_name in REFUSED_ARGUMENTS.items()
                 if method_name
             },
         )
@@ -140,8 +144,8 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
                 "do_train", "not true: the file predicts or evaluates; expected a file that trains"
             )
         training_stage = str(reader.value(config, "stage", "sft"))[:20]
-        if training_stage not in STAGES:
-            reader.refuse("stage", f"'{training_stage}' is not modelled; {', '.join(STAGES)} are")
+        if training_stage not in MODELLED_STAGES:
+            reader.refuse("stage", f"'{training_stage}' is not modelled; {', '.join(MODELLED_STAGES)} are")
         finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
         if finetuning_type not in ("full", "lora", "freeze"):
             reader.refuse(
@@ -150,7 +154,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
                 "needs more",
             )
         run_settings = trainer_settings(
-            reader, _with_kernel_arguments(reader, config), DEFAULTS, length_option="cutoff_len"
+            reader, _with_kernel_arguments(reader, config), ARGUMENT_DEFAULTS, length_option="cutoff_len"
         )
         attention = _attention_implementation(reader, config)
         if config.get("flash_attn") in (None, "auto"):  # sdpa, or eager for a model without it
@@ -178,7 +182,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             if loss_name not in LOSSES_WITHOUT_REFERENCE:
                 has_reference_model = isinstance(reader.frozen_model, FrozenModel)
                 reader.frozen_model = (
-                    replace(_reference_model(config), loss=POLICY_LOGITS) if has_reference_model else POLICY_LOGITS
+                    replace(_reference_model(config), loss=POLICY_LOGITS_LOSS)
+                    if has_reference_model
+                    else POLICY_LOGITS_LOSS
                 )
         elif training_stage == "kto":
             run_settings |= kto_settings(reader, run_settings, _reference_model(config))
@@ -189,7 +195,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         return trainer_launch(reader, config, run_settings, shipped_tables=DEEPSPEED_CONFIGS)
 
 
-POLICY_LOGITS = SecondLoss("llamafactory/train/dpo/trainer.py, get_batch_loss_metrics", 4, "logits of the policy")
+POLICY_LOGITS_LOSS = SecondLoss("llamafactory/train/dpo/trainer.py, get_batch_loss_metrics", 4, "logits of the policy")
 """The trained model's logits in fp32, which metrics read when the reference model's have been computed beside them."""
 
 
@@ -221,9 +227,9 @@ def _with_kernel_arguments(reader: LaunchReader, config: Table) -> dict[str, Any
 
 def _attention_implementation(reader: LaunchReader, config: Table) -> str:
     written_name = str(reader.value(config, "flash_attn", "auto"))[:20]
-    if written_name not in ATTENTION:
-        raise reader.value_error("flash_attn", written_name, f"one of {', '.join(ATTENTION)}")
-    return ATTENTION[written_name]
+    if written_name not in ATTENTION_IMPLEMENTATIONS:
+        raise reader.value_error("flash_attn", written_name, f"one of {', '.join(ATTENTION_IMPLEMENTATIONS)}")
+    return ATTENTION_IMPLEMENTATIONS[written_name]
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

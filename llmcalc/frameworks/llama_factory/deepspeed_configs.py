@@ -7,9 +7,9 @@ from typing import Any
 
 from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 
-COMMON: Mapping[str, Any] = {"zero_allow_untested_optimizer": True, **AUTO_FORMATS, **AUTO_BATCH}
+COMMON_FIELDS: Mapping[str, Any] = {"zero_allow_untested_optimizer": True, **AUTO_FORMATS, **AUTO_BATCH}
 
-WHOLE_PARAMETERS: dict[str, Any] = {
+UNSHARDED_PARAMETER_FIELDS: dict[str, Any] = {
     "allgather_partitions": True,
     "allgather_bucket_size": 500_000_000,
     "overlap_comm": False,
@@ -19,7 +19,7 @@ WHOLE_PARAMETERS: dict[str, Any] = {
     "round_robin_gradients": True,
 }
 
-STAGE_3: dict[str, Any] = {
+STAGE_3_FIELDS: dict[str, Any] = {
     "stage": 3,
     "overlap_comm": False,
     "contiguous_gradients": True,
@@ -29,16 +29,16 @@ STAGE_3: dict[str, Any] = {
     "stage3_max_reuse_distance": 1_000_000_000,
 }
 
-ON_HOST: dict[str, Any] = {"device": "cpu", "pin_memory": True}
+CPU_OFFLOAD: dict[str, Any] = {"device": "cpu", "pin_memory": True}
 
 DEEPSPEED_CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    f"examples/deepspeed/ds_{name}_config.json": {**COMMON, "zero_optimization": zero}
+    f"examples/deepspeed/ds_{name}_config.json": {**COMMON_FIELDS, "zero_optimization": zero}
     for name, zero in {
-        "z0": {"stage": 0, **WHOLE_PARAMETERS},
-        "z2": {"stage": 2, **WHOLE_PARAMETERS},
-        "z2_offload": {"stage": 2, **WHOLE_PARAMETERS, "offload_optimizer": ON_HOST},
-        "z3": STAGE_3,
-        "z3_offload": {**STAGE_3, "offload_optimizer": ON_HOST, "offload_param": ON_HOST},
+        "z0": {"stage": 0, **UNSHARDED_PARAMETER_FIELDS},
+        "z2": {"stage": 2, **UNSHARDED_PARAMETER_FIELDS},
+        "z2_offload": {"stage": 2, **UNSHARDED_PARAMETER_FIELDS, "offload_optimizer": CPU_OFFLOAD},
+        "z3": STAGE_3_FIELDS,
+        "z3_offload": {**STAGE_3_FIELDS, "offload_optimizer": CPU_OFFLOAD, "offload_param": CPU_OFFLOAD},
     }.items()
 }
 """Path in the user's folder → tables, as far as they change memory."""

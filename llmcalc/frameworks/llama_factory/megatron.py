@@ -10,10 +10,16 @@ from __future__ import annotations
 
 from ...errors import short_repr
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, Table
-from ..megatron.named_model import BRIDGE_FUSED, MegatronRun, bridge_adapter_settings, loss_of, megatron_run
+from ..launch.launch_types import Launch, LaunchReader, Table
+from ..megatron.named_model import (
+    BRIDGE_FUSED_MODEL_TYPES,
+    MegatronRun,
+    bridge_adapter_settings,
+    cross_entropy_setting,
+    megatron_run,
+)
 
-SIZES = (
+PARALLEL_SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "context_parallel_size",
@@ -21,14 +27,14 @@ SIZES = (
 )
 """Arguments of parallel sizes, 1 by default, of which one marks a config that trains with Megatron-Core."""
 
-READ = field_names("""
+ARGUMENTS_READ = field_names("""
     model_name_or_path stage finetuning_type cutoff_len lora_rank lora_target lora_dropout bf16 mixed_precision
     per_device_train_batch_size gradient_accumulation_steps sequence_parallel use_distributed_optimizer
     virtual_pipeline_model_parallel_size expert_tensor_parallel_size recompute_granularity recompute_method
     recompute_num_layers cross_entropy_loss_fusion bias_activation_fusion do_train
     """)
 
-IGNORED = field_names("""
+ARGUMENTS_IGNORED = field_names("""
     apply_rope_fusion masked_softmax_fusion overlap_param_gather overlap_grad_reduce
     moe_grouped_gemm moe_token_dispatcher_type moe_aux_loss_coeff moe_router_dtype calculate_per_token_loss
     use_packed_sequences export_hf_on_finish freeze_vision_tower freeze_multi_modal_projector overlap_p2p_comm
@@ -36,33 +42,35 @@ IGNORED = field_names("""
 """Arguments of kernels and communication, which are counted as Megatron-Core's newest scripts choose them."""
 
 
-MODELLED = {"stage": ("sft", "pt"), "mixed_precision": ("bf16_mixed",)}
+MODELLED_VALUES = {"stage": ("sft", "pt"), "mixed_precision": ("bf16_mixed",)}
 """Argument → the values that are read, the default first."""
 
 
-BRIDGE = "USE_MEGATRON_BRIDGE"
+BRIDGE_VARIABLE = "USE_MEGATRON_BRIDGE"
 """Environment variable by which LLaMA-Factory trains with Megatron-Bridge (hparams/parser.py)."""
 
 
 def trains_with_megatron(config: Table) -> bool:
     """Whether a config has one of Megatron-Core's parallel sizes."""
-    return any(argument_name in config for argument_name in SIZES)
+    return any(argument_name in config for argument_name in PARALLEL_SIZES)
 
 
 def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[str]) -> Launch:
     """Returns the training run of a config. ignored_names: LLaMA-Factory's arguments that change no memory."""
-    reader.check_names(config, (*SIZES, *READ), ignored_names | IGNORED)
+    reader.check_names(config, (*PARALLEL_SIZES, *ARGUMENTS_READ), ignored_names | ARGUMENTS_IGNORED)
     reader.ignored_arguments = [
         argument_name
         for argument_name in reader.ignored_arguments
         if not argument_name.startswith("overlap_") or config.get(argument_name) is True
     ]
-    uses_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
+    uses_bridge = (
+        BRIDGE_VARIABLE in reader.source.env or "mixed_precision" in config
+    )  # which MCoreAdapter does not have
     if not uses_bridge:
         reader.notes.append(
-            f"MCoreAdapter is assumed (USE_MCA=1); mixed_precision, or {BRIDGE}=1 in a script, says the other"
+            f"MCoreAdapter is assumed (USE_MCA=1); mixed_precision, or {BRIDGE_VARIABLE}=1 in a script, says the other"
         )
-    for argument_name, modelled_values in MODELLED.items():
+    for argument_name, modelled_values in MODELLED_VALUES.items():
         if config.get(argument_name, modelled_values[0]) not in modelled_values:
             reader.refuse(
                 argument_name,
@@ -80,7 +88,7 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         reader.refuse(
             "finetuning_type", f"{short_repr(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
         )
-    tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in SIZES)
+    tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in PARALLEL_SIZES)
     fuses_loss = reader.flag(config, "cross_entropy_loss_fusion", uses_bridge)
     has_class_default = uses_bridge and config.get("bias_activation_fusion") is None
     parallel_run = MegatronRun(
@@ -98,8 +106,12 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         recompute_granularity=config.get("recompute_granularity"),
         recompute_method=config.get("recompute_method", "uniform"),
         recompute_num_layers=config.get("recompute_num_layers", 1),
-        cross_entropy="fused" if fuses_loss and not uses_bridge and tp == 1 else loss_of(reader, fuses_loss, "native"),
-        fuses_activation=BRIDGE_FUSED if has_class_default else reader.flag(config, "bias_activation_fusion"),
+        cross_entropy="fused"
+        if fuses_loss and not uses_bridge and tp == 1
+        else cross_entropy_setting(reader, fuses_loss, "native"),
+        fuses_activation=BRIDGE_FUSED_MODEL_TYPES
+        if has_class_default
+        else reader.flag(config, "bias_activation_fusion"),
     )
     reader.notes.append("kernels are those that Megatron-Core's scripts choose, with fused rotary embeddings")
     launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapter_settings)

@@ -14,18 +14,18 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.trainer import attention_settings, lora_settings, pair_settings, trainer_launch
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
-READ = field_names("""
+ARGUMENTS_READ = field_names("""
     model model_class flash_attn peft_config kernel_config quant_config dist_config optim_config micro_batch_size
     global_batch_size cutoff_len bf16 enable_activation_checkpointing dp_size cp_size cp_mode mp_replicate_size
     mp_shard_size
     pref_loss
     """)
 
-IGNORED = field_names("""
+ARGUMENTS_IGNORED = field_names("""
     train_dataset eval_dataset output_dir learning_rate num_train_epochs max_steps max_grad_norm batching_strategy
     batching_workers dist_timeout lr_scheduler_config seed full_determinism resume_from_checkpoint save_steps
     save_epochs save_ckpt_as_hf save_total_limit logging_steps pref_beta pref_ftx simpo_gamma dpo_label_smoothing
@@ -42,7 +42,7 @@ def is_version_1(config: Table) -> bool:
 def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        reader.check_names(config, READ, IGNORED, "no key that is known")
+        reader.check_names(config, ARGUMENTS_READ, ARGUMENTS_IGNORED, "no key that is known")
         world_size = reader.device_count(source_file.world_size)
         if config.get("cp_mode") not in (None, "ulysses"):
             reader.refuse("cp_mode", f"{short_repr(config['cp_mode'])[:60]} is not modelled; ulysses is")
@@ -53,7 +53,7 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         reader.requests_expandable_segments = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.integer(config, "micro_batch_size", 1)
         sequences_per_micro_batch = batch * world_size // sequence_ranks
-        global_batch = integer_of(
+        global_batch = read_integer(
             reader, "global_batch_size", config.get("global_batch_size") or sequences_per_micro_batch
         )
         run_settings: dict[str, Any] = {
@@ -180,4 +180,4 @@ def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") ->
             f"{name_prefix}freeze_trainable_layers", f"{layer_count}: the first layers are not modelled; the last are"
         )
         return {}
-    return {"trainable_layers": integer_of(reader, f"{name_prefix}freeze_trainable_layers", layer_count)}
+    return {"trainable_layers": read_integer(reader, f"{name_prefix}freeze_trainable_layers", layer_count)}

@@ -15,9 +15,9 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 
-ATTENTION_OFF: Mapping[str, tuple[Any, ...]] = {
+MODELLED_ATTENTION_VALUES: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, True),
     "attn_impl": ("flash", "torch"),
     "qk_ln": (False,),
@@ -30,7 +30,7 @@ ATTENTION_OFF: Mapping[str, tuple[Any, ...]] = {
 OPTIMIZERS = {"decoupled_adamw": "adamw", "adamw": "adamw", "sgd": "sgd"}
 """`optimizer.name` → the value of `--optimizer`."""
 
-VARIABLE = re.compile(r"\$\{([A-Za-z_][\w.]{0,80})\}")
+KEY_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]{0,80})\}")
 """A reference to another key, as OmegaConf has it."""
 
 
@@ -49,7 +49,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         sequence_length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "seq": integer_of(reader, "max_seq_len", sequence_length),
+            "seq": read_integer(reader, "max_seq_len", sequence_length),
             "attn_implementation": _attention_kernel(reader, model_table),
             **_batch_settings(reader, config, world_size),
             **_optimizer_settings(reader, config),
@@ -83,7 +83,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
 
 def _resolved_value(reader: LaunchReader, config: Table, argument_name: str, written_value: Any) -> Any:
     """Returns a value, or the value of a referenced key. Raises `InputError` for a missing key."""
-    reference_match = VARIABLE.fullmatch(written_value.strip()) if isinstance(written_value, str) else None
+    reference_match = KEY_REFERENCE.fullmatch(written_value.strip()) if isinstance(written_value, str) else None
     if reference_match is None:
         return written_value
     referenced_value: Any = config
@@ -100,11 +100,11 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
     micro_batch = config.get("device_train_microbatch_size")
     if micro_batch in (None, "auto"):
         raise reader.value_error("device_train_microbatch_size", micro_batch, "a number, or --batch and --devices")
-    batch = integer_of(reader, "device_train_microbatch_size", micro_batch)
+    batch = read_integer(reader, "device_train_microbatch_size", micro_batch)
     global_batch = config.get("global_train_batch_size")
     if global_batch is None:
         return {"batch": batch}
-    batch_per_device = max(1, integer_of(reader, "global_train_batch_size", global_batch) // world_size)
+    batch_per_device = max(1, read_integer(reader, "global_train_batch_size", global_batch) // world_size)
     return {"batch": min(batch, batch_per_device), "num_microbatches": -(-batch_per_device // batch)}
 
 
@@ -144,7 +144,7 @@ def _attention_kernel(reader: LaunchReader, model_section: Table) -> str:
 def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int) -> ModelSpec:
     """Returns the MPT model in the config's section `model_section`, with LLM Foundry's defaults."""
     config = reader.table(model_section, "attn_config")
-    reader.refuse_other_values(config, ATTENTION_OFF, "model.attn_config.")
+    reader.refuse_other_values(config, MODELLED_ATTENTION_VALUES, "model.attn_config.")
     unmodelled_keys = ("ffn_config", "block_overrides", "final_logit_softcapping")
     reader.refuse_if_set(model_section, dict.fromkeys(unmodelled_keys, "it is modelled without"), "model.")
     model_sizes = {
@@ -158,7 +158,7 @@ def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int)
     attention_table: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
     attention_table |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
-        attention_table["num_key_value_heads"] = integer_of(
+        attention_table["num_key_value_heads"] = read_integer(
             reader, "model.attn_config.kv_n_heads", config["kv_n_heads"]
         )
     decoder_table: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm_table}

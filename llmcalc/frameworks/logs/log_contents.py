@@ -15,17 +15,17 @@ from .log_text import LogText
 LogKind: TypeAlias = Literal["startup", "oom"]
 TermUnit: TypeAlias = Literal["bytes", "tokens", "blocks", "parameters"]
 
-AMOUNT = r"-?[0-9]{1,12}(?:\.[0-9]{1,15})? ?(?:[KMGT]i?B|B|bytes)\b"
+MEMORY_AMOUNT = r"-?[0-9]{1,12}(?:\.[0-9]{1,15})? ?(?:[KMGT]i?B|B|bytes)\b"
 """An amount of memory with its unit: `14.99 GiB`, `17.12GiB`. Programs print GB and MB for GiB and MiB."""
 
-COUNT = r"[0-9][0-9,]{0,20}"
+WHOLE_NUMBER = r"[0-9][0-9,]{0,20}"
 """A whole number, perhaps with commas."""
 
-VERSION = r"v?[0-9]{1,6}(?:\.[0-9]{1,6}){1,3}"
+VERSION_NUMBER = r"v?[0-9]{1,6}(?:\.[0-9]{1,6}){1,3}"
 """A version; what follows its numbers is left out."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_PARTS = re.compile(r"(-?)([0-9.]+) ?([KMGT]?)")
+_AMOUNT_PARTS = re.compile(r"(-?)([0-9.]+) ?([KMGT]?)")
 
 
 class LogTerm(NamedTuple):
@@ -96,7 +96,7 @@ class LinePattern(NamedTuple):
     expression: re.Pattern[str]
 
 
-def pattern(line_hint: str, line_regex: str) -> LinePattern:
+def line_pattern(line_hint: str, line_regex: str) -> LinePattern:
     """Returns a regular expression that is tried only after the fixed text `line_hint` in a line."""
     return LinePattern(line_hint, re.compile(line_regex))
 
@@ -165,7 +165,7 @@ class LogValues:
 
 def parse_bytes(size_text: str) -> int:
     """Returns the bytes of a size such as `14.99 GiB`; in logs GB means GiB."""
-    size_match = _PARTS.match(size_text.strip())
+    size_match = _AMOUNT_PARTS.match(size_text.strip())
     if size_match is None or size_match[2].count(".") > 1:
         return 0
     byte_count = exact_number(size_match[2].rstrip("."), size_text) * _UNITS[size_match[3]]
@@ -204,7 +204,7 @@ def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
     }, origin_remark if group_names else ""
 
 
-_PAIR = re.compile(
+_NAME_AND_VALUE = re.compile(
     r"['\"]?\b(?P<name>[a-z][a-z_0-9]{0,50})['\"]?[=:] ?"
     r"(?P<value>'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|True|False|[\[{]|[a-z0-9][A-Za-z0-9_.+-]{0,60})"
 )
@@ -222,7 +222,7 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
     """
     values_by_name: dict[str, Any] = {}
     text_position, is_cut_off = 0, False
-    while (pair_match := _PAIR.search(arguments_text, text_position)) is not None:
+    while (pair_match := _NAME_AND_VALUE.search(arguments_text, text_position)) is not None:
         printed_value: Any = pair_match["value"]
         text_position = pair_match.end()
         if printed_value in ("True", "False"):

@@ -19,7 +19,7 @@ LONGEST_LINE = 20_000
 MOST_LINES = 10_000
 """Largest number of lines that are read for one hint."""
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 """What moves a terminal's cursor, deletes from it or changes its colours."""
 
 
@@ -27,7 +27,7 @@ class LogText:
     """The text of a log: lines without terminal colours, cut to `LONGEST_LINE`, that can be searched."""
 
     def __init__(self, log_text: str) -> None:
-        log_lines = _CONTROL.sub("", log_text).splitlines()
+        log_lines = _CONTROL_SEQUENCE.sub("", log_text).splitlines()
         self.text: str = "\n".join(log_line[:LONGEST_LINE] for log_line in log_lines)
 
     def line_spans(self, line_hint: str) -> Iterator[tuple[int, int, int]]:
@@ -49,13 +49,13 @@ class LogText:
         return [self.text[line_start:line_end] for line_start, line_end in sorted(line_offsets)]
 
 
-FEWEST_WORDS = 4
+FEWEST_MESSAGE_WORDS = 4
 """Words from which on a text that names no file is a pasted message."""
 
 OUT_OF_MEMORY = re.compile(r"out of memory|(?:unable|failed) to allocate|OutOfMemoryError|MemoryError", re.IGNORECASE)
 """Words with which programs say that memory did not suffice."""
 
-_SENTENCE = re.compile(r"\w: |://")
+_MESSAGE_MARK = re.compile(r"\w: |://")
 """The colon after the kind of an error, or a link, which names of files do not have."""
 
 
@@ -68,11 +68,11 @@ def is_pasted_message(text: str) -> bool:
     """
     text_start = text[:LONGEST_LINE]
     try:
-        if len(text_start.split()) < FEWEST_WORDS or Path(text).exists():
+        if len(text_start.split()) < FEWEST_MESSAGE_WORDS or Path(text).exists():
             return False
     except (OSError, ValueError):  # too long for a path, or with a null byte
         return True
-    if "\n" in text_start.strip() or OUT_OF_MEMORY.search(text_start) or _SENTENCE.search(text_start):
+    if "\n" in text_start.strip() or OUT_OF_MEMORY.search(text_start) or _MESSAGE_MARK.search(text_start):
         return True
     return not (text.endswith((".log", ".txt")) or "/" in text_start or "\\" in text_start)
 

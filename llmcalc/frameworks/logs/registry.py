@@ -11,7 +11,7 @@ from ...errors import InputError
 from .log_contents import ParsedLog
 from .log_text import OUT_OF_MEMORY, LogText
 
-FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
+LOG_FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
 """Folders of the programs whose logs are read. Of a log that several know, the one that reads most terms has it."""
 
 TORCH_FOLDER = "torch"
@@ -23,7 +23,7 @@ EXPECTED_LOGS = (
 )
 
 
-_MODELS_IN_MEMORY = re.compile(
+_OLLAMA_PS_TABLE = re.compile(
     r"^NAME +ID +SIZE +PROCESSOR(?P<context> +CONTEXT)? +UNTIL *\n(?P<model>[\w./:-]{1,200}) "
     r"[^\n]{0,200}%[^\n]*?(?:GPU|CPU) +(?P<tokens>[0-9]{1,9})?",
     re.MULTILINE,
@@ -33,7 +33,7 @@ _MODELS_IN_MEMORY = re.compile(
 
 def _error_of_unknown_log(file_name: str, log_text: LogText) -> InputError:
     """Returns the error for a log without a known line. For the table of `ollama ps` the error names a command."""
-    table_match = _MODELS_IN_MEMORY.search(log_text.text)
+    table_match = _OLLAMA_PS_TABLE.search(log_text.text)
     if table_match is None and OUT_OF_MEMORY.search(log_text.text) is not None:
         return InputError(
             f"{file_name}: states no size of memory; expected the lines before it too, or llmcalc fit MODEL "
@@ -71,7 +71,7 @@ def read_log(file_name: str, log_text: LogText) -> ParsedLog:
 
 
 def _parsed_logs(log_text: LogText) -> Iterator[ParsedLog]:
-    for framework_folder in FOLDERS:
+    for framework_folder in LOG_FOLDERS:
         parsed_log: ParsedLog | None = import_module(f"..{framework_folder}.log", __package__).read_log(log_text)
         if parsed_log is not None:
             yield parsed_log

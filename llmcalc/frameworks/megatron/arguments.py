@@ -2,7 +2,7 @@
 
 Each field is a command-line argument of Megatron-LM with underscores for hyphens (`--no-rope-fusion` is
 `no_rope_fusion`), with Megatron's own default. Source: megatron/training/arguments.py and the config classes from which
-it makes arguments, at commit d98e8a64 (2026-08-22); what older versions call otherwise is in `RENAMED`.
+it makes arguments, at commit d98e8a64 (2026-08-22); what older versions call otherwise is in `FIELD_BY_OLD_NAME`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Literal, TypeAlias
 from ...frozen import frozen
 from .parallel_adapters import ParallelAdapters
 
-Kind: TypeAlias = Literal["gpt", "bert", "t5", "hybrid"]
+ModelKind: TypeAlias = Literal["gpt", "bert", "t5", "hybrid"]
 
-FACTS = ("kind", "world_size", "gpu", "env", "date", "adapters")
+NON_ARGUMENT_FIELDS = ("kind", "world_size", "gpu", "env", "date", "adapters")
 """Fields that are no arguments."""
 
 
@@ -31,7 +31,7 @@ class MegatronArguments:
     them; None (default) for none.
     """
 
-    kind: Kind = "gpt"
+    kind: ModelKind = "gpt"
     world_size: int = 1
     gpu: str = "H100"
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
@@ -354,13 +354,17 @@ class MegatronArguments:
     @classmethod
     def flags(cls) -> dict[str, str]:
         """Returns command-line argument → field name."""
-        return {flag_of(argument.name): argument.name for argument in fields(cls) if argument.name not in FACTS}
+        return {
+            flag_of(argument.name): argument.name
+            for argument in fields(cls)
+            if argument.name not in NON_ARGUMENT_FIELDS
+        }
 
     def changed_fields(self) -> Iterator[str]:
         """Yields the names of all fields whose value differs from the default."""
         for argument_field in fields(self):
             default_value = argument_field.default if argument_field.default is not MISSING else None
-            if argument_field.name not in FACTS and getattr(self, argument_field.name) != default_value:
+            if argument_field.name not in NON_ARGUMENT_FIELDS and getattr(self, argument_field.name) != default_value:
                 yield argument_field.name
 
 
@@ -369,7 +373,7 @@ def flag_of(argument_name: str) -> str:
     return f"--{argument_name.replace('_', '-')}"
 
 
-RENAMED = {
+FIELD_BY_OLD_NAME = {
     "hybrid_override_pattern": "hybrid_layer_pattern",
     "use_custom_fsdp": "use_megatron_fsdp",
     "disable_fp8_wgrad": "no_fp8_wgrad",

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-LAYER_GRAPHS = ("local", "transformer_engine")
+LAYER_GRAPH_IMPLEMENTATIONS = ("local", "transformer_engine")
 """Values of `cuda_graph_impl` that capture each layer, or modules of it."""
 
-WHOLE_STEP = "a CUDA graph of the whole step"
+WHOLE_STEP_GRAPH = "a CUDA graph of the whole step"
 
 
-def captures_step(implementation: str, modules: Collection[str]) -> bool:
+def captures_whole_step(implementation: str, modules: Collection[str]) -> bool:
     """Whether one CUDA graph captures the whole step. modules: values of `cuda_graph_modules` or `cuda_graph_scope`."""
-    return implementation == "full_iteration" or (implementation in LAYER_GRAPHS and "full_iteration" in modules)
+    return implementation == "full_iteration" or (
+        implementation in LAYER_GRAPH_IMPLEMENTATIONS and "full_iteration" in modules
+    )
 
 
 def layer_graphs_note(stage_count: int) -> str:

@@ -14,16 +14,22 @@ from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import Layout
 
-CODE = "Megatron-LM and TransformerEngine, read"
+SOURCE_CODE = "Megatron-LM and TransformerEngine, read"
 
-MEASURED = source_code_witness(f"{CODE}; peaks of published runs", "tests/frameworks/megatron/test_megatron.py")
+MEASURED_WITNESS = source_code_witness(
+    f"{SOURCE_CODE}; peaks of published runs", "tests/frameworks/megatron/test_megatron.py"
+)
 """The witness of what ran on GPUs whose peaks are published."""
 
-DELTA = source_code_witness(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_delta.py")
-SPARSE = source_code_witness(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_sparse.py")
-BY_HAND = source_code_witness(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron.py")
+DELTA_WITNESS = source_code_witness(f"{SOURCE_CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_delta.py")
+SPARSE_ATTENTION_WITNESS = source_code_witness(
+    f"{SOURCE_CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_sparse.py"
+)
+HAND_COUNTED_WITNESS = source_code_witness(
+    f"{SOURCE_CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron.py"
+)
 
-PARTS: Mapping[tuple[str, str], Witness] = {
+WITNESS_BY_PART: Mapping[tuple[str, str], Witness] = {
     **dict.fromkeys(
         (
             *LLAMA_PARTS,
@@ -36,22 +42,22 @@ PARTS: Mapping[tuple[str, str], Witness] = {
                 part="transform pooler token_types multi_token_prediction",
             ),
         ),
-        MEASURED,
+        MEASURED_WITNESS,
     ),
-    ("mixer", "gated_delta_net"): DELTA,
-    ("part", "output_gate"): DELTA,
-    ("part", "indexer"): SPARSE,
-    ("part", "qk_norm"): BY_HAND,
+    ("mixer", "gated_delta_net"): DELTA_WITNESS,
+    ("part", "output_gate"): DELTA_WITNESS,
+    ("part", "indexer"): SPARSE_ATTENTION_WITNESS,
+    ("part", "qk_norm"): HAND_COUNTED_WITNESS,
     ("part", "latent"): UNTESTED,
-    ("head", "classification"): BY_HAND,
+    ("head", "classification"): HAND_COUNTED_WITNESS,
 }
 """(kind, name) of a part that Megatron-LM has → what its runs were compared with."""
 
 EVIDENCE = FrameworkEvidence(
     name="megatron",
-    witness=MEASURED,
-    parts=PARTS,
-    optimizers={"adamw": MEASURED, "muon": BY_HAND, "sgd": UNTESTED},
+    witness=MEASURED_WITNESS,
+    parts=WITNESS_BY_PART,
+    optimizers={"adamw": MEASURED_WITNESS, "muon": HAND_COUNTED_WITNESS, "sgd": UNTESTED},
     has_own_kernels=True,
 )
 
@@ -66,8 +72,10 @@ def check_components(spec: ModelSpec) -> None:
     if spec.shared_program in _checked_programs:
         return
     for model_component in evidence_of_parts(spec, frozenset({MTP.name})):
-        if (model_component.kind, model_component.name) not in PARTS:
-            supported_parts = sorted(part_type for part_kind, part_type in PARTS if part_kind == model_component.kind)
+        if (model_component.kind, model_component.name) not in WITNESS_BY_PART:
+            supported_parts = sorted(
+                part_type for part_kind, part_type in WITNESS_BY_PART if part_kind == model_component.kind
+            )
             supported_text = f" (it has {', '.join(supported_parts)})" if model_component.kind != "part" else ""
             raise InputError(
                 f"--framework megatron: Megatron-LM has no {model_component.kind} "

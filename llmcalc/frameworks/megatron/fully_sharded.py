@@ -15,30 +15,30 @@ from ...algebra import round_up
 from ...parallel.layout import Coordinates, Layout
 from ...simulator.autograd import AutogradGraph, record
 from ...simulator.event_log import EventRecorder
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.meter import Meter
-from ...simulator.tensor import Needs, Storage, Tensor, allocate_on_stream, count_storages_as
+from ...simulator.tensor import NeedsInputGrad, Storage, Tensor, allocate_on_stream, count_storages_as
 from .kernels import Parameter
-from .param_and_grad_buffer import BUCKET_OF_RANK, SMALLEST_BUCKET
+from .param_and_grad_buffer import BUCKET_ELEMENTS_PER_RANK, SMALLEST_BUCKET_ELEMENTS
 from .settings import MegatronSettings
 
 GATHER_STREAM = 2
 """The stream on which weights are gathered (`side_stream_for_param_gather`)."""
 
-QUEUE_ELEMENTS = 1_000_000_000
+GRADIENT_QUEUE_ELEMENTS = 1_000_000_000
 """Gradients that may wait for their reduction, in elements, if two layers have no more; half as many weights are
 gathered ahead (`suggested_communication_unit_size`)."""
 
-MAIN_BYTES = 4
+MAIN_WEIGHT_BYTES = 4
 """Bytes of an element of main weights, which are in fp32."""
 
-GRADIENT_FORMAT_CHOSEN = datetime.date(2026, 7, 2)
+GRADIENT_DTYPE_ARGUMENT_SINCE = datetime.date(2026, 7, 2)
 """From when only an argument of its own asks for main gradients in fp32 (Megatron-LM adfe9e11d9)."""
 
-ONLY_LAYERS_PREFETCH = datetime.date(2026, 4, 1)
+ONLY_LAYERS_PREFETCH_SINCE = datetime.date(2026, 4, 1)
 """From when, after the first backward pass, only layers gather weights ahead (Megatron-LM 41f3b6f308)."""
 
-OUTER_WEIGHTS_STAY = datetime.date(2026, 5, 30)
+OUTER_WEIGHTS_STAY_SINCE = datetime.date(2026, 5, 30)
 """From when weights outside of layers stay gathered between steps (Megatron-LM 378d81fbd3)."""
 
 
@@ -58,7 +58,7 @@ class ShardedBucket:
     element_count: int
     shard_count: int
     parameter_ranges: list[tuple[int, int]]
-    paths_with_gradient: set[Path] = field(default_factory=set)
+    paths_with_gradient: set[ModulePath] = field(default_factory=set)
     weights: Storage | None = None
     gradients: Storage | None = None
 
@@ -96,15 +96,15 @@ class ShardedWeights:
         self.coordinates = rank_coordinates
         self.buckets: list[ShardedBucket] = make_buckets(parameters, settings, layout)
         self.bucket_of_path = {parameter.path: bucket for bucket in self.buckets for parameter in bucket.parameters}
-        has_gradient_dtype_argument = _is_version_since(settings, GRADIENT_FORMAT_CHOSEN)
+        has_gradient_dtype_argument = _is_version_since(settings, GRADIENT_DTYPE_ARGUMENT_SINCE)
         has_fp32_gradients = (
             settings.megatron_fsdp_main_grads_dtype == "fp32"
             if has_gradient_dtype_argument
             else settings.reduces_in_fp32
         )
-        self.gradient_bytes = MAIN_BYTES if has_fp32_gradients else 2
-        self.prefetches_only_layers = _is_version_since(settings, ONLY_LAYERS_PREFETCH)
-        self.keeps_outer_weights_gathered = _is_version_since(settings, OUTER_WEIGHTS_STAY)
+        self.gradient_bytes = MAIN_WEIGHT_BYTES if has_fp32_gradients else 2
+        self.prefetches_only_layers = _is_version_since(settings, ONLY_LAYERS_PREFETCH_SINCE)
+        self.keeps_outer_weights_gathered = _is_version_since(settings, OUTER_WEIGHTS_STAY_SINCE)
         layer_indices = {bucket.layer_index for bucket in self.buckets} - {None}
         layer_elements = sum(
             parameter.element_count
@@ -113,7 +113,7 @@ class ShardedWeights:
             for parameter in bucket.parameters
         )
         self.queue_elements = settings.suggested_communication_unit_size or max(
-            QUEUE_ELEMENTS, 2 * (layer_elements // max(1, len(layer_indices)))
+            GRADIENT_QUEUE_ELEMENTS, 2 * (layer_elements // max(1, len(layer_indices)))
         )
         self.waiting_buckets: list[ShardedBucket] = []
         self.shard_storages: list[Storage] = []
@@ -125,13 +125,13 @@ class ShardedWeights:
         with count_storages_as(self.meter, memory_category):
             return Storage(self.meter, storage_bytes)
 
-    def set_up(self, weights_by_path: dict[Path, Storage]) -> None:
+    def set_up(self, weights_by_path: dict[ModulePath, Storage]) -> None:
         """Moves the model's weights into buckets, and frees each weight after its move."""
         for bucket in self.buckets:
             self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
             gathered_weights = self._allocate(2 * bucket.element_count, "weights")
             if bucket.is_trained:
-                self.shard_storages.append(self._allocate(MAIN_BYTES * bucket.shard_size, "optimizer"))
+                self.shard_storages.append(self._allocate(MAIN_WEIGHT_BYTES * bucket.shard_size, "optimizer"))
             for parameter in bucket.parameters:
                 del weights_by_path[parameter.path]
             del gathered_weights
@@ -191,7 +191,7 @@ class ShardedWeights:
         """Runs a layer between gathering and freeing its weights, in both passes."""
         self.gather(layer_index)
 
-        def free_after_backward(output_gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+        def free_after_backward(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> list[Tensor]:
             self._free_weights(layer_index)
             return [output_gradient]
 
@@ -205,7 +205,7 @@ class ShardedWeights:
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def accumulate_gradient(self, parameter_path: Path) -> None:
+    def accumulate_gradient(self, parameter_path: ModulePath) -> None:
         """Moves a parameter's gradient to its bucket, and reduces the bucket after its last gradient."""
         bucket = self.bucket_of_path[parameter_path]
         if bucket.gradients is None:
@@ -230,9 +230,9 @@ class ShardedWeights:
         for bucket in self.buckets:
             if bucket.layer_index is not None or not self.keeps_outer_weights_gathered:
                 bucket.weights = None
-        if self.gradient_bytes < MAIN_BYTES:
+        if self.gradient_bytes < MAIN_WEIGHT_BYTES:
             for element_count in self.updated_element_counts:
-                self.fp32_gradients.append(self._allocate(MAIN_BYTES * element_count, "gradients"))
+                self.fp32_gradients.append(self._allocate(MAIN_WEIGHT_BYTES * element_count, "gradients"))
                 if len(self.fp32_gradients) > len(self.updated_element_counts):
                     self.fp32_gradients.pop(0)
 
@@ -254,7 +254,9 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
     for parameter in parameters:
         layer_index = next((path_part for path_part in parameter.path if isinstance(path_part, int)), None)
         parameters_by_group.setdefault((layer_index, parameter.is_expert, parameter.is_trained), []).append(parameter)
-    largest_bucket_elements = settings.ddp_bucket_size or max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.shards)
+    largest_bucket_elements = settings.ddp_bucket_size or max(
+        SMALLEST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * layout.shards
+    )
     buckets = []
     for (layer_index, is_expert, _), group_parameters in parameters_by_group.items():
         for bucket_parameters in (
@@ -300,7 +302,7 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
             and parameter_size >= row_alignment
         ):
             row_alignment = math.lcm(row_alignment, row_size)
-    start_by_path: dict[Path, int] = {}
+    start_by_path: dict[ModulePath, int] = {}
     short_parameters = [parameter for parameter in parameters if parameter.element_count < row_alignment]
     long_parameters = [parameter for parameter in parameters if parameter.element_count >= row_alignment]
     bucket_end = 0

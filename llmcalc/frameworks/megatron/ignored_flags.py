@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...sources.huggingface.family import field_names
 
-IGNORED = field_names("""
+IGNORED_ARGUMENTS = field_names("""
     activation-offload-fraction adam-beta1 adam-beta2 adam-eps adlr-autoresume adlr-autoresume-interval
     allow-ambiguous-pad-tokens app-tag-run-name app-tag-run-version apply-layernorm-1p apply-wd-to-qk-layernorm
     async-ckpt-cpu-priority async-ckpt-io-priority async-ckpt-use-cpu-shm async-save async-strategy
@@ -110,12 +110,12 @@ IGNORED = field_names("""
     vocab-file wandb-entity wandb-exp-name wandb-project wandb-save-dir weight-decay weight-decay-incr-style
     yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int yarn-original-max-position-embeddings
     """)
-"""Names without their hyphens."""
+"""Names, without leading hyphens, of arguments that change no memory."""
 
-IGNORED_ONCE = field_names("""
+OLD_IGNORED_ARGUMENTS = field_names("""
     data-impl delay-grad-reduce enable-one-logger legacy-tokenizer log-batch-size-to-tensorboard
     log-learning-rate-to-tensorboard log-loss-scale-to-tensorboard no-async-tensor-model-parallel-allreduce
     no-contiguous-buffers-in-local-ddp no-delay-grad-reduce no-log-learnig-rate-to-tensorboard
     no-query-key-layer-scaling no-scatter-gather-tensors-in-pipeline s3-cache-path
     """)
-"""Names that older versions had."""
+"""Names of such arguments that only older versions have."""

@@ -5,42 +5,42 @@ from __future__ import annotations
 import datetime
 from typing import Literal, TypeAlias
 
-from ...device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, workspace_bytes
+from ...device_memory.cuda_runtime import LARGE_GPU_WORKSPACE_BYTES, WORKSPACE_BYTES, workspace_bytes
 from ...errors import InputError
 from ...workload.execution import CrossEntropy
 from .kernels import RankKernelChoices
-from .kernels.choices import AttentionBackend, Loss
+from .kernels.rank_choices import AttentionBackend, LossImplementation
 from .settings import MegatronSettings
 from .unsupported import gpu_generation, unmodelled_arguments
 
-ENGINE_WORKSPACE = 32 * 1024 * 1024 + 1024
+TE_WORKSPACE_BYTES = 32 * 1024 * 1024 + 1024
 """Bytes of a workspace of Transformer Engine from compute capability 9 on; 4 MiB before.
 
 Source: transformer_engine/pytorch/cpp_extensions/gemm.py, `get_cublas_workspace_size_bytes`.
 """
 
-ENGINE_WORKSPACE_BEFORE = 4 * 1024 * 1024
+TE_WORKSPACE_BYTES_BEFORE_HOPPER = 4 * 1024 * 1024
 
-ALL_MAJORS_LARGE = datetime.date(2026, 5, 1)
+LARGE_BLACKWELL_WORKSPACE_SINCE = datetime.date(2026, 5, 1)
 """From when NVIDIA's image of torch (26.04) takes the larger cuBLAS workspace on Blackwell, too."""
 
-COMBINED_IN_PARTS = datetime.date(2026, 1, 16)
+EXPERT_COMBINE_SPLIT_SINCE = datetime.date(2026, 1, 16)
 """From when the outputs of experts are combined in two functions, after the first of which its argument is freed
 (Megatron-LM 1501c0f33a)."""
 
-LAYER_WISE_LAYOUT = datetime.date(2026, 5, 20)
+LAYER_WISE_LAYOUT_SINCE = datetime.date(2026, 5, 20)
 """From when the tensors that Muon shares out lie in buffers by rank (Megatron-LM 0044db1f20)."""
 
-RETAINED = datetime.date(2026, 5, 21), datetime.date(2026, 7, 6)
+BATCH_RETENTION_DATES = datetime.date(2026, 5, 21), datetime.date(2026, 7, 6)
 """From and until when every batch of a step stayed on the GPU: `RerunDataIterator` held the dictionaries in which
 get_batch replaced tensors (Megatron-LM 5e4fc931ba, bf32f4415e)."""
 
-SHARED_BEFORE_ROUTER = datetime.date(2025, 10, 11)
+SHARED_EXPERTS_FIRST_SINCE = datetime.date(2025, 10, 11)
 """From when shared experts run before the router (Megatron-LM e8024d716f)."""
 
-REFUSED_RECOMPUTATION = "expected core_attn, layernorm, mla_up_proj, mlp, moe, moe_act or shared_experts"
+EXPECTED_RECOMPUTE_MODULES = "expected core_attn, layernorm, mla_up_proj, mlp, moe, moe_act or shared_experts"
 
-NETWORKS = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_expert"}
+KIND_BY_RECOMPUTED_MODULE = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_expert"}
 """Module that runs again by itself → its kind."""
 
 
@@ -53,11 +53,11 @@ def check_modelled_arguments(settings: MegatronSettings) -> None:
         "layernorm",
         "moe_act",
         "mla_up_proj",
-        *NETWORKS,
+        *KIND_BY_RECOMPUTED_MODULE,
     }
     if unsupported_modules:
         raise InputError(
-            f"--recompute-modules {' '.join(sorted(unsupported_modules))}: not modelled; {REFUSED_RECOMPUTATION}"
+            f"--recompute-modules {' '.join(sorted(unsupported_modules))}: not modelled; {EXPECTED_RECOMPUTE_MODULES}"
         )
     if "moe_act" in settings.recomputed_modules and settings.num_experts is not None and not settings.moe_grouped_gemm:
         raise InputError("--recompute-modules moe_act: not modelled without --moe-grouped-gemm; expected both")
@@ -84,15 +84,15 @@ def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
         return "elements" if settings.use_distributed_optimizer else "none"
     if settings.optimizer == "muon" and not settings.use_distributed_optimizer:
         return "none"
-    has_layer_wise_layout = settings.date is None or settings.date >= LAYER_WISE_LAYOUT
+    has_layer_wise_layout = settings.date is None or settings.date >= LAYER_WISE_LAYOUT_SINCE
     return "layout" if has_layer_wise_layout and not settings.no_use_layer_wise_param_layout else "turns"
 
 
-MULTIPROCESSORS = {"ampere": 108, "hopper": 132}
+MULTIPROCESSORS_BY_GENERATION = {"ampere": 108, "hopper": 132}
 """Generation of a GPU → the streaming multiprocessors of its largest GPU. Later ones have 148."""
 
 
-def is_local(settings: MegatronSettings) -> bool:
+def uses_local_implementation(settings: MegatronSettings) -> bool:
     """Whether layers use Megatron-Core's own kernels instead of Transformer Engine's.
 
     BERT's script reads that from --spec (examples/bert/pretrain_bert.py).
@@ -109,7 +109,7 @@ def choose_attention_backend(settings: MegatronSettings) -> AttentionBackend:
     common/fused_attn/fused_attn.cpp, `nvte_get_fused_attn_backend`: Hopper takes the fused backend, and so does
     Blackwell, unless dropout is to be deterministic.
     """
-    if is_local(settings):
+    if uses_local_implementation(settings):
         return "local"
     requested_backend = settings.attention_backend
     if requested_backend in ("unfused", "flash", "fused"):
@@ -124,14 +124,18 @@ def choose_attention_backend(settings: MegatronSettings) -> AttentionBackend:
     return "flash" if is_deterministic and settings.attention_dropout > 0 else "fused"
 
 
-def choose_loss_implementation(settings: MegatronSettings) -> Loss:
+def choose_loss_implementation(settings: MegatronSettings) -> LossImplementation:
     """Returns the implementation of the cross-entropy loss."""
     if not settings.cross_entropy_loss_fusion:
         return "unfused"
     return settings.cross_entropy_fusion_impl
 
 
-CROSS_ENTROPIES: dict[Loss, CrossEntropy] = {"te": "fused", "native": "native", "unfused": "eager"}
+CROSS_ENTROPY_BY_IMPLEMENTATION: dict[LossImplementation, CrossEntropy] = {
+    "te": "fused",
+    "native": "native",
+    "unfused": "eager",
+}
 """Implementation of the loss → the value of `--cross-entropy`."""
 
 
@@ -144,7 +148,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         ep=settings.expert_model_parallel_size,
         etp=settings.expert_tensor_parallel_size or settings.tp,
         sequence_parallel=settings.uses_sequence_parallelism,
-        uses_transformer_engine=not is_local(settings),
+        uses_transformer_engine=not uses_local_implementation(settings),
         attention_backend=choose_attention_backend(settings),
         attention_dropout=settings.attention_dropout,
         hidden_dropout=settings.hidden_dropout,
@@ -161,11 +165,13 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         ),
         fuses_rope=not settings.no_rope_fusion,
         fuses_latent_rope=not settings.no_rope_fusion and settings.position_type == "rope",
-        has_user_buffers=settings.tp_comm_overlap and settings.uses_sequence_parallelism and not is_local(settings),
+        has_user_buffers=settings.tp_comm_overlap
+        and settings.uses_sequence_parallelism
+        and not uses_local_implementation(settings),
         scales_logits=settings.scales_logits,
         loss_implementation=choose_loss_implementation(settings),
         is_deterministic=settings.deterministic_mode,
-        multiprocessor_count=MULTIPROCESSORS.get(gpu_generation(settings.gpu), 148),
+        multiprocessor_count=MULTIPROCESSORS_BY_GENERATION.get(gpu_generation(settings.gpu), 148),
         has_padding_mask=settings.kind in ("bert", "t5"),
         fuses_weighted_activation=settings.squared_relu and settings.use_fused_weighted_squared_relu,
         uses_grouped_gemm=settings.moe_grouped_gemm,
@@ -175,9 +181,9 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         capacity_factor=capacity_factor,
         has_auxiliary_loss=settings.has_auxiliary_loss,
         has_z_loss=settings.moe_z_loss_coeff is not None,
-        combines_in_one_function=settings.date is not None and settings.date < COMBINED_IN_PARTS,
+        combines_in_one_function=settings.date is not None and settings.date < EXPERT_COMBINE_SPLIT_SINCE,
         detaches_layer_inputs=settings.overlap_moe_expert_parallel_comm,
-        shared_experts_first=settings.date is None or settings.date >= SHARED_BEFORE_ROUTER,
+        shared_experts_first=settings.date is None or settings.date >= SHARED_EXPERTS_FIRST_SINCE,
         wgrad_deferral_limit=settings.wgrad_deferral_limit if settings.defer_embedding_wgrad_compute else None,
         fp8_recipe="none" if settings.fp8_format is None or settings.fp8_recipe == "custom" else settings.fp8_recipe,
         amax_history_length=settings.fp8_amax_history_len,
@@ -190,7 +196,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         recompute_layer_count=settings.recompute_num_layers or 1,
         recomputed_module_kinds=frozenset(
             module_kind
-            for module_name, module_kind in NETWORKS.items()
+            for module_name, module_kind in KIND_BY_RECOMPUTED_MODULE.items()
             if module_name in settings.recomputed_modules or (module_name == "moe" and settings.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in settings.recomputed_modules,
@@ -215,13 +221,13 @@ def cublas_workspace(settings: MegatronSettings) -> int:
         return workspace_bytes(config)
     has_large_workspace = settings.deterministic_mode or gpu_generation(settings.gpu) == "hopper"
     if not has_large_workspace and gpu_generation(settings.gpu) != "ampere":
-        has_large_workspace = settings.date is not None and settings.date >= ALL_MAJORS_LARGE
-    return LARGE_WORKSPACE if has_large_workspace else WORKSPACE
+        has_large_workspace = settings.date is not None and settings.date >= LARGE_BLACKWELL_WORKSPACE_SINCE
+    return LARGE_GPU_WORKSPACE_BYTES if has_large_workspace else WORKSPACE_BYTES
 
 
-def engine_workspace_bytes(settings: MegatronSettings) -> int:
+def te_workspace_bytes(settings: MegatronSettings) -> int:
     """Returns the bytes of Transformer Engine's cuBLAS workspace."""
-    return ENGINE_WORKSPACE_BEFORE if gpu_generation(settings.gpu) == "ampere" else ENGINE_WORKSPACE
+    return TE_WORKSPACE_BYTES_BEFORE_HOPPER if gpu_generation(settings.gpu) == "ampere" else TE_WORKSPACE_BYTES
 
 
 def uses_expandable_segments(settings: MegatronSettings) -> bool:
@@ -231,5 +237,5 @@ def uses_expandable_segments(settings: MegatronSettings) -> bool:
 
 def retains_batches(settings: MegatronSettings) -> bool:
     """Whether every batch stays on the GPU until the next step."""
-    first_version, last_version = RETAINED
+    first_version, last_version = BATCH_RETENTION_DATES
     return settings.date is not None and first_version <= settings.date < last_version

@@ -21,29 +21,29 @@ from ...sources.huggingface.family import field_names
 from ...sources.presets import known_model
 from ..argument_names import keyword_of
 from ..launch import trainer
-from ..launch.record import (
-    LARGEST,
+from ..launch.launch_types import (
+    LARGEST_SIZE,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    allocator_of,
-    check_env,
+    allocator_segment_type,
     reader_of,
+    record_allocator_options,
 )
 from ..launch.shell_arithmetic import evaluate_expression
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
-from .arguments import RENAMED, Kind, flag_of
+from .arguments import FIELD_BY_OLD_NAME, ModelKind, flag_of
 from .cuda_graphs import layer_graphs_note
-from .ignored_flags import IGNORED, IGNORED_ONCE
-from .kernel_choices import CROSS_ENTROPIES, choose_loss_implementation
+from .ignored_flags import IGNORED_ARGUMENTS, OLD_IGNORED_ARGUMENTS
+from .kernel_choices import CROSS_ENTROPY_BY_IMPLEMENTATION, choose_loss_implementation
 from .model_from_flags import model_of_arguments
 from .settings import MegatronSettings
-from .stack import captures_layers
+from .time_stack import captures_layers
 from .unsupported import unmodelled_arguments
 
-REMOVED = {
+REMOVED_ARGUMENTS = {
     "batch_size": "no longer valid; expected --micro-batch-size",
     "model_parallel_size": "no longer valid; expected --tensor-model-parallel-size",
     "warmup": "no longer valid; expected --lr-warmup-fraction",
@@ -51,10 +51,10 @@ REMOVED = {
 }
 """Arguments that Megatron-LM itself refuses."""
 
-REPLACING = ("use_checkpoint_args", "use_mp_args_from_checkpoint_args")
-"""Arguments that put those of a checkpoint in the place of the file's."""
+CHECKPOINT_ARGUMENTS = ("use_checkpoint_args", "use_mp_args_from_checkpoint_args")
+"""Arguments with which a checkpoint's arguments replace those of the file."""
 
-REASONS = {
+REASON_BY_PREFIX = {
     "rl_": "reinforcement learning",
     "grpo_": "reinforcement learning",
     "inference_": "inference, not training",
@@ -74,13 +74,13 @@ REASONS = {
 }
 """How an argument without a field begins → what it is for."""
 
-KNOWN_LAYERS = ("hybrid", "mamba", "local")
-"""Words of which one is in `--spec` where it names layers that other arguments describe too."""
+KNOWN_SPEC_WORDS = ("hybrid", "mamba", "local")
+"""Words in a `--spec` whose layers other arguments describe too."""
 
-ENTRIES = ("MODEL_ARGS", "ENV_VARS")
+READ_TEST_KEYS = ("MODEL_ARGS", "ENV_VARS")
 """Entries of a functional test's YAML that are read."""
 
-OTHER_ENTRIES = (
+IGNORED_TEST_KEYS = (
     "TEST_TYPE",
     "LAUNCHER",
     "METRICS",
@@ -98,7 +98,7 @@ OTHER_ENTRIES = (
 )
 """Other entries of those files."""
 
-WRAPPED = "megatron_args"
+MEASUREMENT_ARGUMENTS_KEY = "megatron_args"
 """The key of the arguments in a row of measurements, beside `env_vars`."""
 
 
@@ -106,13 +106,13 @@ def is_megatron(arguments: Mapping[str, Any]) -> bool:
     """Whether a table of a launch file has arguments of Megatron-LM."""
     if isinstance(arguments.get("MODEL_ARGS"), Mapping | list):
         return True
-    if isinstance(arguments.get(WRAPPED), Mapping):
+    if isinstance(arguments.get(MEASUREMENT_ARGUMENTS_KEY), Mapping):
         return True
     flags = MegatronSettings.flags()
     return any(argument.startswith("--") for argument in arguments) and any(argument in flags for argument in arguments)
 
 
-SIGNS = field_names("""
+MEGATRON_SIGNS = field_names("""
     --num-layers --hidden-size --num-attention-heads --micro-batch-size --global-batch-size --seq-length
     --max-position-embeddings --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
     --train-iters --train-samples --use-mcore-models --use-checkpoint-args
@@ -125,7 +125,7 @@ def has_program_arguments(command_words: Sequence[str]) -> bool:
     if trainer.has_program_arguments(command_words):
         return False
     arguments = {command_word.partition("=")[0] for command_word in command_words}
-    if arguments & SIGNS:
+    if arguments & MEGATRON_SIGNS:
         return True
     return bool(arguments & set(MegatronSettings.flags())) and any(map(is_unset_variable, command_words))
 
@@ -135,9 +135,9 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
 
     Raises `InputError`, which names file and argument.
     """
-    if isinstance(arguments_table.get(WRAPPED), Mapping) and "MODEL_ARGS" not in arguments_table:
+    if isinstance(arguments_table.get(MEASUREMENT_ARGUMENTS_KEY), Mapping) and "MODEL_ARGS" not in arguments_table:
         env_variables = arguments_table.get("env_vars")
-        arguments_table = arguments_table[WRAPPED]
+        arguments_table = arguments_table[MEASUREMENT_ARGUMENTS_KEY]
         source_file = replace(source_file, env=env_variables if isinstance(env_variables, Mapping) else {})
     with reader_of(source_file) as reader:
         environment = {str(env_name): _environment_text(env_value) for env_name, env_value in source_file.env.items()}
@@ -164,7 +164,7 @@ def _argument_table(
             for variable_name, variable_value in variables_table.items()
         )
         for table_key in arguments_table:
-            if table_key not in ENTRIES:
+            if table_key not in READ_TEST_KEYS:
                 _record_table_key(reader, table_key)
     if not isinstance(arguments, Mapping):
         raise reader.value_error("MODEL_ARGS", arguments, "a table of argument: value")
@@ -173,10 +173,10 @@ def _argument_table(
 
 def _record_table_key(reader: LaunchReader, table_key: str) -> None:
     """Records a key of the table as ignored or unknown."""
-    if table_key in OTHER_ENTRIES or table_key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
+    if table_key in IGNORED_TEST_KEYS or table_key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reader.ignored_arguments.append(table_key)
     else:
-        reader.refuse(table_key[:80], f"expected {' or '.join(ENTRIES)}")
+        reader.refuse(table_key[:80], f"expected {' or '.join(READ_TEST_KEYS)}")
 
 
 def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str]) -> Launch:
@@ -228,13 +228,13 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         )
     for flag, refusal_reason in unmodelled_arguments(settings).items():
         reader.refuse(flag, refusal_reason)
-    if settings.spec is not None and not any(layer_word in " ".join(settings.spec) for layer_word in KNOWN_LAYERS):
+    if settings.spec is not None and not any(layer_word in " ".join(settings.spec) for layer_word in KNOWN_SPEC_WORDS):
         reader.refuse("--spec", "layers of its own")
     if settings.fp8_format is not None:
         reader.notes.append(
             f"linear layers multiply in 8 bits by the recipe {settings.fp8_recipe}; what ranks send is counted in 16"
         )
-    check_env(reader, env)
+    record_allocator_options(reader, env)
     reader.check_unknown()
     settings = _with_vocabulary_of_tokenizer(settings, reader)
     spec = model_of_arguments(settings, reader.name_in_errors)
@@ -322,7 +322,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             raise reader.argument_error(
                 flag[:60], f"is no argument; expected --name{'.' * bool(flag_suggestion)}{flag_suggestion}"
             )
-        argument_name = RENAMED.get(argument_name, argument_name)
+        argument_name = FIELD_BY_OLD_NAME.get(argument_name, argument_name)
         if argument_name in _field_types() and flag_of(argument_name) in flags:
             field_value = typed_flag_value(reader, flag, _field_types()[argument_name], written_value)
             if field_value is not None:
@@ -332,18 +332,18 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
                         f"{short_repr(written_value)}; another argument says {short_repr(field_values[argument_name])}",
                     )
                 field_values[argument_name] = field_value
-        elif argument_name in REPLACING:
+        elif argument_name in CHECKPOINT_ARGUMENTS:
             if written_value is not False:
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
-        elif argument_name in REMOVED:
-            raise reader.argument_error(flag, REMOVED[argument_name])
-        elif {flag[2:], flag_of(argument_name)[2:]} & (IGNORED | IGNORED_ONCE):
+        elif argument_name in REMOVED_ARGUMENTS:
+            raise reader.argument_error(flag, REMOVED_ARGUMENTS[argument_name])
+        elif {flag[2:], flag_of(argument_name)[2:]} & (IGNORED_ARGUMENTS | OLD_IGNORED_ARGUMENTS):
             reader.ignored_arguments.append(flag)
         elif written_value is not False:
             ignored_reason = next(
                 (
                     ignored_reason
-                    for name_prefix, ignored_reason in REASONS.items()
+                    for name_prefix, ignored_reason in REASON_BY_PREFIX.items()
                     if argument_name.startswith(name_prefix)
                 ),
                 "",
@@ -409,12 +409,12 @@ def _parse_single_value(value_type: Any, written_value: Any) -> Any:
             return " ".join(list_elements)[:2000]
         return _parse_single_value(value_type, list_elements[0]) if len(list_elements) == 1 else None
     value_text = (
-        str(written_value).strip() if not isinstance(written_value, int) or abs(written_value) < LARGEST else ""
+        str(written_value).strip() if not isinstance(written_value, int) or abs(written_value) < LARGEST_SIZE else ""
     )
     if value_type is int:
-        if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST:
+        if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST_SIZE:
             return int(written_value)
-        if re.fullmatch(r"[+-]?[0-9]{1,13}", value_text) and abs(int(value_text)) < LARGEST:
+        if re.fullmatch(r"[+-]?[0-9]{1,13}", value_text) and abs(int(value_text)) < LARGEST_SIZE:
             return int(value_text)
         return None
     if value_type is float:
@@ -474,10 +474,10 @@ def _environment_text(variable_value: Any) -> str:
 # ---- what the arguments mean
 
 
-def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script_file: str) -> Kind:
+def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script_file: str) -> ModelKind:
     """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
     script_name = script_file.lower()
-    for name_part, model_kind in SCRIPTS.items():
+    for name_part, model_kind in MODEL_KIND_BY_SCRIPT.items():
         if name_part in script_name:
             return model_kind
     if field_values.get("hybrid_layer_pattern") or field_values.get("is_hybrid_model"):
@@ -493,10 +493,10 @@ def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, A
     return "gpt"
 
 
-SCRIPTS: dict[str, Kind] = {"bert": "bert", "t5": "t5", "mamba": "hybrid", "hybrid": "hybrid"}
+MODEL_KIND_BY_SCRIPT: dict[str, ModelKind] = {"bert": "bert", "t5": "t5", "mamba": "hybrid", "hybrid": "hybrid"}
 """What the name of a script says → the kind of model it trains."""
 
-FORMATS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
+DTYPE_BY_MEGATRON_NAME = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
 """Megatron-LM's name of a number format → the one of `llmcalc memory`."""
 
 
@@ -514,15 +514,15 @@ def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
         "optimizer": {"adam": "adamw", "dist_muon": "muon"}.get(settings.optimizer, settings.optimizer),
         "attn_implementation": "eager" if settings.attention_backend in ("unfused", "local") else "flash",
         "norm": "fused",
-        "cross_entropy": CROSS_ENTROPIES[choose_loss_implementation(settings)],
-        "allocator": allocator_of(settings.env),
+        "cross_entropy": CROSS_ENTROPY_BY_IMPLEMENTATION[choose_loss_implementation(settings)],
+        "allocator": allocator_segment_type(settings.env),
     }
     if settings.kind == "t5":
         command_settings["source"] = settings.sequence_length
     if settings.optimizer == "sgd":
         command_settings["momentum"] = settings.sgd_momentum != 0
     if settings.use_precision_aware_optimizer and settings.exp_avg_dtype == settings.exp_avg_sq_dtype:
-        command_settings["optimizer_dtype"] = FORMATS[settings.exp_avg_dtype]
+        command_settings["optimizer_dtype"] = DTYPE_BY_MEGATRON_NAME[settings.exp_avg_dtype]
     recomputes_all_layers = settings.recompute_method in (None, "uniform") and (settings.recompute_num_layers or 1) == 1
     if settings.recompute_mode == "full" and recomputes_all_layers:
         command_settings["recompute"] = "full"

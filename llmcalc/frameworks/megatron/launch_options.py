@@ -7,17 +7,17 @@ from typing import Any
 
 from ...errors import InputError
 from ...workload.setting import option
-from ..launch.record import Launch, Table
-from .launch_file import WRAPPED
+from ..launch.launch_types import Launch, Table
+from .launch_file import MEASUREMENT_ARGUMENTS_KEY
 from .settings_from_options import FP8_ARGUMENTS, loss_arguments
 
-OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "dist_muon"}
+MEGATRON_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "dist_muon"}
 """Value of `--optimizer` → Megatron-LM's name."""
 
-RECOMPUTED = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 """Arguments of recomputation, which `--recompute` replaces together; so does it `--recompute-activations`."""
 
-ARGUMENTS = {
+ARGUMENT_BY_OPTION = {
     "batch": "micro_batch_size",
     "seq": "seq_length",
     "tp": "tensor_model_parallel_size",
@@ -32,7 +32,7 @@ ARGUMENTS = {
 
 def _recompute_arguments(option_value: Any) -> dict[str, Any]:
     """Returns Megatron-LM's arguments for a value of `--recompute`, with None for removed arguments."""
-    removed_arguments: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
+    removed_arguments: dict[str, Any] = {**dict.fromkeys(RECOMPUTE_ARGUMENTS), "recompute_activations": None}
     if option_value == "none":
         return removed_arguments
     if option_value == "full":
@@ -48,11 +48,11 @@ def _recompute_arguments(option_value: Any) -> dict[str, Any]:
 
 
 def _optimizer_arguments(optimizer: Any) -> dict[str, Any]:
-    if optimizer not in OPTIMIZERS:
+    if optimizer not in MEGATRON_OPTIMIZERS:
         raise InputError(
-            f"--optimizer {optimizer}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}"
+            f"--optimizer {optimizer}: Megatron-LM has none of that name; expected {', '.join(MEGATRON_OPTIMIZERS)}"
         )
-    return {"optimizer": OPTIMIZERS[optimizer]}
+    return {"optimizer": MEGATRON_OPTIMIZERS[optimizer]}
 
 
 def _precision_arguments(precision: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _zero_arguments(option_value: Any) -> dict[str, Any]:
     return {"use_distributed_optimizer": True if option_value else None}
 
 
-CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+CONVERTER_BY_OPTION: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "recompute": _recompute_arguments,
     "optimizer": _optimizer_arguments,
     "precision": _precision_arguments,
@@ -94,14 +94,14 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
     """
     changed_values: dict[str, Any] = {}
     for option_name, option_value in options.items():
-        if option_name in ARGUMENTS:
-            changed_values[ARGUMENTS[option_name]] = option_value
-        elif option_name in CONVERTED:
-            changed_values |= CONVERTED[option_name](option_value)
+        if option_name in ARGUMENT_BY_OPTION:
+            changed_values[ARGUMENT_BY_OPTION[option_name]] = option_value
+        elif option_name in CONVERTER_BY_OPTION:
+            changed_values |= CONVERTER_BY_OPTION[option_name](option_value)
         elif option_name == "framework" and option_value == "megatron":
             continue
         elif option_name != "num_microbatches":
-            options_text = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
+            options_text = ", ".join(map(option, (*ARGUMENT_BY_OPTION, *CONVERTER_BY_OPTION, "num_microbatches")))
             raise InputError(
                 f"{option(option_name)}: {name_in_errors} runs Megatron-LM, where it is no option; expected one of "
                 f"{options_text}, or a change of the file"
@@ -122,7 +122,7 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
 
 def _find_arguments(config: Table) -> tuple[str, Table]:
     """Returns the key and the table of the file's arguments; an empty key if the whole file is the table."""
-    for table_key in ("MODEL_ARGS", WRAPPED):
+    for table_key in ("MODEL_ARGS", MEASUREMENT_ARGUMENTS_KEY):
         if isinstance(config.get(table_key), Mapping):
             return table_key, config[table_key]
     return "", config

@@ -13,9 +13,9 @@ from ...algebra import round_up
 from ...parallel.layout import Coordinates, Layout
 from .kernels import Parameter
 from .param_and_grad_buffer import (
-    ALIGNED,
-    BUCKET,
-    BUSBW,
+    BUCKET_ALIGNMENT,
+    BUCKET_ALIGNMENT_FOR_BUSBW,
+    PARAMETER_ALIGNMENT,
     ElementRange,
     GradientBuffer,
     OptimizerUpdate,
@@ -25,11 +25,11 @@ from .param_and_grad_buffer import (
 )
 from .settings import MegatronSettings
 
-OVERFULL = 1.3
+LARGEST_SHARD_IMBALANCE = 1.3
 """How much fuller than an even share a shard may get to even out the cost."""
 
-FULL = 0.9
-"""Of the largest tensor times the ranks: a bucket does not end before it holds so much."""
+FULL_BUCKET_FRACTION = 0.9
+"""Share of largest tensor · ranks, in elements, that a bucket has at least before it ends."""
 
 
 def pack_buffer(
@@ -41,27 +41,31 @@ def pack_buffer(
     bucket_limit: elements after which a bucket ends; None for a single bucket.
     """
     shard_count = layout.expert_shards if is_expert else layout.shards
-    bucket_divisor = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
-    shard_multiple = math.lcm(ALIGNED, bucket_divisor // shard_count)
+    bucket_divisor = math.lcm(
+        shard_count, BUCKET_ALIGNMENT, BUCKET_ALIGNMENT_FOR_BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1
+    )
+    shard_multiple = math.lcm(PARAMETER_ALIGNMENT, bucket_divisor // shard_count)
     buckets: list[ElementRange] = []
     tensor_ranges: dict[int, tuple[ElementRange, int]] = {}
     shard_costs = [0] * shard_count
 
     def emit_bucket(bucket_parameters: list[Parameter]) -> None:
         """Assigns the tensors of one bucket to shards, and appends the bucket."""
-        element_limit = sum(parameter.element_count for parameter in bucket_parameters) / shard_count * OVERFULL
+        element_limit = (
+            sum(parameter.element_count for parameter in bucket_parameters) / shard_count * LARGEST_SHARD_IMBALANCE
+        )
         shard_ends, tensor_placements = [0] * shard_count, list[tuple[Parameter, int, int]]()
         for parameter in sorted(bucket_parameters, key=lambda parameter: -_orthogonalization_cost(parameter)):
             fitting_shards = [
                 shard_index
                 for shard_index in range(shard_count)
-                if round_up(shard_ends[shard_index], ALIGNED) + parameter.element_count <= element_limit
+                if round_up(shard_ends[shard_index], PARAMETER_ALIGNMENT) + parameter.element_count <= element_limit
             ]
             if fitting_shards:
                 shard_index = min(fitting_shards, key=lambda shard_index: shard_costs[shard_index])
             else:
                 shard_index = min(range(shard_count), key=lambda shard_index: shard_ends[shard_index])
-            start_in_shard = round_up(shard_ends[shard_index], ALIGNED)
+            start_in_shard = round_up(shard_ends[shard_index], PARAMETER_ALIGNMENT)
             tensor_placements.append((parameter, shard_index, start_in_shard))
             shard_ends[shard_index] = start_in_shard + parameter.element_count
             shard_costs[shard_index] += _orthogonalization_cost(parameter)
@@ -78,17 +82,19 @@ def pack_buffer(
     shard_loads, largest_load = [0] * shard_count, 0
     for parameter in reversed(parameters):
         if bucket_limit is not None and pending_parameters:
-            fits_in_padding = round_up(min(shard_loads), ALIGNED) + parameter.element_count <= round_up(
+            fits_in_padding = round_up(min(shard_loads), PARAMETER_ALIGNMENT) + parameter.element_count <= round_up(
                 max(shard_loads), shard_multiple
             )
             is_bucket_full = sum(parameter.element_count for parameter in pending_parameters) >= max(
-                bucket_limit, int(shard_count * largest_load * FULL)
+                bucket_limit, int(shard_count * largest_load * FULL_BUCKET_FRACTION)
             )
             if is_bucket_full and not fits_in_padding:
                 emit_bucket(pending_parameters)
                 pending_parameters, shard_loads, largest_load = [], [0] * shard_count, 0
         emptiest_shard = min(range(shard_count), key=lambda i: shard_loads[i])
-        shard_loads[emptiest_shard] = round_up(shard_loads[emptiest_shard], ALIGNED) + parameter.element_count
+        shard_loads[emptiest_shard] = (
+            round_up(shard_loads[emptiest_shard], PARAMETER_ALIGNMENT) + parameter.element_count
+        )
         pending_parameters.append(parameter)
         largest_load = max(largest_load, parameter.element_count)
     emit_bucket(pending_parameters)

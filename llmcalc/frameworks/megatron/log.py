@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, pattern
+from ..logs.log_contents import MEMORY_AMOUNT, LogTerm, LogValues, ParsedLog, line_pattern
 from ..logs.log_text import LogText
 
 _MB = r"[0-9]{1,12}(?:\.[0-9]{1,15})?"
 
 PATTERNS = (
-    pattern("Total number of parameters in billions: ", r": (?P<billions>[0-9]{1,6}\.[0-9]{1,6})"),
-    pattern("weight and optimizer=", rf"=(?P<weight_and_optimizer>{AMOUNT})"),
-    pattern("activation=", rf"=(?P<activation>{AMOUNT})"),
-    pattern("memory (MB) | allocated: ", rf"allocated: (?P<allocated>{_MB})"),
-    pattern("| max allocated: ", rf"allocated: (?P<peak_allocated>{_MB})"),
-    pattern("| reserved: ", rf"reserved: (?P<reserved>{_MB})"),
-    pattern("| max reserved: ", rf"reserved: (?P<peak_reserved>{_MB})"),
+    line_pattern("Total number of parameters in billions: ", r": (?P<billions>[0-9]{1,6}\.[0-9]{1,6})"),
+    line_pattern("weight and optimizer=", rf"=(?P<weight_and_optimizer>{MEMORY_AMOUNT})"),
+    line_pattern("activation=", rf"=(?P<activation>{MEMORY_AMOUNT})"),
+    line_pattern("memory (MB) | allocated: ", rf"allocated: (?P<allocated>{_MB})"),
+    line_pattern("| max allocated: ", rf"allocated: (?P<peak_allocated>{_MB})"),
+    line_pattern("| reserved: ", rf"reserved: (?P<reserved>{_MB})"),
+    line_pattern("| max reserved: ", rf"reserved: (?P<peak_reserved>{_MB})"),
 )
 
 BILLION = 10**9

@@ -18,18 +18,18 @@ from .settings import MegatronSettings
 
 Table = dict[str, Any]
 
-NOTHING: Table = {"type": "none"}
+NO_COMPONENT: Table = {"type": "none"}
 
-MAMBA_CHUNK = 128
+MAMBA_CHUNK_TOKENS = 128
 """Tokens that a Mamba layer scans at once (mamba_mixer.py, `chunk_size`)."""
 
-BERT_LABELS = 2
+BERT_LABEL_COUNT = 2
 """Whether the second text follows the first (bert_model.py, `binary_head`)."""
 
-SEGMENTS = 2
+SEGMENT_COUNT = 2
 """Kinds of segments of BERT's tokens."""
 
-HIDDEN_LAYERS = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "+": "latent"}
+LAYER_KIND_BY_LETTER = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "+": "latent"}
 """Letter of a hybrid pattern → kind of layer."""
 
 
@@ -222,7 +222,7 @@ def _mamba_table(settings: MegatronSettings) -> Table:
         "head_dim": head_dim,
         "state_size": settings.mamba_state_dim,
         "n_groups": settings.mamba_num_groups,
-        "chunk_size": MAMBA_CHUNK,
+        "chunk_size": MAMBA_CHUNK_TOKENS,
         "norm": {"type": "rmsnorm", "eps": settings.norm_epsilon},
     }
 
@@ -279,22 +279,23 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
 def _hybrid_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a hybrid of Mamba, attention and feed-forward layers."""
     pattern_letters = "".join(settings.pattern_segments)
-    unknown_letters = sorted(set(pattern_letters) - set(HIDDEN_LAYERS))
+    unknown_letters = sorted(set(pattern_letters) - set(LAYER_KIND_BY_LETTER))
     if unknown_letters or not pattern_letters:
         problem_text = f"a layer {unknown_letters[0]}" if unknown_letters else "no layers"
         raise InputError(
-            f"--hybrid-layer-pattern: {problem_text} is not supported; expected letters {', '.join(HIDDEN_LAYERS)}"
+            f"--hybrid-layer-pattern: {problem_text} is not supported; "
+            f"expected letters {', '.join(LAYER_KIND_BY_LETTER)}"
         )
     table_builders = {
-        "mamba": lambda: _layer_table(settings, _mamba_table(settings), NOTHING),
-        "attention": lambda: _layer_table(settings, _attention_table(settings, _rope_table(settings)), NOTHING),
-        "latent": lambda: _layer_table(settings, _latent_attention_table(settings), NOTHING),
+        "mamba": lambda: _layer_table(settings, _mamba_table(settings), NO_COMPONENT),
+        "attention": lambda: _layer_table(settings, _attention_table(settings, _rope_table(settings)), NO_COMPONENT),
+        "latent": lambda: _layer_table(settings, _latent_attention_table(settings), NO_COMPONENT),
         "dense": lambda: _layer_table(
-            settings, NOTHING, _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
+            settings, NO_COMPONENT, _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
         ),
-        "experts": lambda: _layer_table(settings, NOTHING, _experts_table(settings)),
+        "experts": lambda: _layer_table(settings, NO_COMPONENT, _experts_table(settings)),
     }
-    layer_names = [HIDDEN_LAYERS[layer_letter] for layer_letter in pattern_letters]
+    layer_names = [LAYER_KIND_BY_LETTER[layer_letter] for layer_letter in pattern_letters]
     layer_tables = {layer_name: table_builders[layer_name]() for layer_name in dict.fromkeys(layer_names)}
     mtp_layer = _mtp_layer_table(settings)
     return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layers, mtp_layer)
@@ -306,7 +307,7 @@ def _mtp_layer_table(settings: MegatronSettings) -> Table | None:
         return None
     mtp_patterns = (settings.hybrid_layer_pattern or "").split("/")[1:] or [settings.mtp_hybrid_override_pattern or ""]
     mtp_letters = mtp_patterns[0]
-    if len(set(mtp_patterns)) > 1 or len(mtp_letters) not in (1, 2) or set(mtp_letters) - set(HIDDEN_LAYERS):
+    if len(set(mtp_patterns)) > 1 or len(mtp_letters) not in (1, 2) or set(mtp_letters) - set(LAYER_KIND_BY_LETTER):
         raise InputError(
             f"--hybrid-layer-pattern: '{'/'.join(mtp_patterns)[:40]}' after the slash is not supported; expected one "
             "mixer and at most one network, such as /*E"
@@ -324,10 +325,10 @@ def _mtp_layer_table(settings: MegatronSettings) -> Table | None:
         return _layer_table(
             settings,
             mixer_builders[mtp_letters[0]](settings),
-            network_builders[mtp_letters[1]](settings) if len(mtp_letters) == 2 else NOTHING,
+            network_builders[mtp_letters[1]](settings) if len(mtp_letters) == 2 else NO_COMPONENT,
         )
     if len(mtp_letters) == 1:
-        return _layer_table(settings, NOTHING, network_builders[mtp_letters](settings))
+        return _layer_table(settings, NO_COMPONENT, network_builders[mtp_letters](settings))
     raise InputError(f"--hybrid-layer-pattern: /{mtp_letters}: not supported; expected a mixer before a network")
 
 
@@ -378,10 +379,10 @@ def _bert_fields(settings: MegatronSettings) -> Table:
         **_position_fields(settings),
     }
     if has_binary_head:
-        stack_table["token_types"] = {"type_vocab_size": SEGMENTS}
+        stack_table["token_types"] = {"type_vocab_size": SEGMENT_COUNT}
     head_transform = {"hidden_act": "gelu", "norm": {"type": "layernorm", "eps": settings.norm_epsilon}}
     decoder_table: Table = {"encoder": stack_table, "head": {"type": "lm", "bias": True, "transform": head_transform}}
-    return {**decoder_table, "pooler": {"num_labels": BERT_LABELS}} if has_binary_head else decoder_table
+    return {**decoder_table, "pooler": {"num_labels": BERT_LABEL_COUNT}} if has_binary_head else decoder_table
 
 
 def _t5_fields(settings: MegatronSettings) -> Table:

@@ -11,9 +11,9 @@ from typing import Any
 from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ...workload.execution import CrossEntropy
-from ..launch.record import LaunchReader, LaunchSettings, Table, share_of
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_fraction
 from ..launch.trainer import lora_settings
-from .cuda_graphs import LAYER_GRAPHS, WHOLE_STEP, captures_step, layer_graphs_note
+from .cuda_graphs import LAYER_GRAPH_IMPLEMENTATIONS, WHOLE_STEP_GRAPH, captures_whole_step, layer_graphs_note
 from .named_arguments import NamedModelArguments
 
 
@@ -66,19 +66,19 @@ class MegatronRun:
 RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 """Modules of selective recomputation whose memory is counted."""
 
-COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+PIPELINE_SPLIT_ARGUMENTS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 """Arguments by which the embedding and the loss each take the place of a layer in the stages."""
 
-STAGE_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+END_STAGE_ARGUMENTS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 """Megatron-Core's fields of the layers of a pipeline's first and last rank."""
 
-HOST_OPTIMIZER = ("optimizer_cpu_offload", "optimizer_offload_fraction")
+HOST_OPTIMIZER_ARGUMENTS = ("optimizer_cpu_offload", "optimizer_offload_fraction")
 """Megatron-Core's fields of an optimizer on the host, which `host_optimizer_settings` reads."""
 
-PRECISION_AWARE = ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype")
+PRECISION_AWARE_ARGUMENTS = ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype")
 """Arguments of Transformer Engine's Adam in formats of its own, which `precision_aware_settings` reads."""
 
-BRIDGE_FUSED = frozenset({"llama", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", ""})
+BRIDGE_FUSED_MODEL_TYPES = frozenset({"llama", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", ""})
 """Model types, and "" for models of no known class, with which Megatron-Bridge sets `bias_activation_fusion`.
 
 Source: NVIDIA-NeMo/Megatron-Bridge 067f987, models/*/*_bridge.py and *_provider.py; Megatron-Core's default is false.
@@ -86,7 +86,7 @@ Kimi-K2 and GLM-4.7-Flash have the architecture of `deepseek_v3`; models with en
 their providers set it. Mistral's bridge does not, and its models of the architecture of `llama` are counted as that.
 """
 
-BRIDGE_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+BRIDGE_ADAPTER_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The layers that Megatron-Bridge adapts by default (megatron/bridge/peft/lora.py)."""
 
 
@@ -102,7 +102,7 @@ def bridge_adapter_settings(
         rank=(f"{section_name}.rank", rank),
         targets_argument=(
             f"{section_name}.target_modules",
-            list(BRIDGE_TARGETS) if target_modules is None else target_modules,
+            list(BRIDGE_ADAPTER_TARGETS) if target_modules is None else target_modules,
         ),
         dropout_value=dropout_value,
     )
@@ -116,10 +116,12 @@ def host_optimizer_settings(
 
     name_prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
     """
-    offload_argument, fraction_argument = (f"{name_prefix}{fraction_argument}" for fraction_argument in HOST_OPTIMIZER)
+    offload_argument, fraction_argument = (
+        f"{name_prefix}{fraction_argument}" for fraction_argument in HOST_OPTIMIZER_ARGUMENTS
+    )
     if not reader.flag(config, offload_argument):
         return {}
-    if share_of(reader, fraction_argument, config, default_fraction) != 1:
+    if read_fraction(reader, fraction_argument, config, default_fraction) != 1:
         reader.refuse(fraction_argument, "states on the device beside those on the host are not modelled; 1 is")
     return {"optimizer_offload": True}
 
@@ -154,7 +156,7 @@ def attention_setting(reader: LaunchReader, argument_name: str, backend: Any) ->
     raise reader.argument_error(argument_name, f"{short_repr(backend)}; expected flash, fused, unfused, local or auto")
 
 
-def loss_of(reader: LaunchReader, is_fused: bool, implementation: Any) -> CrossEntropy:
+def cross_entropy_setting(reader: LaunchReader, is_fused: bool, implementation: Any) -> CrossEntropy:
     """Returns `--cross-entropy` for Megatron-Core's loss arguments, and records an unsupported loss as unknown.
 
     is_fused, implementation: `cross_entropy_loss_fusion` and `cross_entropy_fusion_impl`.
@@ -168,7 +170,7 @@ def loss_of(reader: LaunchReader, is_fused: bool, implementation: Any) -> CrossE
 
 
 def end_stage_layers(
-    reader: LaunchReader, config: Table, name_prefix: str = "", argument_names: tuple[str, str] = STAGE_ENDS
+    reader: LaunchReader, config: Table, name_prefix: str = "", argument_names: tuple[str, str] = END_STAGE_ARGUMENTS
 ) -> tuple[int | None, int | None]:
     """Returns the numbers of layers on the pipeline's first and last rank; None where the file states none.
 
@@ -294,13 +296,15 @@ def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
 def _has_layer_graphs(reader: LaunchReader, parallel_run: MegatronRun) -> bool:
     """Whether CUDA graphs launch layers, with a note; records a graph of the whole step as unknown."""
     implementation = str(parallel_run.cuda_graph_impl or "none")
-    if captures_step(implementation, _module_names(parallel_run.cuda_graph_modules)):
-        reader.refuse("cuda_graph_impl", f"{WHOLE_STEP} is not modelled; graphs of layers are")
+    if captures_whole_step(implementation, _module_names(parallel_run.cuda_graph_modules)):
+        reader.refuse("cuda_graph_impl", f"{WHOLE_STEP_GRAPH} is not modelled; graphs of layers are")
         return False
     if implementation == "none":
         return False
-    if implementation not in LAYER_GRAPHS:
-        reader.refuse("cuda_graph_impl", f"{implementation[:60]} is not modelled; {' and '.join(LAYER_GRAPHS)} are")
+    if implementation not in LAYER_GRAPH_IMPLEMENTATIONS:
+        reader.refuse(
+            "cuda_graph_impl", f"{implementation[:60]} is not modelled; {' and '.join(LAYER_GRAPH_IMPLEMENTATIONS)} are"
+        )
         return False
     reader.notes.append(layer_graphs_note(parallel_run.pp))
     return True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...workload.lora import Library
 
-OPTIONS = frozenset({"lora_rank", "lora_targets", "lora_dtype", "lora_dropout", "lora_library"})
+ADAPTER_SETTINGS = frozenset({"lora_rank", "lora_targets", "lora_dtype", "lora_dropout", "lora_library"})
 """The settings of adapters that Megatron-Core's have."""
 
 

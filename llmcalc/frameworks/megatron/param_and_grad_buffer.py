@@ -16,17 +16,17 @@ from ...parallel.layout import Coordinates, Layout
 from .kernels import Parameter
 from .settings import MegatronSettings
 
-ALIGNED = 64
+PARAMETER_ALIGNMENT = 64
 """Elements at whose multiples parameters begin in a buffer of the distributed optimizer."""
 
-BUCKET = 128
+BUCKET_ALIGNMENT = 128
 """Elements: the end of a bucket is a multiple of this, and of the ranks that share it."""
 
-BUSBW = 1 << 16
-"""The same with --ddp-pad-buckets-for-high-nccl-busbw."""
+BUCKET_ALIGNMENT_FOR_BUSBW = 1 << 16
+"""Alignment of a bucket's end with --ddp-pad-buckets-for-high-nccl-busbw, in elements."""
 
-SMALLEST_BUCKET = 40_000_000
-BUCKET_OF_RANK = 1_000_000
+SMALLEST_BUCKET_ELEMENTS = 40_000_000
+BUCKET_ELEMENTS_PER_RANK = 1_000_000
 """Elements of a bucket where gradients are reduced while others are computed: at least, and for each rank."""
 
 
@@ -81,7 +81,9 @@ def make_buffer(
         return GradientBuffer(
             parameters, is_expert, shard_count, buffer_elements, [ElementRange(0, buffer_elements)], {}
         )
-    bucket_multiple = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
+    bucket_multiple = math.lcm(
+        shard_count, BUCKET_ALIGNMENT, BUCKET_ALIGNMENT_FOR_BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1
+    )
     next_start = bucket_start = 0
     is_bucket_open = False
     bucket_ranges: list[ElementRange] = []
@@ -93,7 +95,7 @@ def make_buffer(
         return bucket_ranges[-1].end
 
     for parameter in reversed(parameters):
-        next_start = round_up(next_start, ALIGNED)
+        next_start = round_up(next_start, PARAMETER_ALIGNMENT)
         needs_separate_bucket = is_tied and parameter.role in ("table", "head")
         if needs_separate_bucket and is_bucket_open:
             bucket_start = next_start = close_bucket(next_start)
@@ -131,7 +133,7 @@ def bucket_size(
         return parameters // settings.ddp_num_buckets
     if settings.ddp_bucket_size:
         return settings.ddp_bucket_size
-    return max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.dp * layout.cp)
+    return max(SMALLEST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * layout.dp * layout.cp)
 
 
 class OptimizerUpdate(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any
 from ...errors import InputError
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
-from ..launch.record import LaunchReader, LaunchSettings, Table, flag_value, integer_of, unknown_keys
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_boolean, read_integer, record_unknown_keys
 
-MEGATRON_READ = field_names("""
+READ_PLUGIN_KEYS = field_names("""
     tp_degree pp_degree num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer
     """)
 
@@ -27,17 +27,17 @@ def read_accelerate(
         str(key).removeprefix("megatron_lm_"): option_value
         for key, option_value in reader.table(config, section_name).items()
     }
-    unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section_name)
+    record_unknown_keys(reader, plugin_options, (*READ_PLUGIN_KEYS, "gradient_clipping"), section_name)
 
     def plugin_size(argument_name: str) -> int:
-        return integer_of(
+        return read_integer(
             reader,
             f"{section_name}.megatron_lm_{argument_name}",
             1 if plugin_options.get(argument_name) is None else plugin_options[argument_name],
         )
 
     def plugin_flag(argument_name: str) -> bool:
-        return plugin_options.get(argument_name) is not None and flag_value(
+        return plugin_options.get(argument_name) is not None and read_boolean(
             reader, f"{section_name}.megatron_lm_{argument_name}", plugin_options[argument_name]
         )
 

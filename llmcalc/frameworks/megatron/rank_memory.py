@@ -18,7 +18,7 @@ from ...simulator.meter import AllocationPlace
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
-from ...simulator.replay_result import PHASES, ReplayResult
+from ...simulator.replay_result import STEP_PHASES, ReplayResult
 from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter
 from .rank_run import RankRun
@@ -27,7 +27,7 @@ from .record_passes import record_passes
 from .schedule import run_step
 from .settings import MegatronSettings
 
-SOURCES = {
+SOURCES_BY_MEMORY_KIND = {
     "weights": "Megatron-LM, core/distributed/param_and_grad_buffer.py",
     "gradients": "Megatron-LM, core/distributed/param_and_grad_buffer.py; TransformerEngine, module/base.py",
     "optimizer": "Megatron-LM, core/optimizer/distrib_optimizer.py and optimizer.py",
@@ -38,9 +38,9 @@ SOURCES = {
 }
 """Kind of memory → the source files of its tensors."""
 
-NAMES = {"overhead": "workspaces and tables"}
+TERM_NAMES = {"overhead": "workspaces and tables"}
 
-REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
+MODELLED_REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
 
 
 @frozen
@@ -197,7 +197,9 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResul
     is_expandable = uses_expandable_segments(rank_run.settings)
     device = play_step_lists(memory_meter.step_lists, memory_meter.storage_count, is_expandable)
     replay_result = ReplayResult(final_bytes=device.allocated, reserved_bytes=device.peak_reserved)
-    replay_result.peaks = {path: path_peak for path, path_peak in memory_meter.peaks.items() if path.phase in PHASES}
+    replay_result.peaks = {
+        path: path_peak for path, path_peak in memory_meter.peaks.items() if path.phase in STEP_PHASES
+    }
     replay_result.rounding_bytes = device.peak_allocated - replay_result.peak[1].bytes
     return replay_result
 
@@ -217,12 +219,18 @@ def rank_memory(
     rank_memory_use = summarize_memory(
         replay_result, context_bytes, layer_stacks(spec), MemoryTerm("tensors", 0, "source", "")
     )
-    megatron_version = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
+    megatron_version = MODELLED_REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors_term = (
-        MemoryTerm(NAMES.get(memory_kind, memory_kind), kind_bytes, "source", SOURCES[memory_kind], megatron_version)
+        MemoryTerm(
+            TERM_NAMES.get(memory_kind, memory_kind),
+            kind_bytes,
+            "source",
+            SOURCES_BY_MEMORY_KIND[memory_kind],
+            megatron_version,
+        )
         for memory_kind, kind_bytes in replay_result.peak[1].bytes_of_all_kinds.items()
-        if memory_kind in SOURCES
+        if memory_kind in SOURCES_BY_MEMORY_KIND
     )
     return replace(
         rank_memory_use,

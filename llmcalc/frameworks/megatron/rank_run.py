@@ -22,7 +22,7 @@ from ...parallel.rank_program import RankFlow, cached_rank_program, representati
 from ...parallel.schedules import check_micro_batches
 from ...simulator.autograd import AutogradGraph, backward
 from ...simulator.event_log import EventRecorder
-from ...simulator.lowering import Path
+from ...simulator.lowering import ModulePath
 from ...simulator.meter import AllocationPlace, Meter, NoMeter
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
@@ -32,8 +32,8 @@ from ...simulator.tensor import (
     FLOAT32,
     INT64,
     AutogradNode,
-    Gradient,
-    Needs,
+    NeedsInputGrad,
+    OptionalGradient,
     Storage,
     Tensor,
     allocate_on_stream,
@@ -47,32 +47,32 @@ from .fully_sharded import ShardedWeights
 from .kernel_choices import (
     check_modelled_arguments,
     cublas_workspace,
-    engine_workspace_bytes,
     optimizer_sharding,
     rank_choices_of,
     retains_batches,
+    te_workspace_bytes,
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
-from .kernels.choices import RankKernelChoices
+from .kernels.rank_choices import RankKernelChoices
 from .layer_wise_optimizer import pack_buffer, updates_in_rank_order, updates_of_rank
 from .param_and_grad_buffer import GradientBuffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings
 
-STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+STATE_BYTES_BY_DTYPE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes of an element of a state by the name of its type."""
 
-ORIGINAL_POSITIONS = 4096
+YARN_ORIGINAL_POSITIONS = 4096
 """Positions whose angles YaRN makes at first (transformer_config.py, `original_max_position_embeddings`)."""
 
-FLAGS = 2
+OPTIMIZER_FLAG_COUNT = 2
 """Small tensors of the optimizer: a scale of one (optimizer.py, `_scale_one`), and the flag of an overflow of its Adam
 (TransformerEngine, optimizers/fused_adam.py, `_dummy_overflow_buf`)."""
 
-REPORTED = 2
+REPORTED_LOSS_COUNT = 2
 """Losses that the last stage keeps: that of the last step, and the sum of several (training/training.py, `train`)."""
 
 
-SIDE = 1
+SIDE_STREAM = 1
 """The stream on which data parallelism is set up: what it leaves free serves no other stream.
 
 Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.stream(ddp_stream)`.
@@ -165,7 +165,7 @@ class RankRun:
         self.graph.keeps_gradients = False
         self.rank_choices: RankKernelChoices = rank_choices_of(settings)
         self.persistent: PersistentTensors = PersistentTensors(
-            memory_meter, cublas_workspace(settings), engine_workspace_bytes(settings)
+            memory_meter, cublas_workspace(settings), te_workspace_bytes(settings)
         )
         tokens_per_rank = settings.sequence_length // settings.cp
         decoder_tokens = settings.decoder_seq_length
@@ -189,7 +189,7 @@ class RankRun:
         self.pass_recorder: PassRecorder | PassPlayer | None = None
         self.retains_batches: bool = retains_batches(settings) and self.coordinates.tp == 0
         self.sharded_weights: ShardedWeights | None = None
-        self.parameter_paths: dict[int, Path] = {}
+        self.parameter_paths: dict[int, ModulePath] = {}
         self.has_run_optimizer: bool = False
         self.has_rope_tables: bool = False
 
@@ -260,7 +260,7 @@ class RankRun:
             )
             for gradient_buffer in self._gradient_buffers(model_chunk, bucket_elements, is_tied):
                 self.buffers.append(gradient_buffer)
-                with allocate_on_stream(self.meter, SIDE):
+                with allocate_on_stream(self.meter, SIDE_STREAM):
                     if is_distributed:
                         self.persistent_storages.append(
                             self.allocate_storage(
@@ -306,7 +306,7 @@ class RankRun:
         self._make_optimizer_states()
         del zero_storages
         self.graph.leaf_gradient_hook = self._accumulate_in_bucket
-        self.persistent_storages += [self.allocate_storage(4, "optimizer") for _ in range(FLAGS)]
+        self.persistent_storages += [self.allocate_storage(4, "optimizer") for _ in range(OPTIMIZER_FLAG_COUNT)]
 
     def _accumulate_in_bucket(self, weight_leaf: Tensor) -> None:
         """Moves a parameter's gradient to the bucket of Megatron-FSDP."""
@@ -354,7 +354,7 @@ class RankRun:
             for _ in range(self._latent_attention_layer_count() if is_yarn else 0):
                 rope_dim = settings.qk_pos_emb_head_dim
                 self.rope_tables += [
-                    self.allocate_storage(4 * ORIGINAL_POSITIONS * rope_dim, "overhead") for _ in range(2)
+                    self.allocate_storage(4 * YARN_ORIGINAL_POSITIONS * rope_dim, "overhead") for _ in range(2)
                 ]
         elif settings.position_type == "rope":
             self.persistent_storages.append(
@@ -424,7 +424,7 @@ class RankRun:
                 del main_parameter_copy
             self.updated_element_counts.append(element_count)
             self.states_per_parameter.append(state_count)
-        self.persistent_storages += [self.allocate_storage(4, "optimizer") for _ in range(FLAGS)]
+        self.persistent_storages += [self.allocate_storage(4, "optimizer") for _ in range(OPTIMIZER_FLAG_COUNT)]
 
     def optimizer_step(self) -> None:
         """Runs the optimizer's step, which allocates the states in the first step."""
@@ -459,14 +459,16 @@ class RankRun:
         """
         settings = self.settings
         for state_format in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype):
-            self.optimizer_states.append(self.allocate_storage(STATES[state_format] * element_count, "optimizer"))
+            self.optimizer_states.append(
+                self.allocate_storage(STATE_BYTES_BY_DTYPE[state_format] * element_count, "optimizer")
+            )
             if state_format != "fp32":
                 self.optimizer_states.append(self.allocate_storage(4, "optimizer"))
         if not settings.adam_keeps_main_weights:
             return
         stores_remainders = settings.bf16 and settings.main_params_dtype == "fp32"
         main_parameter = self.allocate_storage(
-            (2 if stores_remainders else STATES[settings.main_params_dtype]) * element_count, "optimizer"
+            (2 if stores_remainders else STATE_BYTES_BY_DTYPE[settings.main_params_dtype]) * element_count, "optimizer"
         )
         if not stores_remainders:
             main_parameter_copy = self.allocate_storage(2 * element_count, "temporary")
@@ -574,7 +576,7 @@ class RankRun:
         hidden_states = self._allocate_hidden_states()
         tensor_reference = ref(hidden_states)
 
-        def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def store_gradient(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> Sequence[OptionalGradient]:
             """Stores the gradient of the received hidden states."""
             tensor = tensor_reference()
             if tensor is not None:
@@ -600,7 +602,7 @@ class RankRun:
             self.sharded_weights.end_step()
         self.optimizer_step()
         if self.chunks[-1].is_last and not self.reported_losses:
-            self.reported_losses = [self.allocate_storage(4, "temporary") for _ in range(REPORTED)]
+            self.reported_losses = [self.allocate_storage(4, "temporary") for _ in range(REPORTED_LOSS_COUNT)]
 
     @property
     def microbatches(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...parallel.layout_rules import LayoutRules
 from ..framework import EstimateErrors, Framework, LazyFunction
-from ..launch.record import LaunchFile, Plugin
+from ..launch.launch_types import LaunchFile, Plugin
 
 FRAMEWORK = Framework(
     name="megatron",
@@ -34,9 +34,9 @@ FRAMEWORK = Framework(
     document_values=LazyFunction(__package__, "run:document"),
     check_run=LazyFunction(__package__, "run:check"),
     check_layout=LazyFunction(__package__, "settings_from_options:megatron_settings_of"),
-    stack_name=LazyFunction(__package__, "stack:time_stack_name"),
-    overlapped_groups=LazyFunction(__package__, "stack:overlapped_groups"),
-    product_format=LazyFunction(__package__, "stack:product_format"),
+    stack_name=LazyFunction(__package__, "time_stack:time_stack_name"),
+    overlapped_groups=LazyFunction(__package__, "time_stack:overlapped_groups"),
+    product_format=LazyFunction(__package__, "time_stack:product_format"),
     narrow_precisions=frozenset({"fp8", "mxfp8"}),
     losses=frozenset({"native"}),
     loss="eager",

@@ -27,13 +27,13 @@ from ...simulator.shortened_passes import ShortenedPasses
 from ...simulator.simulated_work import SIMULATED_WORK
 from ...simulator.strides import Shape
 from ...simulator.tensor import empty
-from .kernels import GATHER_BUFFER, Parameter
+from .kernels import GATHER_BUFFER_KEY, Parameter
 from .kernels.lowering import UncountedMeter
 from .rank_run import ModelChunk, RankRun
 from .record_passes import record_passes, recorded_step_microbatches
 from .settings import MegatronSettings
 
-Names: TypeAlias = frozenset[str | Shape]
+SharedTensorKeys: TypeAlias = frozenset[str | Shape]
 """Keys of `PersistentTensors.shared_blocks`."""
 
 
@@ -57,15 +57,15 @@ class RecordedChunk:
     storage_ids_by_name: Mapping[str | Shape, tuple[int, ...]]
     storage_bytes_by_name: Mapping[str | Shape, tuple[int, int]]
     recording_units: int
-    _traces: dict[Names, dict[PassCase, PassTrace] | None] = field(default_factory=dict, init=False)
+    _traces: dict[SharedTensorKeys, dict[PassCase, PassTrace] | None] = field(default_factory=dict, init=False)
 
     @property
-    def remaining_tensor_names(self) -> Names:
+    def remaining_tensor_names(self) -> SharedTensorKeys:
         """The names of tensors still allocated after the forward and backward passes."""
         return frozenset(self.storage_ids_by_name)
 
     @cached_property
-    def names_allocated_in_forward(self) -> Names:
+    def names_allocated_in_forward(self) -> SharedTensorKeys:
         """The names of remaining tensors that the forward pass allocated."""
         forward_storages = _storages_allocated_in_forward(self.recorded_passes)
         return frozenset(
@@ -73,7 +73,7 @@ class RecordedChunk:
         )
 
     def traces(
-        self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
+        self, chunk_number: int, names_before_forward: SharedTensorKeys, names_before_backward: SharedTensorKeys
     ) -> dict[PassCase, PassTrace]:
         """Returns the memory events of each kind of pass, renumbered for chunk `chunk_number`.
 
@@ -93,7 +93,7 @@ class RecordedChunk:
             for (_, *pass_case), pass_trace in pass_traces.items()
         }
 
-    def _read_traces(self, names_allocated_before: Names) -> dict[PassCase, PassTrace] | None:
+    def _read_traces(self, names_allocated_before: SharedTensorKeys) -> dict[PassCase, PassTrace] | None:
         try:
             return self.recorded_passes.traces(
                 {storage_id for name in names_allocated_before for storage_id in self.storage_ids_by_name[name]}
@@ -141,7 +141,7 @@ def record_chunks(
     ]
     if chunk_count > 1 and _replaces_gather_buffer(recorded_chunks):
         return None
-    empty_names: Names = frozenset()
+    empty_names: SharedTensorKeys = frozenset()
     forward_names = list(
         accumulate(
             (recorded_chunk.names_allocated_in_forward for recorded_chunk in recorded_chunks), or_, initial=empty_names
@@ -162,15 +162,15 @@ def record_chunks(
     return pass_traces, recorded_chunks
 
 
-_chunks: dict[tuple[object, ...], RecordedChunk] = {}
+_chunk_cache: dict[tuple[object, ...], RecordedChunk] = {}
 """Recorded chunks by everything that determines their passes."""
 
-_shortened_chunks: dict[tuple[object, ...], tuple[ModelSpec, LayerStack, RecordedChunk]] = {}
+_shortened_chunk_cache: dict[tuple[object, ...], tuple[ModelSpec, LayerStack, RecordedChunk]] = {}
 """Chunks recorded with `RECORDED_REPEATS` repeats of their stack, for stacks of any more; the model is kept so that no
 other one gets its id.
 """
 
-MAX_CHUNKS = 256
+MAX_CACHED_CHUNKS = 256
 """Number of chunks that are kept."""
 
 
@@ -197,9 +197,9 @@ def _recorded_chunk(
         distinguishes_previous_pass,
     )
     cache_key = recorded_step_microbatches(rank_run.microbatches, distinguishes_previous_pass), chunk_key
-    if cache_key not in _chunks:
-        if len(_chunks) >= MAX_CHUNKS:
-            _chunks.clear()
+    if cache_key not in _chunk_cache:
+        if len(_chunk_cache) >= MAX_CACHED_CHUNKS:
+            _chunk_cache.clear()
 
         def record_chunk(layer_stack: LayerStack | None) -> RecordedChunk:
             recording_run = RankRun(spec, settings, rank, EventRecorder())
@@ -208,14 +208,14 @@ def _recorded_chunk(
         for layer_stack in [*repeating_stacks(rank_run, model_chunk), None]:
             try:
                 if layer_stack is None:
-                    _chunks[cache_key] = record_chunk(None)
+                    _chunk_cache[cache_key] = record_chunk(None)
                 else:
                     program_key = _shortened_program_key(rank_run, model_chunk, layer_stack)
                     shortened_chunk, recorded_stack = _shortened_chunk(
                         (program_key, cache_key[0], *chunk_key[1:]), rank_run.spec, layer_stack, record_chunk
                     )
                     full_stack = replace(recorded_stack, repeat_count=layer_stack.repeat_count)
-                    _chunks[cache_key] = _chunk_with_all_layers(shortened_chunk, model_chunk.program, full_stack)
+                    _chunk_cache[cache_key] = _chunk_with_all_layers(shortened_chunk, model_chunk.program, full_stack)
                 break
             except NotRepeatingError:
                 if layer_stack is None:
@@ -228,8 +228,8 @@ def _recorded_chunk(
         cache_key[0],
         *chunk_key[1:],
     )
-    SIMULATED_WORK.use_recording(hash(counted_key), _chunks[cache_key].recording_units)
-    return _chunks[cache_key]
+    SIMULATED_WORK.use_recording(hash(counted_key), _chunk_cache[cache_key].recording_units)
+    return _chunk_cache[cache_key]
 
 
 def repeating_stacks(rank_run: RankRun, model_chunk: ModelChunk) -> list[LayerStack]:
@@ -248,11 +248,11 @@ def _shortened_chunk(
     record_chunk: Callable[[LayerStack | None], RecordedChunk],
 ) -> tuple[RecordedChunk, LayerStack]:
     """Returns a chunk with `RECORDED_REPEATS` repeats of its stack, from a cache, and the recorded stack."""
-    if cache_key not in _shortened_chunks:
-        if len(_shortened_chunks) >= MAX_CHUNKS:
-            _shortened_chunks.clear()
-        _shortened_chunks[cache_key] = spec, layer_stack, record_chunk(layer_stack)
-    _, recorded_stack, shortened_chunk = _shortened_chunks[cache_key]
+    if cache_key not in _shortened_chunk_cache:
+        if len(_shortened_chunk_cache) >= MAX_CACHED_CHUNKS:
+            _shortened_chunk_cache.clear()
+        _shortened_chunk_cache[cache_key] = spec, layer_stack, record_chunk(layer_stack)
+    _, recorded_stack, shortened_chunk = _shortened_chunk_cache[cache_key]
     return shortened_chunk, recorded_stack
 
 
@@ -410,12 +410,14 @@ def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     chunks_with_gather_buffer = [
         recorded_chunk
         for recorded_chunk in recorded_chunks
-        if GATHER_BUFFER in recorded_chunk.names_allocated_in_forward
+        if GATHER_BUFFER_KEY in recorded_chunk.names_allocated_in_forward
     ]
     chunks_with_gather_buffer += [
         recorded_chunk
         for recorded_chunk in reversed(recorded_chunks)
-        if GATHER_BUFFER in recorded_chunk.remaining_tensor_names
+        if GATHER_BUFFER_KEY in recorded_chunk.remaining_tensor_names
     ]
-    buffer_sizes = [recorded_chunk.storage_bytes_by_name[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
+    buffer_sizes = [
+        recorded_chunk.storage_bytes_by_name[GATHER_BUFFER_KEY] for recorded_chunk in chunks_with_gather_buffer
+    ]
     return bool(buffer_sizes) and max(end_size for _, end_size in buffer_sizes) > buffer_sizes[0][0]

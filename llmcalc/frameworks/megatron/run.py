@@ -14,16 +14,16 @@ from ...parallel.layout import ONE_DEVICE
 from ..framework import RunOnRanks
 from . import rank_memory as replay
 from .evidence import check_components
-from .kernel_choices import CROSS_ENTROPIES, choose_loss_implementation
+from .kernel_choices import CROSS_ENTROPY_BY_IMPLEMENTATION, choose_loss_implementation
 from .kernels.attention import unsupported_attention_reason
-from .settings_from_options import megatron_settings_of, settings_on
+from .settings_from_options import megatron_settings_of, settings_on_accelerator
 
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
     """Returns the memory of one replayed rank."""
     return replay.rank_memory(
         training_run.memory.spec,
-        settings_on(training_run, cuda_runtime),
+        settings_on_accelerator(training_run, cuda_runtime),
         rank,
         cuda_runtime.context_bytes,
         training_run.recorded_ranks(cuda_runtime),
@@ -45,14 +45,14 @@ def check(memory_estimate: Memory, version_text: str) -> None:
 
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
-    settings = settings_on(training_run, training_run.memory.cuda_runtime)
+    settings = settings_on_accelerator(training_run, training_run.memory.cuda_runtime)
     loss_implementation, weight_dtype = choose_loss_implementation(settings), training_run.memory.states.dtype
     return {
         "workload": {"grad_dtype": "float32" if settings.reduces_in_fp32 else weight_dtype},
         "execution": {
             "norm": "fused",
             "optimizer_impl": "fused",
-            "cross_entropy": CROSS_ENTROPIES[loss_implementation],
+            "cross_entropy": CROSS_ENTROPY_BY_IMPLEMENTATION[loss_implementation],
             "logits_dtype": weight_dtype if loss_implementation == "te" else "float32",
         },
     }

@@ -147,7 +147,7 @@ class MegatronSettings(MegatronArguments):
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
-        if self.experimental_attention_variant not in GATED_DELTA_NET:
+        if self.experimental_attention_variant not in GATED_DELTA_NET_NAMES:
             return (False,) * self.layer_count
         layer_frequency = self.linear_attention_freq
         if layer_frequency is None:
@@ -210,19 +210,19 @@ class MegatronSettings(MegatronArguments):
         """
         tokenizer_type, vocab_size = self.tokenizer_kind, self.vocab_size
         if tokenizer_type in ("NullTokenizer", "NullMultimodalTokenizer"):
-            has_end_token = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
+            has_end_token = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_EOD_SINCE
             if vocab_size is None:
                 return None
             return vocab_size + (1 if has_end_token or tokenizer_type != "NullTokenizer" else 0)
         if tokenizer_type == "TikTokenizer":
-            return vocab_size or TIKTOKEN
-        if tokenizer_type in WORD_PIECES:
-            return WORD_PIECES[tokenizer_type] + self.vocab_extra_ids
+            return vocab_size or TIKTOKEN_VOCABULARY_SIZE
+        if tokenizer_type in BERT_VOCABULARY_BY_TOKENIZER:
+            return BERT_VOCABULARY_BY_TOKENIZER[tokenizer_type] + self.vocab_extra_ids
         if tokenizer_type == "GPT2BPETokenizer":
-            return GPT2
+            return GPT2_VOCABULARY_SIZE
         if tokenizer_type == "Llama2Tokenizer" and vocab_size is None:
-            return LLAMA2
-        if tokenizer_type in SENTENCE_PIECES and vocab_size is None:
+            return LLAMA2_VOCABULARY_SIZE
+        if tokenizer_type in SENTENCEPIECE_TOKENIZERS and vocab_size is None:
             return self._vocabulary_size_in_name()
         return vocab_size
 
@@ -345,17 +345,17 @@ class MegatronSettings(MegatronArguments):
     def layout(self) -> Layout:
         """The parallel layout of the run. Raises `InputError` for an impossible layout."""
         self._check_world()
-        cp_exchange = EXCHANGES.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
+        cp_exchange = CP_EXCHANGE_BY_COMM_TYPE.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
         if cp_exchange is None or len(set(self.cp_comm_type)) > 1:
             raise InputError(
                 f"--cp-comm-type {' '.join(self.cp_comm_type)[:60]}: not supported; expected one of "
-                f"{', '.join(EXCHANGES)} for all layers"
+                f"{', '.join(CP_EXCHANGE_BY_COMM_TYPE)} for all layers"
             )
         zero_stage: Zero = 1 if self.use_distributed_optimizer else 0
         if self.use_torch_fsdp2:
             zero_stage = 3
         elif self.use_megatron_fsdp:
-            zero_stage = SHARDING.get(self.data_parallel_sharding_strategy, 3)
+            zero_stage = ZERO_STAGE_BY_STRATEGY.get(self.data_parallel_sharding_strategy, 3)
         return Layout(
             tp=self.tp,
             pp=self.pp,
@@ -423,7 +423,7 @@ class MegatronSettings(MegatronArguments):
             self._require_positive(argument_name, getattr(self, argument_name))
         self._require_positive("num_layers", self.layer_count or None)
         self._require_positive("seq_length", self.sequence_length or None)
-        for argument_name in SIZES:
+        for argument_name in SIZE_FIELDS:
             if getattr(self, argument_name) is not None:
                 self._require_positive(argument_name, getattr(self, argument_name))
         assert self.hidden_size is not None
@@ -526,13 +526,13 @@ def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
             raise InputError(
                 f"--step-batch-size-schedule {short_repr(schedule_text)}: not understood; expected 0:384 200B:768"
             )
-        yield int(float(entry_match[1]) * THOUSANDS[entry_match[2].upper()]), int(entry_match[3])
+        yield int(float(entry_match[1]) * TOKEN_SUFFIX_FACTORS[entry_match[2].upper()]), int(entry_match[3])
 
 
-THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+TOKEN_SUFFIX_FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 """Suffix of a number of tokens → its factor."""
 
-LONGEST_LAYOUT = 100_000
+LONGEST_PIPELINE_LAYOUT = 100_000
 """The most letters of a pipeline's layout, repeats written out."""
 
 
@@ -544,17 +544,20 @@ def expand_pipeline_layout(layout_text: str) -> str:
     typed_argument = f"--pipeline-model-parallel-layout {short_repr(layout_text)}"
     expanded_layout = layout_text.replace(",", "").replace(" ", "")
     for group_regex in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
-        if sum(len(match[1]) * int(match[2]) for match in re.finditer(group_regex, expanded_layout)) > LONGEST_LAYOUT:
-            raise InputError(f"{typed_argument}: too long; expected at most {LONGEST_LAYOUT:,} layers")
+        if (
+            sum(len(match[1]) * int(match[2]) for match in re.finditer(group_regex, expanded_layout))
+            > LONGEST_PIPELINE_LAYOUT
+        ):
+            raise InputError(f"{typed_argument}: too long; expected at most {LONGEST_PIPELINE_LAYOUT:,} layers")
         expanded_layout = re.sub(group_regex, lambda match: match[1] * int(match[2]), expanded_layout)
-    if len(expanded_layout) > LONGEST_LAYOUT or set(expanded_layout) - set("EtmL|"):
+    if len(expanded_layout) > LONGEST_PIPELINE_LAYOUT or set(expanded_layout) - set("EtmL|"):
         raise InputError(
             f"{typed_argument}: not understood; expected letters E, t, m, L, bars and repeats, such as Et|(tt|)*2L"
         )
     return expanded_layout
 
 
-SIZES = (
+SIZE_FIELDS = (
     "ffn_hidden_size",
     "kv_channels",
     "num_query_groups",
@@ -588,26 +591,26 @@ SIZES = (
     "linear_num_key_heads",
     "linear_num_value_heads",
 )
-"""Fields that are sizes, where they are given."""
+"""Optional fields that are positive sizes."""
 
-GPT2 = 50257
+GPT2_VOCABULARY_SIZE = 50257
 """Tokens of GPT-2's vocabulary."""
 
-LLAMA2 = 32000
+LLAMA2_VOCABULARY_SIZE = 32000
 """Tokens of Llama 2's vocabulary."""
 
-TIKTOKEN = 2**17
+TIKTOKEN_VOCABULARY_SIZE = 2**17
 """Tokens of a tiktoken vocabulary (tiktoken_tokenizer.py, `DEFAULT_TIKTOKEN_MAX_VOCAB`)."""
 
-WORD_PIECES = {"BertWordPieceLowerCase": 30522 + 2, "BertWordPieceCase": 28996 + 2}
+BERT_VOCABULARY_BY_TOKENIZER = {"BertWordPieceLowerCase": 30522 + 2, "BertWordPieceCase": 28996 + 2}
 """Tokenizer → tokens of BERT's vocabulary, and two that begin and end a text."""
 
-SENTENCE_PIECES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+SENTENCEPIECE_TOKENIZERS = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 
-NULL_TOKENIZER_COUNTS_ITS_LAST = datetime.date(2026, 4, 22)
+NULL_TOKENIZER_COUNTS_EOD_SINCE = datetime.date(2026, 4, 22)
 """From when the vocabulary of a null tokenizer includes the token that ends a document."""
 
-EXCHANGES: dict[str, ContextExchange] = {
+CP_EXCHANGE_BY_COMM_TYPE: dict[str, ContextExchange] = {
     "a2a+p2p": "p2p",
     "p2p": "p2p",
     "a2a": "a2a",
@@ -616,8 +619,8 @@ EXCHANGES: dict[str, ContextExchange] = {
 }
 """Megatron's word for the exchange of keys and values → the layout's. By heads inside of a ring counts as a ring."""
 
-SHARDING: dict[str, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-"""What Megatron-FSDP divides → the stage of ZeRO."""
+ZERO_STAGE_BY_STRATEGY: dict[str, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""`data_parallel_sharding_strategy` → the ZeRO stage."""
 
-GATED_DELTA_NET = ("gdn", "gated_delta_net")
+GATED_DELTA_NET_NAMES = ("gdn", "gated_delta_net")
 """Names of attention by gated DeltaNet, the second of older versions."""

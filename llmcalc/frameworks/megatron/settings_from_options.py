@@ -14,7 +14,7 @@ from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.mla import MLA
 from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.estimate import Memory
-from ...device_memory.settings import NARROW_PRODUCTS, Settings
+from ...device_memory.settings import PRODUCT_FORMAT_BY_PRECISION, Settings
 from ...errors import InputError
 from ...flow.axis import element_count
 from ...flow.program import all_steps
@@ -28,13 +28,12 @@ from ...workload.lora import PARALLEL_LIBRARIES
 from ...workload.setting import declarations_of, option
 from ..framework import RunOnRanks
 from .named_arguments import NamedModelArguments
-from .parallel_adapters import OPTIONS as ADAPTER_OPTIONS
-from .parallel_adapters import ParallelAdapters
-from .rank_run import STATES
-from .settings import EXCHANGES, MegatronSettings
+from .parallel_adapters import ADAPTER_SETTINGS, ParallelAdapters
+from .rank_run import STATE_BYTES_BY_DTYPE
+from .settings import CP_EXCHANGE_BY_COMM_TYPE, MegatronSettings
 from .unsupported import gpu_runs_recipe
 
-RECOMPUTED: dict[str, dict[str, Any]] = {
+ARGUMENTS_BY_RECOMPUTE_MODE: dict[str, dict[str, Any]] = {
     "none": {},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     "attention": {"recompute_granularity": "selective", "recompute_modules": ("core_attn",)},
@@ -48,8 +47,8 @@ FP8_ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """`--precision` → Megatron's arguments of products in 8 bits, with scales of tensors as they are or of blocks."""
 
-KNOWN: dict[str, tuple[str, ...]] = {
-    "precision": ("bf16-master", *NARROW_PRODUCTS),
+KNOWN_VALUES_BY_SETTING: dict[str, tuple[str, ...]] = {
+    "precision": ("bf16-master", *PRODUCT_FORMAT_BY_PRECISION),
     "master_weights": ("fp32",),
     "optimizer": ("adamw",),
     "optimizer_impl": ("fused",),
@@ -74,8 +73,10 @@ def megatron_settings_of(
     spec, memory_use, options = memory_estimate.spec, memory_estimate.states, memory_estimate.settings
     _check_options(memory_estimate, layout)
     recompute_value = options.recompute or "none"
-    if recompute_value not in RECOMPUTED:
-        raise InputError(f"--recompute {recompute_value}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
+    if recompute_value not in ARGUMENTS_BY_RECOMPUTE_MODE:
+        raise InputError(
+            f"--recompute {recompute_value}: not Megatron's; expected one of {', '.join(ARGUMENTS_BY_RECOMPUTE_MODE)}"
+        )
     batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
     arguments: dict[str, Any] = {
         "kind": "gpt",
@@ -94,7 +95,7 @@ def megatron_settings_of(
         "tokenizer_type": "NullTokenizer",
         "vocab_size": spec.vocab_size,
         **loss_arguments(options.cross_entropy),
-        **RECOMPUTED[recompute_value],
+        **ARGUMENTS_BY_RECOMPUTE_MODE[recompute_value],
         **_shape_arguments(spec),
         **_layout_arguments(layout),
     }
@@ -119,7 +120,7 @@ def megatron_settings_of(
     return settings
 
 
-def settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> MegatronSettings:
+def settings_on_accelerator(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> MegatronSettings:
     """Returns a run's arguments on an accelerator, from the launch file or from llmcalc's options."""
 
     def make_settings() -> MegatronSettings:
@@ -183,7 +184,7 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
         )
     if layout.schedule not in ("1f1b", "interleaved"):
         raise InputError(f"--schedule {layout.schedule}: not Megatron's; expected 1f1b or interleaved")
-    for field_name, known_values in KNOWN.items():
+    for field_name, known_values in KNOWN_VALUES_BY_SETTING.items():
         if (option_value := getattr(run_options, field_name)) not in (None, *known_values):
             raise InputError(
                 f"{option(field_name)} {option_value}: not modelled with --framework megatron; expected "
@@ -192,8 +193,8 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     for option_name, declaration in declarations_of(Settings).items():
         if (
             not declaration.setting.every_framework
-            and option_name not in KNOWN
-            and option_name not in ADAPTER_OPTIONS
+            and option_name not in KNOWN_VALUES_BY_SETTING
+            and option_name not in ADAPTER_SETTINGS
             and getattr(run_options, option_name) not in (None, False)
         ):
             raise InputError(
@@ -254,8 +255,8 @@ def _format_arguments(options: Settings) -> dict[str, Any]:
     if options.optimizer_offload:
         arguments |= {"optimizer_cpu_offload": True}
     if options.precision_aware_optimizer or options.optimizer_offload:
-        if state_format not in (None, *STATES):
-            expected_formats = ", ".join(STATES)
+        if state_format not in (None, *STATE_BYTES_BY_DTYPE):
+            expected_formats = ", ".join(STATE_BYTES_BY_DTYPE)
             raise InputError(f"--optimizer-dtype {state_format}: not Megatron's; expected one of {expected_formats}")
         state_format = state_format or "fp32"
         arguments |= {
@@ -284,7 +285,7 @@ def optimizer_bytes(options: Settings) -> tuple[int, int]:
         return 4 if settings.reduces_in_fp32 else 2, 0
     if settings.use_precision_aware_optimizer:
         main_weight_bytes = 2 if settings.adam_keeps_main_weights else 4
-        state_bytes = STATES[settings.exp_avg_dtype] + STATES[settings.exp_avg_sq_dtype]
+        state_bytes = STATE_BYTES_BY_DTYPE[settings.exp_avg_dtype] + STATE_BYTES_BY_DTYPE[settings.exp_avg_sq_dtype]
         return 4 if settings.reduces_in_fp32 else 2, main_weight_bytes + state_bytes
     return (4, 12) if settings.reduces_in_fp32 else (2, 12 + 4)
 
@@ -304,7 +305,9 @@ def loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
 
 def _layout_arguments(layout: Layout) -> dict[str, Any]:
     """Returns the arguments that describe a parallel layout."""
-    names_by_exchange = {ring_exchange: exchange_name for exchange_name, ring_exchange in EXCHANGES.items()}
+    names_by_exchange = {
+        ring_exchange: exchange_name for exchange_name, ring_exchange in CP_EXCHANGE_BY_COMM_TYPE.items()
+    }
     arguments: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,

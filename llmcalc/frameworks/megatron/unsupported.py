@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from .arguments import flag_of
-from .cuda_graphs import WHOLE_STEP, captures_step
-from .settings import GATED_DELTA_NET, MegatronSettings
+from .cuda_graphs import WHOLE_STEP_GRAPH, captures_whole_step
+from .settings import GATED_DELTA_NET_NAMES, MegatronSettings
 
 
 def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
     refusal_reasons = {}
     for argument in settings.changed_fields():
-        for refusal_reason, arguments in NOT_MODELLED.items():
-            if argument in arguments and getattr(settings, argument) not in WITHOUT_EFFECT.get(argument, ()):
+        for refusal_reason, arguments in UNMODELLED_FIELDS_BY_REASON.items():
+            if argument in arguments and getattr(settings, argument) not in VALUES_WITHOUT_EFFECT.get(argument, ()):
                 refusal_reasons[flag_of(argument)] = refusal_reason
     if settings.overlap_moe_expert_parallel_comm and settings.pp > 1:
         refusal_reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
@@ -30,8 +30,8 @@ def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
         refusal_reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
     is_local = settings.enable_cuda_graph or settings.cuda_graph_impl == "local"
     graph_modules = settings.cuda_graph_modules or settings.cuda_graph_scope or ()
-    if captures_step("local" if is_local else settings.cuda_graph_impl, graph_modules):
-        refusal_reasons["--enable-cuda-graph" if settings.enable_cuda_graph else "--cuda-graph-impl"] = WHOLE_STEP
+    if captures_whole_step("local" if is_local else settings.cuda_graph_impl, graph_modules):
+        refusal_reasons["--enable-cuda-graph" if settings.enable_cuda_graph else "--cuda-graph-impl"] = WHOLE_STEP_GRAPH
     refusal_reasons |= _unsupported_fp8(settings)
     if settings.use_megatron_fsdp:
         refusal_reasons |= _unsupported_sharding(settings)
@@ -39,7 +39,9 @@ def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
         if not settings.has_latent_attention:
             refusal_reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
         refusal_reasons |= {
-            flag_of(argument): "another indexer" for argument in OTHER_INDEXERS if argument in settings.changed_fields()
+            flag_of(argument): "another indexer"
+            for argument in UNMODELLED_INDEXER_FIELDS
+            if argument in settings.changed_fields()
         }
         if settings.recompute_mode == "selective":
             refusal_reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
@@ -54,7 +56,7 @@ def _unsupported_sharding(settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for arguments that are not modelled together with Megatron-FSDP."""
     refusal_reasons = {
         field_name: refusal_reason
-        for field_name, (modelled_values, refusal_reason) in MODELLED_WITH_FSDP.items()
+        for field_name, (modelled_values, refusal_reason) in MODELLED_VALUES_WITH_FSDP.items()
         if getattr(settings, field_name) not in modelled_values
     }
     if settings.megatron_fsdp_grad_comm_dtype not in (
@@ -108,14 +110,14 @@ def gpu_generation(gpu: str) -> str:
     return next(
         (
             generation
-            for generation, gpu_models in GENERATIONS.items()
+            for generation, gpu_models in GPU_NAMES_BY_GENERATION.items()
             if any(gpu_model in gpu.upper() for gpu_model in gpu_models)
         ),
         "",
     )
 
 
-GENERATIONS = {
+GPU_NAMES_BY_GENERATION = {
     "ampere": ("A100", "A800"),
     "hopper": ("H100", "H200", "H800", "H20"),
     "blackwell": ("B100", "B200", "B300"),
@@ -123,7 +125,7 @@ GENERATIONS = {
 """NVIDIA's generation → parts of the names of its GPUs for data centres."""
 
 
-NOT_MODELLED: dict[str, tuple[str, ...]] = {
+UNMODELLED_FIELDS_BY_REASON: dict[str, tuple[str, ...]] = {
     "sharded weights": ("use_torch_fsdp2", "init_model_with_meta_device"),
     "weights divided again": ("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"),
     "8-bit or 4-bit products": (
@@ -203,9 +205,9 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "networks in chunks of tokens": ("mlp_chunks_for_training",),
     "a trace of routing": ("moe_routing_trace_path", "moe_enable_routing_replay"),
 }
-"""What changes memory in ways that nothing here follows → the fields that ask for it."""
+"""Feature whose memory is not modelled → the fields that switch it on."""
 
-MODELLED_WITH_FSDP: dict[str, tuple[tuple[Any, ...], str]] = {
+MODELLED_VALUES_WITH_FSDP: dict[str, tuple[tuple[Any, ...], str]] = {
     "data_parallel_sharding_strategy": (("optim_grads_params",), "another strategy than optim_grads_params"),
     "megatron_fsdp_version": ((1,), "another version than 1"),
     "megatron_fsdp_main_params_dtype": (("fp32",), "main weights in another format than fp32"),
@@ -223,7 +225,7 @@ MODELLED_WITH_FSDP: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """Field → the values that are modelled beside weights that Megatron-FSDP divides, and what another value asks for."""
 
-OTHER_INDEXERS = (
+UNMODELLED_INDEXER_FIELDS = (
     "dsa_indexer_topk_freq",
     "dsa_indexer_use_sparse_loss",
     "dsa_indexer_k_norm_fp32",
@@ -231,12 +233,12 @@ OTHER_INDEXERS = (
     "no_dsa_indexer_scoring_relu",
     "no_dsa_indexer_rotate_activation",
 )
-"""Fields that change what an indexer holds, in ways that nothing here follows."""
+"""Fields that change an indexer's tensors and are not modelled."""
 
-WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "experimental_attention_variant": (*GATED_DELTA_NET, "dsa"),
+VALUES_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "experimental_attention_variant": (*GATED_DELTA_NET_NAMES, "dsa"),
     "mlp_chunks_for_training": (0, 1),
     "optimizer": ("adam", "sgd", "muon", "dist_muon"),
     "transformer_impl": ("transformer_engine", "local"),
 }
-"""Field → values that change nothing."""
+"""Field → values with which it changes no memory."""

@@ -14,25 +14,25 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, short_repr, suggest
-from ..launch.command_line import overrides_of, plain_value
-from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, flag_value, integer_of, reader_of
+from ..launch.command_line import hydra_overrides_of, plain_value
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_boolean, read_integer, reader_of
+from ..launch.python_source import CALLED_NAME_KEY, Config, Configurations, UnknownValue, parse_python
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
-    BRIDGE_FUSED,
-    COUNTED_ENDS,
-    STAGE_ENDS,
+    BRIDGE_FUSED_MODEL_TYPES,
+    END_STAGE_ARGUMENTS,
+    PIPELINE_SPLIT_ARGUMENTS,
     MegatronRun,
     bridge_adapter_settings,
+    cross_entropy_setting,
     host_optimizer_settings,
-    loss_of,
     megatron_run,
     smallest_device_count,
 )
 
-PACKAGE = "megatron.bridge.recipes"
+RECIPES_PACKAGE = "megatron.bridge.recipes"
 
-COMMON: dict[str, Config] = {
+COMMON_CONFIGS: dict[str, Config] = {
     "_pretrain_common": {
         "train.global_batch_size": 32,
         "train.micro_batch_size": 2,
@@ -48,20 +48,20 @@ COMMON: dict[str, Config] = {
         "dataset.seq_length": 2048,
     },
     "_peft_common": {
-        f"peft.{CALLED}": "LoRA",
+        f"peft.{CALLED_NAME_KEY}": "LoRA",
         "train.global_batch_size": 128,
         "train.micro_batch_size": 1,
         "mixed_precision": "bf16_mixed",
         "dataset.seq_length": 2048,
     },
 }
-VISION: Config = {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096}
+VISION_CHANGES: Config = {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096}
 """What common.py's functions for models of images change."""
 
-COMMON |= {f"{name}_vlm": COMMON[name] | VISION for name in ("_sft_common", "_peft_common")}
+COMMON_CONFIGS |= {f"{name}_vlm": COMMON_CONFIGS[name] | VISION_CHANGES for name in ("_sft_common", "_peft_common")}
 """Functions of common.py → the values that they set and that matter."""
 
-OFF: dict[str, tuple[Any, ...]] = {
+MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "ddp.use_megatron_fsdp": (False, None),
     "model.fine_grained_activation_offloading": (False, None),
     "model.cpu_offloading": (False, None),
@@ -76,11 +76,11 @@ STAGE_LAYOUT = "model.pipeline_model_parallel_layout"
 NARROW_PRECISION = ("fp8", "fp4", "fp16", "fp32", "autocast_enabled")
 """Fields of a mixed precision with which products or weights are not in bf16."""
 
-CURRENT_SCALES = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
+CURRENT_SCALING = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
 FP8_RECIPES: dict[str, dict[str, Any]] = {
-    "bf16_with_fp8_current_scaling_mixed": {**CURRENT_SCALES, "first_last_layers_bf16": True},
+    "bf16_with_fp8_current_scaling_mixed": {**CURRENT_SCALING, "first_last_layers_bf16": True},
     "nemotron_h_bf16_with_fp8_current_scaling_mixed": {
-        **CURRENT_SCALES,
+        **CURRENT_SCALING,
         "first_last_layers_bf16": True,
         "num_layers_at_start_in_bf16": 2,
         "num_layers_at_end_in_bf16": 2,
@@ -98,10 +98,10 @@ FP8_RECIPES: dict[str, dict[str, Any]] = {
 Source: training/mixed_precision.py.
 """
 
-OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "comm_overlap.tp_comm_overlap")
+OVERLAP_KEYS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "comm_overlap.tp_comm_overlap")
 """Keys that send messages beside products; none of them changes memory."""
 
-PEFT_OFF: dict[str, tuple[Any, ...]] = {
+MODELLED_PEFT_VALUES: dict[str, tuple[Any, ...]] = {
     "share_expert_adapters": (True,),
     "normalize_moe_lora": (False,),
     "shared_outer": (False,),
@@ -112,14 +112,17 @@ PEFT_OFF: dict[str, tuple[Any, ...]] = {
 }
 """Fields of LoRA of which only these values, the defaults, are modelled."""
 
-PEFT_IGNORED = ("alpha", "lora_A_init_method", "lora_B_init_method", CALLED, "0")
+PEFT_IGNORED = ("alpha", "lora_A_init_method", "lora_B_init_method", CALLED_NAME_KEY, "0")
 
-HALF = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.uint8": "uint8"}
+FORMAT_BY_DTYPE = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.uint8": "uint8"}
 
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file contains or imports recipes of Megatron-Bridge."""
-    return re.search(rf"^[ \t]*from {re.escape(PACKAGE)}|^from megatron\.bridge ", file_text, re.MULTILINE) is not None
+    return (
+        re.search(rf"^[ \t]*from {re.escape(RECIPES_PACKAGE)}|^from megatron\.bridge ", file_text, re.MULTILINE)
+        is not None
+    )
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -164,13 +167,13 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             raise reader.argument_error(
                 recipe_names[0] if recipe_names else "recipes", "nested too deeply; expected a recipe"
             ) from None
-        config |= {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
+        config |= {key: plain_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()}
         return _read_configuration(reader, config, recipe_name)
 
 
 def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_name: str | None) -> tuple[Config, str]:
     """Returns a recipe's configuration and name, also if imported from another file."""
-    configurations = Configurations(syntax_tree, COMMON)
+    configurations = Configurations(syntax_tree, COMMON_CONFIGS)
     recipe_names = [function_name for function_name in configurations.functions if not function_name.startswith("_")]
     recipes_by_alias = _imported_recipes(syntax_tree)
     known_recipes = [*recipe_names, *recipes_by_alias]
@@ -202,7 +205,7 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
             f"is {imported_name[:80]} of {recipe_file[:80]}, which is not beside this file; expected --launch "
             f"'{recipe_file[:80]} {imported_name[:80]}'",
         ) from None
-    imported_configurations = Configurations(parse_python(file_text, file_path), COMMON)
+    imported_configurations = Configurations(parse_python(file_text, file_path), COMMON_CONFIGS)
     if imported_name not in imported_configurations.functions:
         raise reader.argument_error(imported_name[:80], f"is no recipe of {file_path[:80]}")
     return _with_flex_dispatcher(imported_configurations, imported_name), imported_name
@@ -234,7 +237,11 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
     """
     recipes_by_alias: dict[str, tuple[str, str]] = {}
     for statement in syntax_tree.body:
-        if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.startswith(f"{PACKAGE}."):
+        if (
+            isinstance(statement, ast.ImportFrom)
+            and statement.module
+            and statement.module.startswith(f"{RECIPES_PACKAGE}.")
+        ):
             package_names = statement.module.split(".")
             if package_names[-1] in ("common",) or "utils" in package_names:
                 continue
@@ -257,18 +264,18 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     def config_size(config_key: str, default_size: int) -> int:
         if config.get(config_key) is None:
             reader.assumed_defaults[config_key] = default_size
-        return integer_of(
+        return read_integer(
             reader, config_key, default_size if config_value(config_key) is None else config_value(config_key)
         )
 
     def optional_config_size(key: str) -> int | None:
-        return None if config_value(key) is None else integer_of(reader, key, config_value(key))
+        return None if config_value(key) is None else read_integer(reader, key, config_value(key))
 
     peft_fields = _adapter_settings(reader, config)
     has_one_stage = config.get("model.pipeline_model_parallel_size") in (None, 1)
     if has_one_stage and isinstance(config.get(STAGE_LAYOUT), UnknownValue):  # a function of stages: all layers in one
         config = {**config, STAGE_LAYOUT: None}
-    reader.refuse_other_values(config, OFF, suffix=" for a model that is named")
+    reader.refuse_other_values(config, MODELLED_VALUES, suffix=" for a model that is named")
     if config.get("model.freeze_language_model") not in (False, None):  # gradients of the projector pass all layers
         reader.refuse(
             "model.freeze_language_model",
@@ -297,12 +304,12 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         etp=optional_config_size("model.expert_tensor_parallel_size"),
         vpp=optional_config_size("model.virtual_pipeline_model_parallel_size") or 1,
         end_stage_layers=(
-            optional_config_size(f"model.{STAGE_ENDS[0]}"),
-            optional_config_size(f"model.{STAGE_ENDS[1]}"),
+            optional_config_size(f"model.{END_STAGE_ARGUMENTS[0]}"),
+            optional_config_size(f"model.{END_STAGE_ARGUMENTS[1]}"),
         ),
         ends_counted_as_layers=(
-            config_value(f"model.{COUNTED_ENDS[0]}") is True,
-            config_value(f"model.{COUNTED_ENDS[1]}") is True,
+            config_value(f"model.{PIPELINE_SPLIT_ARGUMENTS[0]}") is True,
+            config_value(f"model.{PIPELINE_SPLIT_ARGUMENTS[1]}") is True,
         ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
@@ -315,14 +322,14 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         recompute_method=config_value("model.recompute_method"),
         recompute_num_layers=config_value("model.recompute_num_layers"),
         recompute_modules=config_value("model.recompute_modules"),
-        cross_entropy=loss_of(
+        cross_entropy=cross_entropy_setting(
             reader,
             config_value("model.cross_entropy_loss_fusion", True) is True,
             config_value("model.cross_entropy_fusion_impl", "native"),
         ),
-        fuses_activation=BRIDGE_FUSED
+        fuses_activation=BRIDGE_FUSED_MODEL_TYPES
         if bias_activation_fusion is None
-        else flag_value(reader, "model.bias_activation_fusion", bias_activation_fusion),
+        else read_boolean(reader, "model.bias_activation_fusion", bias_activation_fusion),
         fp8_arguments=fp8_arguments,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
         dispatcher=config_value("model.moe_token_dispatcher_type"),
@@ -348,7 +355,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     reader.ignored_arguments += [
         key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")
     ]
-    reader.ignored_arguments += [key for key in OVERLAPS if config.get(key) is True]
+    reader.ignored_arguments += [key for key in OVERLAP_KEYS if config.get(key) is True]
     return reader.create_launch(
         "megatron", launched_run, model_name="" if model_name is None else str(model_name)[:200]
     )
@@ -359,7 +366,7 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
     Source: training/mixed_precision.py, `MixedPrecisionConfig`, `bf16_mixed` and `get_mixed_precision_config`.
     """
-    precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
+    precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED_NAME_KEY}"))
     if precision == "get_mixed_precision_config":
         precision = str(config.get("mixed_precision.0")).replace("-", "_")
     precision_fields = {
@@ -367,7 +374,9 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     }
     if isinstance(precision, str) and precision in FP8_RECIPES:
         changed_fields = [
-            f"mixed_precision.{field_name}" for field_name in precision_fields if field_name not in (CALLED, "0")
+            f"mixed_precision.{field_name}"
+            for field_name in precision_fields
+            if field_name not in (CALLED_NAME_KEY, "0")
         ]
         for name in changed_fields:
             reader.refuse(name, f"not modelled beside {precision}")
@@ -391,7 +400,7 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
 def _length_key(reader: LaunchReader, config: Config) -> str:
     """Returns the key of the sequence length: a key typed as an override, else the model's, else the dataset's."""
-    typed_overrides = overrides_of(reader.source.arguments)
+    typed_overrides = hydra_overrides_of(reader.source.arguments)
     present_keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
     return next(
         (key for key in present_keys if key in typed_overrides), present_keys[0] if present_keys else "model.seq_length"
@@ -407,7 +416,7 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the settings of low-rank adapters (`peft`); none for full training."""
     peft_fields = {key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("peft.")}
     peft_scheme = peft_fields.get("0", config.get("peft", "lora"))
-    peft_class = peft_fields.get(CALLED)
+    peft_class = peft_fields.get(CALLED_NAME_KEY)
     if not peft_fields or peft_scheme in (None, "none") or ("peft" in config and config["peft"] is None):
         return {}
     if peft_class not in ("LoRA", "default_peft_config") or (peft_class != "LoRA" and peft_scheme != "lora"):
@@ -416,9 +425,9 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
             f"{short_repr(str(peft_class if peft_scheme == 'lora' else peft_scheme))[:60]} is not modelled; LoRA is",
         )
     for field_name, field_value in peft_fields.items():
-        if field_name in PEFT_OFF and field_value not in PEFT_OFF[field_name]:
+        if field_name in MODELLED_PEFT_VALUES and field_value not in MODELLED_PEFT_VALUES[field_name]:
             reader.refuse(f"peft.{field_name}", f"{short_repr(str(field_value))[:60]} is not modelled")
-        elif field_name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
+        elif field_name not in (*MODELLED_PEFT_VALUES, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
             reader.refuse(f"peft.{field_name}", "no field of LoRA that is known")
     return bridge_adapter_settings(
         reader, "peft", peft_fields.get("dim", 32), peft_fields.get("target_modules"), peft_fields.get("dropout")
@@ -438,4 +447,4 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
 
 def _number_format(dtype_value: Any) -> str:
-    return HALF.get(dtype_value.text, "fp32") if isinstance(dtype_value, UnknownValue) else "fp32"
+    return FORMAT_BY_DTYPE.get(dtype_value.text, "fp32") if isinstance(dtype_value, UnknownValue) else "fp32"

@@ -17,16 +17,20 @@ from ...components.norm import Norm
 from ...model import ModelSpec
 from ..argument_names import argument_names
 from ..deepspeed.config_file import is_deepspeed
-from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reader_of
+from ..launch.command_line import parse_arguments
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from ..launch.unresolved import is_unresolved, is_unset_variable
-from ..megatron.launch_file import SIGNS as SIZES
-from ..megatron.launch_file import read_megatron
+from ..megatron.launch_file import MEGATRON_SIGNS, read_megatron
 
-SIGNS = ("--deepspeed", "--deepspeed_config", "--deepspeed-activation-checkpointing", "--no-pipeline-parallel")
+IDENTIFYING_FLAGS = (
+    "--deepspeed",
+    "--deepspeed_config",
+    "--deepspeed-activation-checkpointing",
+    "--no-pipeline-parallel",
+)
 """Arguments that Megatron-LM does not have."""
 
-RENAMED = {
+FLAG_BY_OTHER_NAME = {
     "--num-key-value-heads": "--num-query-groups",
     "--layernorm-epsilon": "--norm-epsilon",
     "--rotary-position-embeddings-theta": "--rotary-base",
@@ -39,9 +43,9 @@ RENAMED = {
 }
 """Its name of an argument → Megatron-LM's."""
 
-IGNORED = argument_names(__file__, "ignored")
+ARGUMENTS_IGNORED = argument_names(__file__, "ignored")
 
-REFUSED = {
+REFUSED_ARGUMENTS = {
     "ds-sequence-parallel-fpdt": "attention over chunks of a sequence on the host (FPDT) is not modelled",
     "ds-sequence-parallel-fpdt-offloading": "attention over chunks of a sequence on the host (FPDT) is not modelled",
     "ds-sequence-parallel-fpdt-chunk-size": "attention over chunks of a sequence on the host (FPDT) is not modelled",
@@ -58,7 +62,7 @@ REFUSED = {
 EMBEDDING_NORM = "--embed-layernorm"
 """bigscience's argument for a LayerNorm of the embedding's output, as in BLOOM."""
 
-ESTIMATE = (
+ESTIMATE_NOTE = (
     "Megatron-DeepSpeed is counted with Megatron-LM's kernels and buffers, and ZeRO-1 as its distributed optimizer: an "
     "estimate"
 )
@@ -70,18 +74,18 @@ def starts_program(command_line: CommandLine) -> bool:
     is_pretraining = command_line.program.startswith(("pretrain_", "finetune_")) and command_line.program.endswith(
         ".py"
     )
-    has_model_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command_line.words))
+    has_model_sizes = bool(flags & MEGATRON_SIGNS) or any(map(is_unset_variable, command_line.words))
     return (
         is_pretraining
         and has_model_sizes
-        and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
+        and bool(flags & {*IDENTIFYING_FLAGS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
     )
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        arguments = arguments_of(command_line.words, source_file.name_in_errors)
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         megatron_table = megatron_arguments(reader, arguments)
         reader.check_unknown()
         launched_run = read_megatron(megatron_table, source_file)
@@ -103,13 +107,13 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
     megatron_table: dict[str, Any] = {}
     for flag_name, argument_value in arguments.items():
         argument_name = flag_name.lstrip("-")
-        if argument_name in REFUSED and argument_value not in ("1", ["1"], False):
-            reader.refuse(flag_name, REFUSED[argument_name])
-        elif argument_name in IGNORED:
+        if argument_name in REFUSED_ARGUMENTS and argument_value not in ("1", ["1"], False):
+            reader.refuse(flag_name, REFUSED_ARGUMENTS[argument_name])
+        elif argument_name in ARGUMENTS_IGNORED:
             reader.ignored_arguments.append(flag_name)
-        elif argument_name not in REFUSED and flag_name != EMBEDDING_NORM:
-            megatron_table[RENAMED.get(flag_name, flag_name)] = argument_value
-    uses_deepspeed = bool(set(arguments) & set(SIGNS))
+        elif argument_name not in REFUSED_ARGUMENTS and flag_name != EMBEDDING_NORM:
+            megatron_table[FLAG_BY_OTHER_NAME.get(flag_name, flag_name)] = argument_value
+    uses_deepspeed = bool(set(arguments) & set(IDENTIFYING_FLAGS))
     if "--checkpoint-activations" in arguments or "--activations-checkpoint-method" in arguments:
         checkpoint_method = arguments.get("--activations-checkpoint-method", "uniform")
         layer_count = arguments.get(
@@ -137,27 +141,27 @@ def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> di
     if "--rampup-batch-size" in arguments:
         reader.notes.append("--rampup-batch-size: the batch after it, --global-batch-size, is counted")
     if "--ds-sequence-parallel-size" in arguments:
-        sequence_ranks = integer_of(reader, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
+        sequence_ranks = read_integer(reader, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
         if sequence_ranks > 1:
             megatron_table |= {"--context-parallel-size": str(sequence_ranks), "--cp-comm-type": "a2a"}
     if uses_deepspeed:
         _set_zero_stage(reader, arguments, megatron_table)
-        reader.notes.append(ESTIMATE)
+        reader.notes.append(ESTIMATE_NOTE)
     if "--tokenizer-type" in megatron_table and str(megatron_table["--tokenizer-type"]) == "PretrainedFromHF":
         _set_vocabulary(reader, arguments, megatron_table)
     return megatron_table
 
 
-POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
+POSITION_EMBEDDINGS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
 """bigscience's name of a position embedding → Megatron-LM's. ALiBi has no weights."""
 
 
 def _set_position_embedding(reader: LaunchReader, megatron_table: dict[str, Any]) -> None:
     """Sets Megatron-LM's argument of the position embedding. ALiBi's biases are added to the scores by `baddbmm`."""
     embedding_type = str(megatron_table.get("--position-embedding-type"))
-    if embedding_type not in POSITIONS:
+    if embedding_type not in POSITION_EMBEDDINGS:
         return
-    megatron_table["--position-embedding-type"] = POSITIONS[embedding_type]
+    megatron_table["--position-embedding-type"] = POSITION_EMBEDDINGS[embedding_type]
     if embedding_type == "alibi":
         reader.notes.append(
             "--position-embedding-type alibi: each layer's biases, one row of keys per head and sequence, are left out"
@@ -194,9 +198,9 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
         if isinstance(zero_table, Mapping):
             zero_stage = zero_table.get("stage", 0)
             if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
-                reader.refuse("zero_optimization.offload_optimizer", REFUSED["cpu-optimizer"])
+                reader.refuse("zero_optimization.offload_optimizer", REFUSED_ARGUMENTS["cpu-optimizer"])
     stage_text = str(0 if zero_stage is None else zero_stage).removesuffix(".0")  # `type=float` in its parser
-    stage_number = integer_of(reader, "--zero-stage", stage_text, minimum=0)
+    stage_number = read_integer(reader, "--zero-stage", stage_text, minimum=0)
     if stage_number > 1:
         reader.refuse("--zero-stage", f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are")
     if stage_number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
@@ -206,7 +210,7 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
         megatron_table["--use-distributed-optimizer"] = True
 
 
-VOCABULARIES = {
+SIZE_BY_TOKENIZER = {
     "bigscience/tokenizer": 250680,
     "teven/test_150k_vocab_tokenizer": 150000,
     "gpt2": 50257,
@@ -222,7 +226,7 @@ def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron
     megatron_table["--tokenizer-type"] = "NullTokenizer"
     if "--vocab-size" in arguments or "--padded-vocab-size" in arguments:
         return
-    tokenizer_size = VOCABULARIES.get(tokenizer_name)
+    tokenizer_size = SIZE_BY_TOKENIZER.get(tokenizer_name)
     if tokenizer_size is None and "--pad-vocab-size-to" in arguments:
         tokenizer_size = 1  # the program refuses a tokenizer with more words than that
     if tokenizer_size is None:
@@ -230,6 +234,6 @@ def _set_vocabulary(reader: LaunchReader, arguments: Mapping[str, Any], megatron
             "--tokenizer-name-or-path",
             f"the size of {tokenizer_name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
         )
-    size_multiple = integer_of(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
+    size_multiple = read_integer(reader, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", tokenizer_size))
     megatron_table["--vocab-size"] = str(max(tokenizer_size, size_multiple))
     reader.notes.append(f"{tokenizer_name[:80]}: {max(tokenizer_size, size_multiple):,} tokens")

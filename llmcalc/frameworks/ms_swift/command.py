@@ -12,16 +12,25 @@ from typing import Any
 from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
-from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.grpo import grpo_length, with_log_probabilities
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
-from .megatron_command import READ as MEGATRON_READ
+from ..launch.launch_types import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    read_integer,
+    reader_of,
+    record_unknown_keys,
+)
+from ..launch.trainer import IGNORED_TRAINER_ARGUMENTS, launch_as_trainer
+from .megatron_command import ARGUMENTS_READ as MEGATRON_READ
 from .megatron_command import plain_tuner_type, run_of_megatron
 from .rlhf import (
     GRPO_BETA,
-    PAIRS,
+    LOSS_BY_RLHF_TYPE,
     known_argument_names,
     megatron_rollout_of,
     preference_sequence_count,
@@ -30,7 +39,7 @@ from .rlhf import (
 )
 from .tasks import sequences_per_sample, task_arguments
 
-READ = field_names("""
+ARGUMENTS_READ = field_names("""
     model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
@@ -38,7 +47,7 @@ READ = field_names("""
     use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm enable_dft_loss
     """)
 
-PASSED_ON = (
+FORWARDED_ARGUMENTS = (
     "neftune_noise_alpha",
     "gradient_checkpointing_kwargs",
     "liger_kernel_config",
@@ -48,7 +57,7 @@ PASSED_ON = (
 )
 """Arguments of the Trainer that ms-swift hands on to it."""
 
-IGNORED = field_names("""
+ARGUMENTS_IGNORED = field_names("""
     dataset val_dataset cached_dataset split_dataset_ratio dataset_shuffle streaming interleave_prob
     stopping_strategy shuffle_buffer_size columns strict model_name model_author custom_dataset_info
     dataset_num_proc download_mode load_from_cache_file disable_auto_column_mapping system template
@@ -66,12 +75,12 @@ IGNORED = field_names("""
     """)
 """Arguments that do not change the memory of a training step of a language model."""
 
-OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
+STAGE_BY_OFFLOAD_CONFIG = {"zero2_offload": 2, "zero3_offload": 3}
 
 
 def deepspeed_config(config_name: str) -> dict[str, Any] | None:
     """Returns the DeepSpeed config shipped with ms-swift under a name such as `zero3`; None for another name."""
-    zero_stage = OFFLOADED.get(config_name)
+    zero_stage = STAGE_BY_OFFLOAD_CONFIG.get(config_name)
     offload_device = "none" if zero_stage is None else "cpu"
     if zero_stage is None:
         if config_name not in ("zero0", "zero1", "zero2", "zero3"):
@@ -101,16 +110,16 @@ def starts_program(command_line: CommandLine) -> bool:
     return command_line.program.split()[0] in ("swift", "megatron") or command_line.program.startswith("swift.cli")
 
 
-MEGATRON_RLHF = ("dpo", "kto", "rm", "grpo")
+MEGATRON_RLHF_TYPES = ("dpo", "kto", "rm", "grpo")
 """Values of `megatron rlhf --rlhf_type` that are read."""
 
-TRAINING = ("sft", "pt", "main", "rlhf")
+TRAINING_SUBCOMMANDS = ("sft", "pt", "main", "rlhf")
 """Subcommands that train."""
 
 
 def trains(command_line: CommandLine) -> bool:
     """Whether a command of ms-swift trains, instead of preparing data, serving or converting weights."""
-    return command_line.program.split()[-1].rpartition(".")[2] in TRAINING
+    return command_line.program.split()[-1].rpartition(".")[2] in TRAINING_SUBCOMMANDS
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
@@ -120,21 +129,24 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if model_flag == "megatron" or "megatron" in command_line.program:
             return _read_megatron_command(reader, command_line, swift_verb)
         swift_verb = swift_verb or command_line.program.rpartition(".")[2]
-        if swift_verb not in TRAINING:
+        if swift_verb not in TRAINING_SUBCOMMANDS:
             raise reader.argument_error(
                 f"line {command_line.line}: swift {swift_verb}", "is no training; expected swift sft or swift pt"
             )
-        config = plain_arguments(arguments_of(command_line.words, source_file.name_in_errors), reader, READ - {"model"})
+        config = plain_arguments(
+            parse_arguments(command_line.words, source_file.name_in_errors), reader, ARGUMENTS_READ - {"model"}
+        )
         rlhf_type = str(config.get("rlhf_type", "dpo")) if swift_verb == "rlhf" else ""
-        if rlhf_type not in ("", "grpo", "gkd", *PAIRS):
+        if rlhf_type not in ("", "grpo", "gkd", *LOSS_BY_RLHF_TYPE):
             raise reader.argument_error(
                 f"line {command_line.line}: swift rlhf --rlhf_type",
-                f"{short_repr(rlhf_type)}: its critic is not modelled; expected grpo, gkd, {', '.join(PAIRS)}, or "
+                f"{short_repr(rlhf_type)}: its critic is not modelled; expected grpo, gkd, "
+                f"{', '.join(LOSS_BY_RLHF_TYPE)}, or "
                 "swift sft or pt",
             )
-        arguments = arguments_of(command_line.words, source_file.name_in_errors)
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
-        model_id = model_name(arguments.get(model_flag))
+        model_id = marked_model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
         if config.get("task_type") == "generative_reranker":
             return _with_two_token_head(launched_run)
@@ -142,7 +154,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             return _with_chunked_loss(reader, config, launched_run)
         if rlhf_type == "gkd":
             return with_teacher(reader, {**config, "model": model_id}, launched_run)
-        if rlhf_type in PAIRS and launched_run.settings.get("cross_entropy") == "chunked":
+        if rlhf_type in LOSS_BY_RLHF_TYPE and launched_run.settings.get("cross_entropy") == "chunked":
             # `concatenated_forward` takes the labels away
             loss_note = "the chunked cross-entropy is of labels alone: this loss is counted with all logits"
             settings = {**launched_run.settings, "cross_entropy": "eager"}
@@ -154,7 +166,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         return replace(launched_run, rollout=rollout_of(reader, config, launched_run))
 
 
-CHUNKED_LOSS = {"cross_entropy": "flash-in-place", "logits_dtype": "fp32"}
+CHUNKED_LOSS_SETTINGS = {"cross_entropy": "flash-in-place", "logits_dtype": "fp32"}
 """The settings of the loss in chunks: accelerate copies logits to fp32, and the gradient replaces them."""
 
 
@@ -173,7 +185,7 @@ def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch
     if not (chunk_tokens and is_sequence_divided and has_logits):
         return launched_run
     second_loss = SecondLoss("swift/sequence_parallel/utils.py", 0, "chunk of the loss", chunk_tokens, 8)
-    return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen_model=second_loss)
+    return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS_SETTINGS}, frozen_model=second_loss)
 
 
 def _with_two_token_head(launched_run: Launch) -> Launch:
@@ -197,18 +209,21 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
         raise reader.argument_error(
             f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt"
         )
-    arguments = arguments_of(command_line.words, reader.name_in_errors)
+    arguments = parse_arguments(command_line.words, reader.name_in_errors)
     config = plain_arguments(arguments, reader, MEGATRON_READ - {"model"})
     rlhf_type = str(config.get("rlhf_type")) if swift_verb == "rlhf" else ""
-    if rlhf_type not in ("", *MEGATRON_RLHF):
+    if rlhf_type not in ("", *MEGATRON_RLHF_TYPES):
         raise reader.argument_error(
             f"line {command_line.line}: megatron rlhf --rlhf_type",
-            f"{short_repr(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF)}, or megatron "
+            f"{short_repr(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF_TYPES)}, or "
+            "megatron "
             "sft",
         )
     handled_arguments = task_arguments(reader, config, rlhf_type)
-    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(handled_arguments), rlhf_type)
-    model_id = model_name(arguments.get("--model"))
+    parallel_run = run_of_megatron(
+        reader, config, ARGUMENTS_IGNORED | IGNORED_TRAINER_ARGUMENTS | set(handled_arguments), rlhf_type
+    )
+    model_id = marked_model_name(arguments.get("--model"))
     if config.get("task_type") == "generative_reranker":
         reader.notes.append("--task_type generative_reranker: Megatron-SWIFT has logits of all words, ms-swift of two")
     launched_run = reader.create_launch("megatron", parallel_run, model_name=model_id)
@@ -271,7 +286,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
 
 def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, swift_verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
-    handled_names = (*READ, *IGNORED, *TRAINER_IGNORED)
+    handled_names = (*ARGUMENTS_READ, *ARGUMENTS_IGNORED, *IGNORED_TRAINER_ARGUMENTS)
     handled_names = (
         *handled_names,
         *known_argument_names(reader, swift_config, rlhf_type),
@@ -280,9 +295,10 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     reader.ignored_arguments += [
         argument_name
         for argument_name in swift_config
-        if argument_name in IGNORED or (argument_name in TRAINER_IGNORED and argument_name not in READ)
+        if argument_name in ARGUMENTS_IGNORED
+        or (argument_name in IGNORED_TRAINER_ARGUMENTS and argument_name not in ARGUMENTS_READ)
     ]
-    unknown_keys(reader, swift_config, handled_names, "", "no argument that is known")
+    record_unknown_keys(reader, swift_config, handled_names, "", "no argument that is known")
     tuner_type = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
     if tuner_type is None:
         tuner_type = reader.value(swift_config, "tuner_type", "full" if swift_verb == "pt" else "lora")
@@ -302,7 +318,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         "attn_implementation": swift_config.get("attn_impl"),  # open: sdpa, or eager for a model without it
     }
     trainer_table["per_device_train_batch_size"] *= sequences_per_sample(reader, swift_config, rlhf_type)
-    trainer_table |= {argument_name: swift_config.get(argument_name) for argument_name in PASSED_ON}
+    trainer_table |= {argument_name: swift_config.get(argument_name) for argument_name in FORWARDED_ARGUMENTS}
     trainer_table["bf16"] = trainer_table["torch_dtype"] == "bfloat16"
     trainer_table["fp16"] = not trainer_table["bf16"]
     if trainer_table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):
@@ -313,7 +329,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     # swift/sequence_parallel/*.py, Ulysses: each rank has a part of the tokens, and of their logits
     sequence_ranks = reader.sequence_ranks(swift_config, "sequence_parallel_size", world_size, "--")
     if sequence_length is not None:
-        trainer_table["max_length"] = -(-integer_of(reader, "max_length", sequence_length) // sequence_ranks)
+        trainer_table["max_length"] = -(-read_integer(reader, "max_length", sequence_length) // sequence_ranks)
     elif sequence_ranks > 1:
         raise reader.argument_error(
             "--max_length", "missing; --sequence_parallel_size divides its tokens; expected a number"
@@ -330,7 +346,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         trainer_table["load_in_8bit" if quantization_bits == 8 else "load_in_4bit"] = True
         if quantization_bits == 4:
             trainer_table["use_bnb_nested_quant"] = reader.flag(swift_config, "bnb_4bit_use_double_quant", True)
-    if rlhf_type in PAIRS:
+    if rlhf_type in LOSS_BY_RLHF_TYPE:
         reader.value(swift_config, "rlhf_type", rlhf_type)
         trainer_table["per_device_train_batch_size"] = preference_sequence_count(
             reader, rlhf_type, swift_config, batch, tuner_type == "lora"

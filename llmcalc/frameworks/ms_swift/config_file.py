@@ -11,22 +11,22 @@ from dataclasses import replace
 from typing import Any
 
 from ..launch.command_line import CONFIG_ENDINGS
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of
-from ..launch.trainer import TRAINER_IGNORED
-from .command import IGNORED, READ
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, Table, read_integer
+from ..launch.trainer import IGNORED_TRAINER_ARGUMENTS
+from .command import ARGUMENTS_IGNORED, ARGUMENTS_READ
 from .command import read_command as read_arguments
-from .megatron_command import READ as MEGATRON_READ
+from .megatron_command import ARGUMENTS_READ as MEGATRON_READ
 
-TYPES = ("tuner_type", "train_type", "sft_type", "rlhf_type")
+TYPE_ARGUMENTS = ("tuner_type", "train_type", "sft_type", "rlhf_type")
 """Arguments by which a file of ms-swift is known."""
 
-MEGATRON_ARGUMENTS = MEGATRON_READ - READ - IGNORED - TRAINER_IGNORED
+MEGATRON_ARGUMENTS = MEGATRON_READ - ARGUMENTS_READ - ARGUMENTS_IGNORED - IGNORED_TRAINER_ARGUMENTS
 """Arguments of Megatron-SWIFT's commands alone."""
 
 
 def is_ms_swift(config: Table) -> bool:
     """Whether a table has the arguments of a command of ms-swift."""
-    return any(argument_name in config for argument_name in TYPES)
+    return any(argument_name in config for argument_name in TYPE_ARGUMENTS)
 
 
 def read_ms_swift(config: Table, source_file: LaunchSource) -> Launch:
@@ -71,7 +71,7 @@ def _read_command_with_file(config: Table, command_line: CommandLine, source_fil
     ]
     world_size = source_file.world_size
     if world_size is None and env_texts.get("NPROC_PER_NODE", "").isdecimal():
-        node_count = integer_of(reader, "NNODES", env_texts.get("NNODES") or 1)
+        node_count = read_integer(reader, "NNODES", env_texts.get("NNODES") or 1)
         world_size = max(1, int(env_texts["NPROC_PER_NODE"][:6])) * node_count
     has_typed_devices = source_file.has_typed_device_count and source_file.world_size is not None
     config_source = replace(source_file, env=env_texts, world_size=world_size, has_typed_device_count=has_typed_devices)

@@ -14,23 +14,23 @@ from ...workload.lora import ALL_LINEAR
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
-from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import (
-    HOST_OPTIMIZER,
-    PRECISION_AWARE,
+    HOST_OPTIMIZER_ARGUMENTS,
+    PRECISION_AWARE_ARGUMENTS,
     MegatronRun,
     attention_setting,
+    cross_entropy_setting,
     end_stage_layers,
     host_optimizer_settings,
-    loss_of,
     megatron_run,
     precision_aware_settings,
 )
-from .rlhf import GRPO_BETA, PAIRS, known_argument_names, packed_sequence_count
+from .rlhf import GRPO_BETA, LOSS_BY_RLHF_TYPE, known_argument_names, packed_sequence_count
 from .tasks import sequences_per_sample
 
-SIZES = (
+PARALLEL_SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "context_parallel_size",
@@ -40,16 +40,16 @@ SIZES = (
 )
 """Arguments whose default is 1."""
 
-READ = field_names("""
+ARGUMENTS_READ = field_names("""
     model tuner_type train_type lora_rank target_modules lora_dropout max_length packing packing_length
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
     cross_entropy_fusion_impl bias_activation_fusion attention_backend
     decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
     moe_token_dispatcher_type moe_flex_dispatcher_backend
-    """) | set(SIZES)
+    """) | set(PARALLEL_SIZES)
 
-OFF: dict[str, tuple[Any, ...]] = {
+MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "mtp_num_layers": (None, 0),
     "optimizer": ("adam",),
     "main_params_dtype": ("fp32", None),
@@ -64,7 +64,7 @@ OFF: dict[str, tuple[Any, ...]] = {
 }
 """Arguments of which only these values are modelled."""
 
-IGNORED = argument_names(__file__, "ignored_by_megatron")
+ARGUMENTS_IGNORED = argument_names(__file__, "ignored_by_megatron")
 
 
 def run_of_megatron(
@@ -76,16 +76,27 @@ def run_of_megatron(
     rlhf_type: the `--rlhf_type` of `megatron rlhf`; empty (default) for supervised training.
     Raises `InputError`, which names file and argument.
     """
-    ignored_names = (IGNORED | other_ignored_names) - set(OFF)
+    ignored_names = (ARGUMENTS_IGNORED | other_ignored_names) - set(MODELLED_VALUES)
     rlhf_names = (
         (*known_argument_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
     )
-    reader.check_names(config, (*READ, *OFF, *FP8_READ, *HOST_OPTIMIZER, *PRECISION_AWARE, *rlhf_names), ignored_names)
+    reader.check_names(
+        config,
+        (
+            *ARGUMENTS_READ,
+            *MODELLED_VALUES,
+            *FP8_READ,
+            *HOST_OPTIMIZER_ARGUMENTS,
+            *PRECISION_AWARE_ARGUMENTS,
+            *rlhf_names,
+        ),
+        ignored_names,
+    )
     adapter_settings = _adapter_settings(reader, config)
-    reader.refuse_other_values(config, OFF, "--", " for a model that is named")
+    reader.refuse_other_values(config, MODELLED_VALUES, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
         reader.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
-    parallel_sizes = {size_name: reader.integer(config, size_name, 1) for size_name in SIZES}
+    parallel_sizes = {size_name: reader.integer(config, size_name, 1) for size_name in PARALLEL_SIZES}
     recompute_granularity = reader.value(config, "recompute_granularity", "selective")
     recomputed_modules = config.get("recompute_modules")
     sequence_length = config.get("packing_length", config.get("max_length"))
@@ -107,14 +118,14 @@ def run_of_megatron(
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
         batch=_preference_sequences(reader, rlhf_type, config, parallel_sizes["micro_batch_size"], adapter_settings),
-        seq=integer_of(reader, "--max_length", sequence_length),
+        seq=read_integer(reader, "--max_length", sequence_length),
         recompute_granularity=None if recompute_granularity in ("none", None) else recompute_granularity,
         recompute_method=config.get("recompute_method"),
         recompute_num_layers=config.get("recompute_num_layers"),
         recompute_modules=[recomputed_modules] if isinstance(recomputed_modules, str) else recomputed_modules,
         dispatcher=config.get("moe_token_dispatcher_type"),
         dispatcher_backend=config.get("moe_flex_dispatcher_backend"),
-        cross_entropy=loss_of(
+        cross_entropy=cross_entropy_setting(
             reader,
             reader.flag(config, "cross_entropy_loss_fusion", True),
             reader.value(config, "cross_entropy_fusion_impl", "native"),
@@ -139,7 +150,7 @@ def run_of_megatron(
     return launched_run
 
 
-REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_trained=True)
+REFERENCE_MODEL = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_trained=True)
 """The reference model, which every rank has a part of, as of the trained weights."""
 
 
@@ -189,15 +200,15 @@ def _preference_sequences(
         return micro_batch * sequences_per_sample(reader, config, rlhf_type)
     run_settings = {"batch": micro_batch, **adapter_settings}
     if rlhf_type == "kto":
-        return int(kto_settings(reader, run_settings, REFERENCE)["batch"])
-    sequence_count = int(pair_settings(reader, PAIRS[rlhf_type], run_settings, REFERENCE)["batch"])
+        return int(kto_settings(reader, run_settings, REFERENCE_MODEL)["batch"])
+    sequence_count = int(pair_settings(reader, LOSS_BY_RLHF_TYPE[rlhf_type], run_settings, REFERENCE_MODEL)["batch"])
     return packed_sequence_count(reader, config, sequence_count)
 
 
 FP8_READ = ("fp8_format", "fp8_recipe", "fp8_param_gather", "fp8_amax_history_len")
 """Arguments of products in 8 bits (swift/megatron/arguments/megatron_args.py)."""
 
-FP8_WORDS = {"fp8_format": ("e4m3", "hybrid"), "fp8_recipe": ("delayed", "tensorwise", "mxfp8", "blockwise")}
+MODELLED_FP8_VALUES = {"fp8_format": ("e4m3", "hybrid"), "fp8_recipe": ("delayed", "tensorwise", "mxfp8", "blockwise")}
 """Such argument → its values that are modelled."""
 
 
@@ -211,7 +222,7 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         "fp8_param_gather": reader.flag(config, "fp8_param_gather"),
         "fp8_amax_history_len": reader.integer(config, "fp8_amax_history_len", 1024),
     }
-    for argument_name, known_words in FP8_WORDS.items():
+    for argument_name, known_words in MODELLED_FP8_VALUES.items():
         if arguments[argument_name] not in known_words:
             raise reader.value_error(f"--{argument_name}", arguments[argument_name], f"one of {', '.join(known_words)}")
     return arguments

@@ -12,13 +12,13 @@ from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..argument_names import argument_names
 from ..frozen_model import SecondLoss
-from ..launch.grpo import GRPO_READ, colocated_rollout
-from ..launch.record import Launch, LaunchReader, Table
-from ..launch.rollout import Rollout, States
-from ..launch.teacher import GENERATED, format_of_logits, with_teacher_model
+from ..launch.grpo import READ_GRPO_ARGUMENTS, colocated_rollout
+from ..launch.launch_types import Launch, LaunchReader, Table
+from ..launch.rollout import ModelState, Rollout
+from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_model
 from ..launch.trainer import kto_settings, pair_settings
 
-PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
+LOSS_BY_RLHF_TYPE = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
 """`rlhf_type` on preferences → its loss."""
 
 PAIRS_IGNORED = field_names("""
@@ -30,7 +30,7 @@ PAIRS_IGNORED = field_names("""
 GRPO_BETA = 0.04
 """The default of `--beta` with GRPO (arguments/rlhf_args.py)."""
 
-GRPO_MORE = ("sleep_level", "offload_model", "offload_optimizer", "vllm_max_num_seqs")
+ADDED_GRPO_ARGUMENTS = ("sleep_level", "offload_model", "offload_optimizer", "vllm_max_num_seqs")
 """Arguments of GRPO that ms-swift adds to TRL's, and that are read."""
 
 GRPO_IGNORED = argument_names(__file__, "ignored_by_grpo")
@@ -57,13 +57,13 @@ eager cross-entropy, and further ones of a chunk of tokens. Upper bounds, measur
 (tests/frameworks/launch/test_distillation.py).
 """
 
-GKD_CHUNK = 512
+GKD_CHUNK_TOKENS = 512
 """Tokens that `jsd_loss` compares at a time."""
 
 SFT_BYTES_PER_LOGIT = 12
 """Bytes per logit of a cross-entropy beside the divergence: float32 logits, their log-softmax and its gradient."""
 
-OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
+UNMODELLED_GRPO_ARGUMENTS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 """Arguments of GRPO that add what is not modelled."""
 
 
@@ -84,8 +84,8 @@ def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) ->
             reader.refuse("--ref_model", "a reference model of other weights is not modelled")
         return (*PAIRS_IGNORED, "rlhf_type", "ref_model")
     reader.ignored_arguments += [argument_name for argument_name in config if argument_name in GRPO_IGNORED]
-    reader.refuse_if_set(config, dict.fromkeys(OTHER_MODELS, "it is modelled without"), "--")
-    return (*GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
+    reader.refuse_if_set(config, dict.fromkeys(UNMODELLED_GRPO_ARGUMENTS, "it is modelled without"), "--")
+    return (*READ_GRPO_ARGUMENTS, *ADDED_GRPO_ARGUMENTS, *GRPO_IGNORED, *UNMODELLED_GRPO_ARGUMENTS, "rlhf_type")
 
 
 def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: int) -> int:
@@ -109,7 +109,9 @@ def preference_sequence_count(
     run_settings = {"batch": batch, **({"lora_rank": 1} if has_adapters else {})}
     if rlhf_type == "kto":
         return int(kto_settings(reader, run_settings)["batch"])
-    return packed_sequence_count(reader, config, int(pair_settings(reader, PAIRS[rlhf_type], run_settings)["batch"]))
+    return packed_sequence_count(
+        reader, config, int(pair_settings(reader, LOSS_BY_RLHF_TYPE[rlhf_type], run_settings)["batch"])
+    )
 
 
 def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> Launch:
@@ -131,7 +133,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
     if config.get("sft_alpha") not in (None, 0):
         logit_bytes += SFT_BYTES_PER_LOGIT
     second_loss = SecondLoss(
-        "swift/rlhf_trainers/gkd_loss.py", logit_bytes, "divergence of logits", GKD_CHUNK, chunk_width
+        "swift/rlhf_trainers/gkd_loss.py", logit_bytes, "divergence of logits", GKD_CHUNK_TOKENS, chunk_width
     )
     teacher_id = config.get("teacher_model")
     if teacher_id is None or (teacher_id == config.get("model") and launched_run.settings.get("lora_rank") is not None):
@@ -142,7 +144,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
         raise reader.argument_error(
             "--teacher_deepspeed", f"{short_repr(zero_config)[:60]} is not modelled; expected zero0 to zero3"
         )
-    reader.notes.append(GENERATED)
+    reader.notes.append(GENERATION_NOTE)
     return with_teacher_model(
         reader,
         launched_run,
@@ -156,7 +158,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
 
 def rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rollout:
     """Returns the rollout engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
-    offloaded_states: set[States] = set()
+    offloaded_states: set[ModelState] = set()
     if reader.flag(config, "offload_model"):
         offloaded_states.add("weights")
     if reader.flag(config, "offload_optimizer"):
@@ -183,7 +185,7 @@ def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launc
     batch = reader.integer(config, "global_batch_size", 16) * generation_steps
     rollout = rollout_of(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
     layout = launched_run.layout
-    offloaded_states: frozenset[States] = frozenset(
+    offloaded_states: frozenset[ModelState] = frozenset(
         ("gradients", "reference") if "weights" in rollout.offloaded_states else ()
     )
     return replace(

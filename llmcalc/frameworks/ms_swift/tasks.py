@@ -5,7 +5,7 @@ Source: as of `command.py`; swift/model/register.py, and mcore-bridge, model/gpt
 
 from __future__ import annotations
 
-from ..launch.record import LaunchReader, Table, integer_of
+from ..launch.launch_types import LaunchReader, Table, read_integer
 
 TEXT_TASKS = ("embedding", "reranker", "generative_reranker")
 """Values of `--task_type` that compare the texts of a sample."""
@@ -42,7 +42,7 @@ def sequences_per_sample(reader: LaunchReader, config: Table, rlhf_type: str) ->
         reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
         return 2
     positive_count, negative_count = (
-        integer_of(reader, env_name, reader.source.env.get(env_name, default_count), minimum=least_count)
+        read_integer(reader, env_name, reader.source.env.get(env_name, default_count), minimum=least_count)
         for env_name, default_count, least_count in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
     )
     text_count = positive_count * (1 + negative_count)

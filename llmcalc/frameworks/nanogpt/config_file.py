@@ -15,11 +15,19 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
 from ...sources.huggingface.description import read_description
-from ..launch.python_source import UnknownValue, constants, parse_python
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, integer_of, reader_of
+from ..launch.launch_types import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    read_integer,
+    reader_of,
+)
+from ..launch.python_source import UnknownValue, module_constants, parse_python
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
-DEFAULTS: dict[str, Any] = {
+ARGUMENT_DEFAULTS: dict[str, Any] = {
     "init_from": "scratch",
     "gradient_accumulation_steps": 40,
     "batch_size": 12,
@@ -35,7 +43,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """Keys that decide memory → the values that train.py has."""
 
-GPT2: dict[str, tuple[int, int, int]] = {
+GPT2_SIZES: dict[str, tuple[int, int, int]] = {
     "gpt2": (12, 12, 768),
     "gpt2-medium": (24, 16, 1024),
     "gpt2-large": (36, 20, 1280),
@@ -43,20 +51,22 @@ GPT2: dict[str, tuple[int, int, int]] = {
 }
 """`init_from` → layers, heads and width of OpenAI's checkpoints."""
 
-VOCABULARIES = {"shakespeare_char": 65}
+VOCABULARY_BY_DATASET = {"shakespeare_char": 65}
 """Data sets that prepare a vocabulary of their own → its size. Others have GPT-2's, padded to 50,304."""
 
-PADDED, EXACT = 50_304, 50_257
+PADDED_VOCABULARY, EXACT_VOCABULARY = 50_304, 50_257
 """The vocabulary of a model from scratch, and that of OpenAI's checkpoints."""
 
-SIGNS = r"^(wandb_log|wandb_run_name|init_from|block_size|out_dir|always_save_checkpoint|eval_interval|n_layer)\s*="
+IDENTIFYING_ASSIGNMENTS = (
+    r"^(wandb_log|wandb_run_name|init_from|block_size|out_dir|always_save_checkpoint|eval_interval|n_layer)\s*="
+)
 
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file is train.py or one of its configurations."""
     if "from model import GPTConfig" in file_text and "configurator.py" in file_text:
         return True
-    variable_names = set(re.findall(SIGNS, file_text, re.MULTILINE))
+    variable_names = set(re.findall(IDENTIFYING_ASSIGNMENTS, file_text, re.MULTILINE))
     return len(variable_names) > 1 and re.search(r"^[ \t]*(def|class|from) ", file_text, re.MULTILINE) is None
 
 
@@ -86,7 +96,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     The arguments of `source_file` are further configurations and `--key=value`.
     """
     with reader_of(source_file) as reader:
-        variables = constants(parse_python(file_text, source_file.name_in_errors).body)
+        variables = module_constants(parse_python(file_text, source_file.name_in_errors).body)
         if source_file.name_in_errors.endswith("train.py"):
             variables.pop("dtype", None)  # chosen by the device
         return _launch_of_values(reader, _run_values(reader, variables, source_file.arguments))
@@ -97,7 +107,7 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
     values_by_key = dict(file_values)
     for command_word in command_words:
         key_match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)
-        if is_unresolved(command_word) and (key_match is None or key_match[1] in DEFAULTS):
+        if is_unresolved(command_word) and (key_match is None or key_match[1] in ARGUMENT_DEFAULTS):
             raise reader.argument_error("train.py", unresolved_reason(command_word))
         if key_match is not None:
             try:
@@ -106,23 +116,29 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
                 values_by_key[key_match[1]] = key_match[2]
         elif command_word.endswith(".py") and reader.source.read_text is not None:
             file_path, file_text = reader.source.read_text(command_word)
-            values_by_key |= constants(parse_python(file_text, file_path).body)
+            values_by_key |= module_constants(parse_python(file_text, file_path).body)
         else:
             raise reader.value_error("train.py", command_word, "a configuration, or --key=value")
     return values_by_key
 
 
 def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
-    known_values = {key_name: known_value for key_name, known_value in file_values.items() if key_name in DEFAULTS}
+    known_values = {
+        key_name: known_value for key_name, known_value in file_values.items() if key_name in ARGUMENT_DEFAULTS
+    }
     for argument_name, known_value in known_values.items():
         if isinstance(known_value, UnknownValue):
             raise reader.argument_error(
                 argument_name, "an expression is not computed; expected a number, a text or True or False"
             )
-    reader.ignored_arguments += [argument_name for argument_name in file_values if argument_name not in DEFAULTS]
-    run_values = {key: reader.value(known_values, key, default_value) for key, default_value in DEFAULTS.items()}
+    reader.ignored_arguments += [
+        argument_name for argument_name in file_values if argument_name not in ARGUMENT_DEFAULTS
+    ]
+    run_values = {
+        key: reader.value(known_values, key, default_value) for key, default_value in ARGUMENT_DEFAULTS.items()
+    }
     world_size = reader.device_count(reader.source.world_size)
-    accumulation_steps = integer_of(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
+    accumulation_steps = read_integer(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
     if accumulation_steps % world_size:
         raise reader.argument_error(
             "gradient_accumulation_steps",
@@ -138,8 +154,8 @@ def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> L
     reader.calls_torch_attention = True
     settings: dict[str, Any] = {
         "phase": "training",
-        "batch": integer_of(reader, "batch_size", run_values["batch_size"]),
-        "seq": integer_of(reader, "block_size", run_values["block_size"]),
+        "batch": read_integer(reader, "batch_size", run_values["batch_size"]),
+        "seq": read_integer(reader, "block_size", run_values["block_size"]),
         "num_microbatches": accumulation_steps // world_size,
         "optimizer": "adamw",
         "optimizer_impl": "fused",
@@ -157,16 +173,19 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
     initial_weights = str(run_values["init_from"])
     if initial_weights == "resume":
         raise reader.argument_error("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
-    if initial_weights != "scratch" and initial_weights not in GPT2:
-        raise reader.value_error("init_from", initial_weights, f"scratch or one of {', '.join(GPT2)}")
-    if initial_weights in GPT2:
-        layer_count, heads, hidden_size = GPT2[initial_weights]
-        has_bias, vocabulary_size = True, EXACT
+    if initial_weights != "scratch" and initial_weights not in GPT2_SIZES:
+        raise reader.value_error("init_from", initial_weights, f"scratch or one of {', '.join(GPT2_SIZES)}")
+    if initial_weights in GPT2_SIZES:
+        layer_count, heads, hidden_size = GPT2_SIZES[initial_weights]
+        has_bias, vocabulary_size = True, EXACT_VOCABULARY
     else:
         layer_count, heads, hidden_size = (
-            integer_of(reader, key_name, run_values[key_name]) for key_name in ("n_layer", "n_head", "n_embd")
+            read_integer(reader, key_name, run_values[key_name]) for key_name in ("n_layer", "n_head", "n_embd")
         )
-        has_bias, vocabulary_size = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
+        has_bias, vocabulary_size = (
+            run_values["bias"] is True,
+            VOCABULARY_BY_DATASET.get(str(run_values["dataset"]), PADDED_VOCABULARY),
+        )
     config = {"model_type": "nanogpt", "n_layer": layer_count, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
     config |= {"vocab_size": vocabulary_size, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
     return validate(ModelSpec, read_description(config).model, reader.name_in_errors)

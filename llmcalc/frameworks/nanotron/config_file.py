@@ -14,7 +14,16 @@ from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
-from ..launch.record import LARGEST, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
+from ..launch.launch_types import (
+    LARGEST_SIZE,
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    read_integer,
+    reader_of,
+    record_unknown_keys,
+)
 from ..megatron.named_model import MegatronRun, megatron_run
 
 MODEL_TYPES = ("is_llama_config", "is_qwen2_config")
@@ -35,7 +44,7 @@ PARALLELISM_KEYS = field_names("""
     expert_parallel_size context_parallel_size moe_layer_recompute
     """)
 
-SIZES = ("tp", "pp", "context_parallel_size")
+PARALLEL_SIZE_KEYS = ("tp", "pp", "context_parallel_size")
 """Keys of `parallelism` with the sizes of groups, beside `dp`."""
 
 TABLES_READ = field_names("general model optimizer parallelism tokens data_stages")
@@ -75,7 +84,7 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
         model_table, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
         reader.check_names(config, TABLES_READ, TABLES_IGNORED, "no key that is known")
         for table_name, known_keys in TABLE_KEYS.items():
-            unknown_keys(reader, reader.table(config, table_name), known_keys, table_name)
+            record_unknown_keys(reader, reader.table(config, table_name), known_keys, table_name)
         _check_stages(reader, config, tokens_table)
         if parallelism_table.get("expert_parallel_size") not in (None, 1):
             reader.refuse("parallelism.expert_parallel_size", "ranks of experts are not modelled here")
@@ -89,8 +98,10 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
         zero_stage = reader.integer(optimizer, "zero_stage", 0, minimum=0)
         if zero_stage > 1:
             raise reader.argument_error("optimizer.zero_stage", f"{zero_stage}; expected 0 or 1")
-        tp, pp, cp = (integer_of(reader, f"parallelism.{key}", parallelism_table.get(key) or 1) for key in SIZES)
-        file_devices = tp * pp * cp * integer_of(reader, "parallelism.dp", parallelism_table.get("dp") or 1)
+        tp, pp, cp = (
+            read_integer(reader, f"parallelism.{key}", parallelism_table.get(key) or 1) for key in PARALLEL_SIZE_KEYS
+        )
+        file_devices = tp * pp * cp * read_integer(reader, "parallelism.dp", parallelism_table.get("dp") or 1)
         parallel_run = MegatronRun(
             tp=tp,
             pp=pp,
@@ -98,7 +109,7 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
             sequence_parallel=str(parallelism_table.get("tp_mode", "ALL_REDUCE")).upper() == "REDUCE_SCATTER",
             distributed_optimizer=zero_stage == 1,
             batch=reader.integer(tokens_table, "micro_batch_size", 1),
-            seq=integer_of(reader, "tokens.sequence_length", tokens_table.get("sequence_length")),
+            seq=read_integer(reader, "tokens.sequence_length", tokens_table.get("sequence_length")),
             num_microbatches=reader.integer(tokens_table, "batch_accumulation_per_replica", 1),
             recompute_granularity="full" if reader.flag(parallelism_table, "recompute_layer") else None,
             grad_dtype="fp32" if reader.flag(optimizer, "accumulate_grad_in_fp32") else "bf16",
@@ -130,7 +141,7 @@ def _rope_theta(reader: LaunchReader, config: Table) -> float:
         theta = float(str(written_theta)[:40])
     except ValueError:
         theta = 0.0
-    if not 0 < theta < LARGEST:
+    if not 0 < theta < LARGEST_SIZE:
         raise reader.argument_error(
             "model.model_config.rope_theta", f"{short_repr(written_theta)}; expected a number above 0"
         )
@@ -140,7 +151,7 @@ def _rope_theta(reader: LaunchReader, config: Table) -> float:
 def _model_of(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
     """Returns the model that `model.model_config` describes, with its padded vocabulary. tp: its tensor ranks."""
     config = reader.table(model_table, "model_config")
-    unknown_keys(reader, config, MODEL_KEYS, "model.model_config")
+    record_unknown_keys(reader, config, MODEL_KEYS, "model.model_config")
     attention_table = config.get("_attn_implementation")
     if attention_table not in (None, *FLASH_KERNELS):
         reader.refuse(
@@ -153,10 +164,12 @@ def _model_of(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
         )
 
     def size(key: str) -> int:
-        return integer_of(reader, f"model.model_config.{key}", config.get(key))
+        return read_integer(reader, f"model.model_config.{key}", config.get(key))
 
     heads = size("num_attention_heads")
-    kv_heads = integer_of(reader, "model.model_config.num_key_value_heads", config.get("num_key_value_heads") or heads)
+    kv_heads = read_integer(
+        reader, "model.model_config.num_key_value_heads", config.get("num_key_value_heads") or heads
+    )
     norm_table = {"type": "rmsnorm"}
     row_multiple = tp * reader.integer(model_table, "make_vocab_size_divisible_by", 1)
     spec_table = {

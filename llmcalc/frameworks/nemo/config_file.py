@@ -14,11 +14,11 @@ from typing import Any
 
 from ...errors import short_repr
 from ...sources.presets import find_preset, load_preset
-from ..launch.command_line import overrides_of, plain_value
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.command_line import hydra_overrides_of, plain_value
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..megatron.launch_file import read_megatron
 
-SIZES = {
+FLAG_BY_SIZE_KEY = {
     "num_layers": "num-layers",
     "hidden_size": "hidden-size",
     "ffn_hidden_size": "ffn-hidden-size",
@@ -47,7 +47,7 @@ SIZES = {
 }
 """Key of `model` → the argument of Megatron-LM that takes its value."""
 
-FLAGS = {
+FLAG_BY_SWITCH_KEY = {
     "sequence_parallel": ("sequence-parallel", True),
     "bias": ("disable-bias-linear", False),
     "add_bias_linear": ("disable-bias-linear", False),
@@ -75,7 +75,7 @@ NORMS: Mapping[str, tuple[Any, ...]] = {
 }
 """Normalization → an argument of Megatron-LM and its value."""
 
-WORDS = {"GPT2BPETokenizer": 50_257, "BertWordPieceCase": 28_996, "BertWordPieceLowerCase": 30_522}
+WORDS_BY_TOKENIZER = {"GPT2BPETokenizer": 50_257, "BertWordPieceCase": 28_996, "BertWordPieceLowerCase": 30_522}
 """Tokenizer of the library `megatron` → its words."""
 
 ASSUMED_WORDS = 32_000
@@ -84,7 +84,7 @@ ASSUMED_WORDS = 32_000
 MODEL_TYPES = ("t5", "ul2", "bart", "retro", "griffin", "hyena")
 """Words in a config's name of models with other layers."""
 
-OFF: Mapping[str, tuple[Any, ...]] = {
+MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_flash_attention": (True, False, None),
     "headscale": (False, None),
     "transformer_block_type": ("pre_ln", None),
@@ -103,14 +103,22 @@ OFF: Mapping[str, tuple[Any, ...]] = {
 }
 """Key of `model` → its modelled values."""
 
-READ = frozenset(
-    {*SIZES, *FLAGS, *OFF, "normalization", "activation", "position_embedding_type", "num_query_groups"}
+KEYS_READ = frozenset(
+    {
+        *FLAG_BY_SIZE_KEY,
+        *FLAG_BY_SWITCH_KEY,
+        *MODELLED_VALUES,
+        "normalization",
+        "activation",
+        "position_embedding_type",
+        "num_query_groups",
+    }
     | {"bias_dropout_add_fusion", "transformer_engine", "megatron_amp_O2", "override_vocab_size", "vocab_size"}
     | {"optim.name", "tokenizer.type", "tokenizer.library", "peft.peft_scheme"}
 )
 """Keys of `model` that are read; the others are listed as ignored."""
 
-LINK = re.compile(r"\$\{(\.?[\w.]+)\}")
+KEY_REFERENCE = re.compile(r"\$\{(\.?[\w.]+)\}")
 
 
 def is_nemo(config: Table) -> bool:
@@ -126,7 +134,7 @@ def is_nemo(config: Table) -> bool:
 def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        overrides = {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
+        overrides = {key: plain_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()}
         model_table = _model_values(reader, config, overrides)
         model_name = str(config.get("name", ""))[:80]
         if (
@@ -162,7 +170,9 @@ def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping
     """Returns dotted key → value of the section `model`, with references resolved."""
     model_table = config["model"]
     settings = {
-        str(key): value for key, value in model_table.items() if not isinstance(value, Mapping) or key in SECTIONS
+        str(key): value
+        for key, value in model_table.items()
+        if not isinstance(value, Mapping) or key in ENCODER_DECODER_SECTIONS
     }
     for section_name in ("optim", "tokenizer", "peft", "data"):
         section_table = model_table.get(section_name)
@@ -172,7 +182,7 @@ def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping
     return {key: _resolved_value(reader, key, value, settings) for key, value in settings.items()}
 
 
-SECTIONS = ("encoder", "decoder")
+ENCODER_DECODER_SECTIONS = ("encoder", "decoder")
 """Tables in `model` that show an encoder-decoder."""
 
 
@@ -180,7 +190,7 @@ def _resolved_value(
     reader: LaunchReader, model_key: str, written_value: Any, model_table: Mapping[str, Any], link_depth: int = 0
 ) -> Any:
     """Returns a value, with a reference such as `${.encoder_seq_length}` replaced by the referenced value."""
-    reference_match = LINK.fullmatch(written_value) if isinstance(written_value, str) else None
+    reference_match = KEY_REFERENCE.fullmatch(written_value) if isinstance(written_value, str) else None
     if reference_match is None:
         return written_value
     referenced_key = reference_match[1].removeprefix(".").removeprefix("model.")
@@ -195,7 +205,7 @@ def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping
         **config["trainer"],
         **{key[8:]: override_value for key, override_value in overrides_by_key.items() if key.startswith("trainer.")},
     }
-    return integer_of(reader, "trainer.devices", trainer_values.get("devices", 1)) * integer_of(
+    return read_integer(reader, "trainer.devices", trainer_values.get("devices", 1)) * read_integer(
         reader, "trainer.num_nodes", trainer_values.get("num_nodes", 1)
     )
 
@@ -203,15 +213,17 @@ def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping
 def _megatron_arguments(reader: LaunchReader, model_table: Mapping[str, Any], config: Table) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM."""
     arguments: dict[str, Any] = {}
-    for size_key, flag in SIZES.items():
+    for size_key, flag in FLAG_BY_SIZE_KEY.items():
         if model_table.get(size_key) is not None:
             arguments[f"--{flag}"] = model_table[size_key]
     if "mamba" in str(config.get("name", "")) and model_table.get("hybrid_override_pattern") is None:
-        arguments["--hybrid-override-pattern"] = "M" * integer_of(reader, "model.num_layers", model_table["num_layers"])
-    for size_key, (flag, flag_values) in FLAGS.items():
+        arguments["--hybrid-override-pattern"] = "M" * read_integer(
+            reader, "model.num_layers", model_table["num_layers"]
+        )
+    for size_key, (flag, flag_values) in FLAG_BY_SWITCH_KEY.items():
         if model_table.get(size_key) is flag_values:
             arguments[f"--{flag}"] = True
-    reader.refuse_other_values(model_table, OFF, "model.")
+    reader.refuse_other_values(model_table, MODELLED_VALUES, "model.")
     arguments |= _layer_arguments(reader, model_table)
     arguments |= _precision_arguments(reader, model_table, config)
     if model_table.get("bias_dropout_add_fusion") is False and (
@@ -228,7 +240,7 @@ def _megatron_arguments(reader: LaunchReader, model_table: Mapping[str, Any], co
     if model_table.get("optim.name") == "mcore_distributed_optim":
         arguments["--use-distributed-optimizer"] = True
     reader.ignored_arguments += [size_key for size_key in config if size_key not in ("model", "trainer", "name")]
-    reader.ignored_arguments += [f"model.{size_key}" for size_key in model_table if not {size_key} & READ]
+    reader.ignored_arguments += [f"model.{size_key}" for size_key in model_table if not {size_key} & KEYS_READ]
     arguments["--vocab-size"] = _vocabulary_size(reader, model_table)
     return arguments
 
@@ -277,10 +289,10 @@ def _vocabulary_size(reader: LaunchReader, model_table: Mapping[str, Any]) -> in
     """Returns the vocabulary size before padding."""
     for size_key in ("override_vocab_size", "vocab_size"):
         if model_table.get(size_key) is not None:
-            return integer_of(reader, f"model.{size_key}", model_table[size_key])
+            return read_integer(reader, f"model.{size_key}", model_table[size_key])
     tokenizer_type = model_table.get("tokenizer.type")
-    if tokenizer_type in WORDS:
-        return WORDS[tokenizer_type]
+    if tokenizer_type in WORDS_BY_TOKENIZER:
+        return WORDS_BY_TOKENIZER[tokenizer_type]
     if model_table.get("tokenizer.library") == "huggingface" and isinstance(tokenizer_type, str):
         preset_name = find_preset(tokenizer_type)
         if preset_name is not None:

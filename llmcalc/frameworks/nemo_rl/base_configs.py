@@ -8,25 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-TOKENS, ONE_NODE = "${policy.max_total_sequence_length}", {"gpus_per_node": 1, "num_nodes": 1}
+TOKENS_REFERENCE, ONE_NODE_CLUSTER = "${policy.max_total_sequence_length}", {"gpus_per_node": 1, "num_nodes": 1}
 
 ADAMW: Mapping[str, Any] = {"name": "torch.optim.AdamW"}
-LOOP: Mapping[str, Any] = {**ADAMW, "kwargs": {"foreach": False, "fused": False}}
+LOOP_ADAMW: Mapping[str, Any] = {**ADAMW, "kwargs": {"foreach": False, "fused": False}}
 
-PACKED = {"enabled": True, "train_mb_tokens": f"${{mul:{TOKENS}, ${{policy.train_micro_batch_size}}}}"}
-NOT_PACKED = {**PACKED, "enabled": False}
+SEQUENCE_PACKING = {
+    "enabled": True,
+    "train_mb_tokens": f"${{mul:{TOKENS_REFERENCE}, ${{policy.train_micro_batch_size}}}}",
+}
+NO_SEQUENCE_PACKING = {**SEQUENCE_PACKING, "enabled": False}
 
-MEGATRON: Mapping[str, Any] = {
+MEGATRON_CONFIG: Mapping[str, Any] = {
     "optimizer": {"optimizer": "adam", "use_distributed_optimizer": True, "use_precision_aware_optimizer": True},
     "distributed_data_parallel_config": {"grad_reduce_in_fp32": False},
 }
 
-GENERATION: Mapping[str, Any] = {
+GENERATION_CONFIG: Mapping[str, Any] = {
     "backend": "vllm",
     "vllm_cfg": {
         "tensor_parallel_size": 1,
         "gpu_memory_utilization": 0.6,
-        "max_model_len": TOKENS,
+        "max_model_len": TOKENS_REFERENCE,
         "enforce_eager": False,
     },
     "colocated": {"enabled": True},
@@ -43,13 +46,13 @@ BASE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
             "logprob_batch_size": "${policy.train_micro_batch_size}",
             "max_total_sequence_length": 512,
             "dtensor_cfg": {"enabled": True},
-            "megatron_cfg": {"enabled": False, **MEGATRON},
-            "dynamic_batching": NOT_PACKED,
-            "sequence_packing": PACKED,
+            "megatron_cfg": {"enabled": False, **MEGATRON_CONFIG},
+            "dynamic_batching": NO_SEQUENCE_PACKING,
+            "sequence_packing": SEQUENCE_PACKING,
             "optimizer": ADAMW,
-            "generation": GENERATION,
+            "generation": GENERATION_CONFIG,
         },
-        "cluster": ONE_NODE,
+        "cluster": ONE_NODE_CLUSTER,
     },
     "grpo_math_1B_megatron.yaml": {
         "defaults": "grpo_math_1B.yaml",
@@ -84,12 +87,12 @@ BASE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
             "train_micro_batch_size": 1,
             "max_total_sequence_length": 1024,
             "dtensor_cfg": {"enabled": True},
-            "megatron_cfg": {"enabled": False, **MEGATRON},
-            "dynamic_batching": NOT_PACKED,
-            "sequence_packing": NOT_PACKED,
-            "optimizer": LOOP,
+            "megatron_cfg": {"enabled": False, **MEGATRON_CONFIG},
+            "dynamic_batching": NO_SEQUENCE_PACKING,
+            "sequence_packing": NO_SEQUENCE_PACKING,
+            "optimizer": LOOP_ADAMW,
         },
-        "cluster": ONE_NODE,
+        "cluster": ONE_NODE_CLUSTER,
     },
     "dpo.yaml": {
         "dpo": {"reference_policy_kl_penalty": 0.05},
@@ -103,13 +106,13 @@ BASE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
                 "enabled": False,
                 "tensor_model_parallel_size": 2,
                 "sequence_parallel": True,
-                **MEGATRON,
+                **MEGATRON_CONFIG,
             },
-            "dynamic_batching": NOT_PACKED,
-            "sequence_packing": NOT_PACKED,
-            "optimizer": LOOP,
+            "dynamic_batching": NO_SEQUENCE_PACKING,
+            "sequence_packing": NO_SEQUENCE_PACKING,
+            "optimizer": LOOP_ADAMW,
         },
-        "cluster": ONE_NODE,
+        "cluster": ONE_NODE_CLUSTER,
     },
 }
 """Name of a base config → its values that change memory; `defaults` as in the files."""

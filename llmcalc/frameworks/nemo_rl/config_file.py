@@ -17,12 +17,12 @@ from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.interpolation import flat_config
-from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of, share_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, read_fraction, reader_of
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..megatron.named_model import (
-    HOST_OPTIMIZER,
-    STAGE_ENDS,
+    END_STAGE_ARGUMENTS,
+    HOST_OPTIMIZER_ARGUMENTS,
     MegatronRun,
     bridge_adapter_settings,
     end_stage_layers,
@@ -34,27 +34,27 @@ from .base_configs import BASE_CONFIGS
 ALGORITHMS = ("grpo", "dpo", "sft", "distillation")
 """Tables of the trainings that are modelled."""
 
-TABLES = {*ALGORITHMS, "policy", "loss_fn", "checkpointing", "cluster", "data", "data_plane", "env", "logger"}
+CONFIG_TABLES = {*ALGORITHMS, "policy", "loss_fn", "checkpointing", "cluster", "data", "data_plane", "env", "logger"}
 """Tables of which a config that builds on another one has some."""
 
-REFUSED = {
+REFUSED_ALGORITHMS = {
     "ppo": "the value model of PPO",
     "rm": "the head of rewards",
     "reward_model_cfg": "the head of rewards",
 }
 """Table of another training → what it has that is not modelled."""
 
-READ = argument_names(__file__, "read")
+KEYS_READ = argument_names(__file__, "read")
 """Keys of `policy` that are read, beside those of the engine."""
 
-OF_MEGATRON_CORE = {
-    *(f"megatron_cfg.{name}" for name in STAGE_ENDS),
-    *(f"megatron_cfg.optimizer.{name}" for name in HOST_OPTIMIZER),
+MEGATRON_CORE_KEYS = {
+    *(f"megatron_cfg.{name}" for name in END_STAGE_ARGUMENTS),
+    *(f"megatron_cfg.optimizer.{name}" for name in HOST_OPTIMIZER_ARGUMENTS),
     *(f"megatron_cfg.cuda_graph_{name}" for name in ("impl", "modules", "scope")),
 }
 """Keys of `policy` that readers of Megatron-Core's named models read."""
 
-MODELLED: Mapping[str, tuple[Any, ...]] = {
+MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "megatron_cfg.optimizer.optimizer": ("adam",),
     "megatron_cfg.fine_grained_activation_offloading": (False,),
     "megatron_cfg.fp8_cfg.enabled": (False,),
@@ -75,7 +75,7 @@ MODELLED: Mapping[str, tuple[Any, ...]] = {
 }
 """Key of `policy` → the values that are modelled, beside none at all."""
 
-IGNORED = argument_names(__file__, "ignored")
+KEYS_IGNORED = argument_names(__file__, "ignored")
 """Other keys of `policy`, which change no memory of the update, or only little (formats of a router)."""
 
 IGNORED_TABLES = (
@@ -89,7 +89,7 @@ IGNORED_TABLES = (
 
 OPTIMIZERS = {"torch.optim.AdamW": "adamw", "torch.optim.adamw.AdamW": "adamw", "torch.optim.Adam": "adamw"}
 
-ENGINES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+ENGINE_FLAGS_BY_BACKEND: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "vllm": (
         "vllm_cfg",
         {
@@ -123,7 +123,7 @@ def is_nemo_rl(config: Table) -> bool:
     """Whether a table is a config of NeMo-RL, or names a base config in `defaults`."""
     base_path = config.get("defaults")
     if isinstance(base_path, str) and base_path.endswith((".yaml", ".yml")):
-        return bool(TABLES & set(config))
+        return bool(CONFIG_TABLES & set(config))
     return all(isinstance(config.get(section_name), Mapping) for section_name in ("policy", "cluster"))
 
 
@@ -131,7 +131,7 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         merged_config = _with_base_configs(reader, config)
-        for section_name, refusal_reason in REFUSED.items():
+        for section_name, refusal_reason in REFUSED_ALGORITHMS.items():
             if isinstance(merged_config.get(section_name), Mapping):
                 raise reader.argument_error(
                     section_name, f"{refusal_reason} is not modelled; expected a config of {', '.join(ALGORITHMS)}"
@@ -206,12 +206,12 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
     """Records keys of `policy_table` that are ignored, and keys whose values are not modelled."""
     for policy_key, policy_value in policy_table.items():
-        modelled_values = MODELLED.get(policy_key)
+        modelled_values = MODELLED_VALUES.get(policy_key)
         if modelled_values is not None and policy_value is not None and policy_value not in modelled_values:
             reader.refuse(f"policy.{policy_key}", f"{short_repr(policy_value)[:60]} is not modelled")
-        elif modelled_values is not None or policy_key in READ or policy_key in OF_MEGATRON_CORE:
+        elif modelled_values is not None or policy_key in KEYS_READ or policy_key in MEGATRON_CORE_KEYS:
             continue
-        elif policy_key in IGNORED or policy_key.startswith(IGNORED_TABLES):
+        elif policy_key in KEYS_IGNORED or policy_key.startswith(IGNORED_TABLES):
             reader.ignored_arguments.append(f"policy.{policy_key}")
         elif policy_value not in (None, False):
             reader.refuse(f"policy.{policy_key}", "no key that is known")
@@ -384,16 +384,16 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
     is_colocated = reader.flag(policy_table, "generation.colocated.enabled", True)
     backend = str(reader.value(policy_table, "generation.backend", "vllm"))
     flags: dict[str, Any] = {}
-    if backend not in ENGINES and is_colocated:
+    if backend not in ENGINE_FLAGS_BY_BACKEND and is_colocated:
         reader.notes.append(
             f"policy.generation.backend {short_repr(backend)[:40]}: not modelled; its memory is not counted"
         )
     elif is_colocated:
-        engine_table, flags_by_key = ENGINES[backend]
+        engine_table, flags_by_key = ENGINE_FLAGS_BY_BACKEND[backend]
         for engine_key, flag in flags_by_key.items():
             dotted_key = f"generation.{engine_table}.{engine_key}"
             if flag in ("gpu_memory_utilization", "mem_fraction_static"):
-                flags[flag] = share_of(reader, dotted_key, policy_table, 0.6)
+                flags[flag] = read_fraction(reader, dotted_key, policy_table, 0.6)
             elif flag == "enforce_eager":
                 flags[flag] = reader.flag(policy_table, dotted_key)
             elif policy_table.get(dotted_key) is not None:
@@ -406,7 +406,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
     tokens = reader.integer(policy_table, "max_total_sequence_length", 512)
     return Rollout(
         source="nemo_rl/models/policy/workers/*_policy_worker*.py, nemo_rl/models/generation/vllm/vllm_worker.py",
-        engine=backend if is_colocated and backend in ENGINES else "",
+        engine=backend if is_colocated and backend in ENGINE_FLAGS_BY_BACKEND else "",
         flags=flags,
         sleeps_while_idle=True,
         is_separate_process=True,

@@ -11,18 +11,18 @@ from typing import Any
 
 from ..engines.flags import Flag, memory_neutral_flags_of, read_flag_values
 
-YES_NO = ("1", "0", "true", "false")
+YES_NO_WORDS = ("1", "0", "true", "false")
 
 FLAGS = (
     Flag(("--num-ctx",), "tokens", maximum=10**9),
     Flag(("OLLAMA_CONTEXT_LENGTH",), "tokens", minimum=0, maximum=10**9),
     Flag(("OLLAMA_NUM_PARALLEL", "--num-parallel"), "number", minimum=0, maximum=10**4),
     Flag(("OLLAMA_KV_CACHE_TYPE", "--kv-cache-type"), "word", ("f16", "q8_0", "q4_0")),
-    Flag(("OLLAMA_FLASH_ATTENTION", "--flash-attention"), "word", YES_NO, value_if_bare="1"),
+    Flag(("OLLAMA_FLASH_ATTENTION", "--flash-attention"), "word", YES_NO_WORDS, value_if_bare="1"),
     Flag(("OLLAMA_GPU_OVERHEAD", "--gpu-overhead"), "number", minimum=0, maximum=10**13),
     Flag(("--num-gpu",), "number", minimum=-1, maximum=10**6),
     Flag(("--num-batch",), "number", maximum=10**7),
-    Flag(("--use-mmap",), "word", YES_NO, value_if_bare="true"),
+    Flag(("--use-mmap",), "word", YES_NO_WORDS, value_if_bare="true"),
     Flag(("CUDA_VISIBLE_DEVICES",), "text"),
     *memory_neutral_flags_of(__file__),
 )

@@ -38,10 +38,10 @@ have (server/sched.go, `automaticGenerationBatch`)."""
 DEFAULT_BATCH = 512
 
 
-UNQUANTIZED = "bf16"
+UNQUANTIZED_FORMAT = "bf16"
 """The format of weights for which nothing states a scheme."""
 
-ENCODER_OF_TAG = "projector"
+TAG_ENCODER = "projector"
 """The encoder of images that comes with a tag; Ollama passes it to llama-server (llm/llama_server.go, --mmproj)."""
 
 NOTE_TEXTS = NoteTexts(
@@ -80,7 +80,7 @@ class ClassesInRange(VersionRange):
     classes: tuple[str, ...] = Field(min_length=1)
 
 
-class OwnClasses(ClassesInRange):
+class OllamaEngineClasses(ClassesInRange):
     """Classes of models that Ollama runs itself in a range of versions, without llama.cpp.
 
     source: the file of Ollama that says so.
@@ -100,7 +100,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
 
     contexts: tuple[DefaultContextLength, ...] = Field(min_length=1)
     margin: FreeMemoryMargin
-    own_classes: tuple[OwnClasses, ...] = ()
+    own_classes: tuple[OllamaEngineClasses, ...] = ()
     flash_classes: tuple[ClassesInRange, ...] = ()
     single_request_classes: tuple[ClassesInRange, ...] = ()
 
@@ -224,7 +224,7 @@ class OllamaServer:
         """The quantization scheme of the weights: by default the usual scheme of the tags in Ollama's library."""
         quantization_scheme: str | None = self.flags.get("quantize")
         is_unquantized = (
-            quantization_scheme is None and GgufModel.from_quantize_flag(self.preset, None).scheme == UNQUANTIZED
+            quantization_scheme is None and GgufModel.from_quantize_flag(self.preset, None).scheme == UNQUANTIZED_FORMAT
         )
         return LIBRARY_SCHEME if is_unquantized else quantization_scheme
 
@@ -252,7 +252,7 @@ class OllamaServer:
             "fit": "on" if self.rules.runner == "llama-server" else "off",
             **({"no_mmap": True} if str(self.flags.get("use_mmap", "true")) in ("0", "false") else {}),
             **({} if self.scheme is None else {"quantize": self.scheme}),
-            **({"mmproj": ENCODER_OF_TAG} if has_encoder(self.preset) else {}),
+            **({"mmproj": TAG_ENCODER} if has_encoder(self.preset) else {}),
         }
 
     def micro_batch(self, sequence_count: int) -> int:

@@ -12,9 +12,9 @@ from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 
-OFF: Mapping[str, tuple[Any, ...]] = {
+MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, None),
     "embedding_layer_norm": (False, None),
     "include_bias": (False,),
@@ -24,7 +24,12 @@ OFF: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of `model` of which only these values are read."""
 
-RECOMPUTE = {"whole_layer": "full", "one_in_two": "every:2", "one_in_three": "every:3", "one_in_four": "every:4"}
+RECOMPUTE_BY_CHECKPOINTING = {
+    "whole_layer": "full",
+    "one_in_two": "every:2",
+    "one_in_three": "every:3",
+    "one_in_four": "every:4",
+}
 """`activation_checkpointing` → the value of `--recompute`."""
 
 STEP_KEYS = ("optimizer", "precision", "fsdp", "ddp", "compile", "activation_checkpointing", "fused_loss")
@@ -87,9 +92,9 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
 
 def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
-    reader.refuse_other_values(model_table, OFF, "model.")
+    reader.refuse_other_values(model_table, MODELLED_VALUES, "model.")
     hidden_size, layer_count = (
-        integer_of(reader, f"model.{key}", model_table.get(key)) for key in ("d_model", "n_layers")
+        read_integer(reader, f"model.{key}", model_table.get(key)) for key in ("d_model", "n_layers")
     )
     heads = reader.integer(model_table, "n_heads", 12)
     activation_name = reader.choice(model_table, "activation_type", ("swiglu", "gelu", "relu"), "swiglu", "model.")
@@ -113,7 +118,7 @@ def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     attention_table: dict[str, Any] = {"num_attention_heads": heads}
     key_heads = 1 if model_table.get("multi_query_attention") else model_table.get("n_kv_heads")
     if key_heads is not None:
-        attention_table["num_key_value_heads"] = integer_of(reader, "model.n_kv_heads", key_heads)
+        attention_table["num_key_value_heads"] = read_integer(reader, "model.n_kv_heads", key_heads)
     position_count = reader.integer(model_table, "max_sequence_length", 1024)
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm_table}
     if reader.flag(model_table, "rope"):
@@ -138,7 +143,7 @@ def _model_of(reader: LaunchReader, model_table: Table) -> ModelSpec:
     }
     embedding_rows = model_table.get("embedding_size") or reader.value(model_table, "vocab_size", 50257)
     spec_table = {
-        "vocab_size": integer_of(reader, "model.embedding_size", embedding_rows),
+        "vocab_size": read_integer(reader, "model.embedding_size", embedding_rows),
         "hidden_size": hidden_size,
         "tie_word_embeddings": reader.flag(model_table, "weight_tying", True),
         "max_position_embeddings": position_count,
@@ -155,9 +160,11 @@ def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.refuse("optimizer.name", f"'{optimizer_name[:30]}' is not modelled; adamw is")
     checkpointing_config = config.get("activation_checkpointing")
     if checkpointing_config is not None:
-        if str(checkpointing_config) not in RECOMPUTE:
-            raise reader.value_error("activation_checkpointing", checkpointing_config, ", ".join(RECOMPUTE))
-        step_settings["recompute"] = RECOMPUTE[str(checkpointing_config)]
+        if str(checkpointing_config) not in RECOMPUTE_BY_CHECKPOINTING:
+            raise reader.value_error(
+                "activation_checkpointing", checkpointing_config, ", ".join(RECOMPUTE_BY_CHECKPOINTING)
+            )
+        step_settings["recompute"] = RECOMPUTE_BY_CHECKPOINTING[str(checkpointing_config)]
     if config.get("fused_loss"):
         step_settings["cross_entropy"] = "fused"
     if config.get("compile"):

@@ -18,10 +18,10 @@ from ...model import ModelSpec
 from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.python_source import UnknownValue, dotted_name_of, parse_python, value_of
-from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.python_source import UnknownValue, dotted_name_of, expression_value, parse_python
 
-MODELS = {
+PRESET_BY_MODEL_NAME = {
     "olmo2_1B_v2": "olmo2-1b",
     "olmo2_7B": "olmo2-7b",
     "olmo2_13B": "olmo2-13b",
@@ -33,10 +33,10 @@ MODELS = {
 }
 """Method of `TransformerConfig` → preset."""
 
-HARMLESS = ("vocab_size", "init_seed", "attn_backend", "use_flash", "dtype", "fused_ops")
+IGNORED_MODEL_ARGUMENTS = ("vocab_size", "init_seed", "attn_backend", "use_flash", "dtype", "fused_ops")
 """Arguments of these methods that change no size that is counted."""
 
-VOCABULARY = 100_352
+VOCABULARY_SIZE = 100_352
 """Rows of the embedding: `TokenizerConfig.dolma2`'s 100,278 tokens, padded to a multiple of 128."""
 
 OTHER_TOKENIZERS = re.compile(r"TokenizerConfig\.(?!dolma2)\w+")
@@ -47,10 +47,10 @@ OPTIMIZERS = {"AdamWConfig": "foreach", "SkipStepAdamWConfig": "foreach"}
 PARALLEL_CONFIGS = ("pp_config", "tp_config", "ep_config")
 """Arguments of parallelism other than FSDP and of parts of sequences."""
 
-COOKBOOK = "cookbook.configure_train_module"
+COOKBOOK_FUNCTION = "cookbook.configure_train_module"
 """A function of OLMo-core that configures a training step (olmo_core/internal/cookbook.py)."""
 
-COOKBOOK_STEP = {
+COOKBOOK_STEP_DEFAULTS = {
     "optim": "SkipStepAdamWConfig",
     "compile_model": True,
     "dp_config": "TransformerDataParallelConfig",
@@ -61,7 +61,7 @@ COOKBOOK_STEP = {
 FUSED_LOSS = "lm_head.loss_implementation"
 """The attribute of a model's configuration that selects its loss."""
 
-LENGTHS = ("common.max_sequence_length", "opts.sequence_length", "sequence_length")
+LENGTH_VARIABLES = ("common.max_sequence_length", "opts.sequence_length", "sequence_length")
 """Names of the tokens per sequence in the functions of a script, whose constants state the number."""
 
 LENGTH_CONSTANTS = ("SEQUENCE_LENGTH", "DEFAULT_SEQUENCE_LENGTH", "CONTEXT_LENGTH")
@@ -70,10 +70,10 @@ LENGTH_CONSTANTS = ("SEQUENCE_LENGTH", "DEFAULT_SEQUENCE_LENGTH", "CONTEXT_LENGT
 def is_python(file_text: str) -> bool:
     """Whether a Python file configures training with OLMo-core."""
     is_import = re.search(r"^[ \t]*(from|import) olmo_core\b", file_text, re.MULTILINE) is not None
-    return is_import and (MODULE in file_text or COOKBOOK in file_text)
+    return is_import and (TRAIN_MODULE_CLASS in file_text or COOKBOOK_FUNCTION in file_text)
 
 
-MODULE = "TransformerTrainModuleConfig"
+TRAIN_MODULE_CLASS = "TransformerTrainModuleConfig"
 """The class whose arguments configure a training step."""
 
 
@@ -85,12 +85,12 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
         sequence_length = next(
             (variables[variable_name] for variable_name in LENGTH_CONSTANTS if variable_name in variables), None
         )
-        variables |= dict.fromkeys(LENGTHS, sequence_length)
+        variables |= dict.fromkeys(LENGTH_VARIABLES, sequence_length)
         for function_node in (node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)):
             variables |= {
                 variable_name: assigned_value
                 for variable_name, assigned_value in _number_assignments(function_node.body, variables)
-                if variable_name not in LENGTHS
+                if variable_name not in LENGTH_VARIABLES
             }
         call_nodes = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
         reader.notes.append("overrides behind the script's name are not read")
@@ -103,7 +103,7 @@ def _number_assignments(statements: list[ast.stmt], outer_values: Mapping[str, A
     known_values = dict(outer_values)
     for statement in statements:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            assigned_value = value_of(statement.value, known_values)
+            assigned_value = expression_value(statement.value, known_values)
             if isinstance(assigned_value, int):
                 known_values[statement.targets[0].id] = assigned_value
                 yield statement.targets[0].id, assigned_value
@@ -123,7 +123,7 @@ def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
         for target_node, value_node in target_nodes
         if isinstance(target_node, ast.Name)
         and isinstance(value_node, ast.Call)
-        and dotted_name_of(value_node.func).startswith(MODEL)
+        and dotted_name_of(value_node.func).startswith(MODEL_METHOD_PREFIX)
     }
     model_changes = {}
     for target_node, value_node in target_nodes:
@@ -143,7 +143,9 @@ def _class_arguments(
 
 def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
-    argument_values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
+    argument_values = {
+        keyword.arg: (keyword.value, expression_value(keyword.value, variables)) for keyword in call.keywords
+    }
     return {
         str(argument_name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node)
         or argument_value.text
@@ -160,35 +162,39 @@ def _model_of(
     model_changes: Mapping[str, str],
     tokenizer_match: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
-    """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
+    """Returns a script's model, or None and the model's name if `PRESET_BY_MODEL_NAME` lacks it or it is changed."""
     model_name = next(
-        (dotted_name_of(node.func) for node in call_nodes if dotted_name_of(node.func).startswith(MODEL)),
+        (dotted_name_of(node.func) for node in call_nodes if dotted_name_of(node.func).startswith(MODEL_METHOD_PREFIX)),
         "",
     )
-    preset = MODELS.get(model_name.rpartition(".")[2])
+    preset = PRESET_BY_MODEL_NAME.get(model_name.rpartition(".")[2])
     other_changes = [
         argument_name
         for argument_name in _class_arguments(call_nodes, model_name, variables) or {}
-        if argument_name not in HARMLESS
+        if argument_name not in IGNORED_MODEL_ARGUMENTS
     ]
     other_changes += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
     if preset is None or other_changes:
-        return None, f"{model_name or MODEL}{' with other ' * bool(other_changes)}{', '.join(other_changes)[:150]}"
+        return (
+            None,
+            f"{model_name or MODEL_METHOD_PREFIX}{' with other ' * bool(other_changes)}"
+            f"{', '.join(other_changes)[:150]}",
+        )
     if tokenizer_match is not None:
-        reader.refuse(tokenizer_match[0], f"the embedding is counted with dolma2's {VOCABULARY:,} rows")
-    return load_preset(preset).model.model_copy(update={"vocab_size": VOCABULARY}), ""
+        reader.refuse(tokenizer_match[0], f"the embedding is counted with dolma2's {VOCABULARY_SIZE:,} rows")
+    return load_preset(preset).model.model_copy(update={"vocab_size": VOCABULARY_SIZE}), ""
 
 
-MODEL = "TransformerConfig."
+MODEL_METHOD_PREFIX = "TransformerConfig."
 """What precedes the name of a model's method."""
 
 
 def _train_module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the arguments of the call that configures a training step; None without such a call."""
-    cookbook_arguments = _class_arguments(call_nodes, COOKBOOK, variables)
+    cookbook_arguments = _class_arguments(call_nodes, COOKBOOK_FUNCTION, variables)
     if cookbook_arguments is None:
-        return _class_arguments(call_nodes, MODULE, variables)
-    module_args = {**COOKBOOK_STEP, **cookbook_arguments}
+        return _class_arguments(call_nodes, TRAIN_MODULE_CLASS, variables)
+    module_args = {**COOKBOOK_STEP_DEFAULTS, **cookbook_arguments}
     if cookbook_arguments.get("activation_memory_budget", 1.0) != 1.0:
         module_args["ac_config"] = {
             "mode": "budget",
@@ -233,12 +239,14 @@ def _launch_of_calls(
     spec, model_id = _model_of(reader, call_nodes, variables, model_changes, tokenizer_match)
     module_arguments = _train_module_arguments(call_nodes, variables)
     if module_arguments is None:
-        raise reader.argument_error(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
+        raise reader.argument_error(
+            TRAIN_MODULE_CLASS, "no call in the script; expected one, or TARGET with --fsdp and --devices"
+        )
     world_size = reader.device_count(reader.source.world_size)
     sequence_ranks = _sequence_ranks(reader, call_nodes, module_arguments, variables, world_size)
-    tokens = integer_of(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
-    sequence_length = integer_of(
-        reader, "max_sequence_length", module_arguments.get("max_sequence_length", variables[LENGTHS[0]])
+    tokens = read_integer(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
+    sequence_length = read_integer(
+        reader, "max_sequence_length", module_arguments.get("max_sequence_length", variables[LENGTH_VARIABLES[0]])
     )
     if tokens % sequence_length:
         raise reader.argument_error(
@@ -286,11 +294,11 @@ def _replica_count(
     Ranks that have parts of one sequence are among those of the shards (parallel/__init__.py, `get_dp_model_mesh`).
     """
     if parallel_arguments.get("num_replicas") is not None:
-        return integer_of(reader, "num_replicas", parallel_arguments["num_replicas"])
+        return read_integer(reader, "num_replicas", parallel_arguments["num_replicas"])
     if parallel_arguments.get("shard_degree") is None:
         reader.notes.append(f"hsdp: shards are those of a node with {DEVICES_PER_NODE} devices, each node a replica")
         return max(1, world_size // DEVICES_PER_NODE)
-    shard_ranks = integer_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
+    shard_ranks = read_integer(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
     if world_size % shard_ranks:
         raise reader.argument_error(
             "shard_degree",

@@ -10,15 +10,21 @@ from typing import Any
 
 from ..argument_names import argument_names
 from ..launch.accelerate_command import FRAMEWORK_KEYS, with_launcher_arguments
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
-from ..launch.trainer import TRAINER_IGNORED, known_argument_names, lora_settings, pair_settings, trainer_launch
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
+from ..launch.trainer import (
+    IGNORED_TRAINER_ARGUMENTS,
+    known_argument_names,
+    lora_settings,
+    pair_settings,
+    trainer_launch,
+)
 
-READ = argument_names(__file__, "read")
+ARGUMENTS_READ = argument_names(__file__, "read")
 
-IGNORED = argument_names(__file__, "ignored")
+ARGUMENTS_IGNORED = argument_names(__file__, "ignored")
 """Arguments that do not change the memory of a training step."""
 
-SIGNS = (
+IDENTIFYING_ARGUMENTS = (
     "use_slow_tokenizer",
     "with_tracking",
     "checkpointing_steps",
@@ -33,7 +39,7 @@ def is_open_instruct(config: Table) -> bool:
     """Whether a table is a config of open-instruct."""
     return (
         "model_name_or_path" in config
-        and any(argument_name in config for argument_name in SIGNS)
+        and any(argument_name in config for argument_name in IDENTIFYING_ARGUMENTS)
         and "finetuning_type" not in config
     )
 
@@ -41,7 +47,9 @@ def is_open_instruct(config: Table) -> bool:
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        reader.check_names(config, (*known_argument_names(), *READ), TRAINER_IGNORED | IGNORED)
+        reader.check_names(
+            config, (*known_argument_names(), *ARGUMENTS_READ), IGNORED_TRAINER_ARGUMENTS | ARGUMENTS_IGNORED
+        )
         if config.get("sequence_parallel_size") not in (None, 1):
             reader.refuse("sequence_parallel_size", "it is modelled as 1")
         run_settings: dict[str, Any] = {
@@ -53,7 +61,7 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             "attn_implementation": "flash" if reader.flag(config, "use_flash_attn", True) else "eager",
         }
         if config.get("max_seq_length") is not None:
-            run_settings["seq"] = integer_of(reader, "max_seq_length", config["max_seq_length"])
+            run_settings["seq"] = read_integer(reader, "max_seq_length", config["max_seq_length"])
         run_settings |= _optimizer_settings(reader, config)
         if reader.flag(config, "gradient_checkpointing"):
             run_settings["recompute"] = "full"

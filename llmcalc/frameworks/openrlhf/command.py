@@ -12,13 +12,22 @@ from typing import Any
 
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
-from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BUCKETS
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, share_of
+from ..launch.launch_types import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    read_fraction,
+    read_integer,
+    reader_of,
+)
 from ..launch.rollout import AdditionalModel, ModelLocation, Rollout
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
-OLDER = {
+ARGUMENT_BY_OLDER_NAME = {
     "zero_stage": "ds.zero_stage",
     "micro_train_batch_size": "train.micro_batch_size",
     "train_batch_size": "train.batch_size",
@@ -58,14 +67,14 @@ OLDER = {
 }
 """Argument before 0.10 → its name since."""
 
-SFT = {
+ARGUMENT_BY_SFT_NAME = {
     "model.model_name_or_path": "actor.model_name_or_path",
     "model.gradient_checkpointing_enable": "actor.gradient_checkpointing_enable",
     "ds.gradient_checkpointing_enable": "actor.gradient_checkpointing_enable",
 }
 """Argument of `train_sft` → the same one of `train_ppo_ray`."""
 
-REFUSED = {
+REFUSED_ARGUMENTS = {
     "ds.tensor_parallel_size": (1, "DeepSpeed's own tensor parallelism is not modelled"),
     "ds.zpg": (1, "a second partition inside of machines is not modelled"),
     "ds.deepcompile": (False, "DeepCompile is not modelled"),
@@ -74,7 +83,13 @@ REFUSED = {
 }
 """Argument → the only value that is modelled, and why."""
 
-LOSSES = {"train_ppo_ray": "", "train_sft": "", "train_dpo": "sigmoid", "train_rm": "reward", "train_kto": "kto"}
+LOSS_BY_TRAINER = {
+    "train_ppo_ray": "",
+    "train_sft": "",
+    "train_dpo": "sigmoid",
+    "train_rm": "reward",
+    "train_kto": "kto",
+}
 """Module that trains → its loss on preferences; empty for none. Versions before 0.9 have `train_kto`."""
 
 
@@ -91,13 +106,13 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             raise reader.argument_error(
                 "--teacher_model", "a teacher beside the trained model is not modelled; expected train_sft"
             )
-        if trainer_name not in LOSSES:
+        if trainer_name not in LOSS_BY_TRAINER:
             raise reader.argument_error(
-                f"line {command_line.line}: {trainer_name}", f"is not read; expected {', '.join(LOSSES)}"
+                f"line {command_line.line}: {trainer_name}", f"is not read; expected {', '.join(LOSS_BY_TRAINER)}"
             )
         arguments = {
             _current_name(argument_name): argument_value
-            for argument_name, argument_value in arguments_of(command_line.words, source_file.name_in_errors).items()
+            for argument_name, argument_value in parse_arguments(command_line.words, source_file.name_in_errors).items()
         }
         known_names = frozenset(
             argument_name
@@ -108,15 +123,15 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         argument_values = {
             _current_name(argument_name): argument_value for argument_name, argument_value in argument_values.items()
         }
-        model_id = model_name(arguments.get("actor.model_name_or_path"))
+        model_id = marked_model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, argument_values)
         world_size = (
             _actor_device_count(reader, argument_values) if trainer_name == "train_ppo_ray" else source_file.world_size
         )
         config = _deepspeed_config(reader, argument_values, world_size)
         settings = _other_settings(reader, argument_values)
-        if LOSSES[trainer_name]:
-            settings |= _pair_settings(reader, argument_values, LOSSES[trainer_name], config, settings)
+        if LOSS_BY_TRAINER[trainer_name]:
+            settings |= _pair_settings(reader, argument_values, LOSS_BY_TRAINER[trainer_name], config, settings)
         launch_settings = run_of_program(reader, config, world_size, settings)
         rollout = (
             _rollout_of(reader, argument_values, launch_settings.layout.dp) if trainer_name == "train_ppo_ray" else None
@@ -137,12 +152,12 @@ IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm
 def _current_name(flag_name: str) -> str:
     """Returns the name that an argument has since version 0.10."""
     argument_name = flag_name.lstrip("-")
-    argument_name = OLDER.get(argument_name, argument_name)
-    return SFT.get(argument_name, argument_name)
+    argument_name = ARGUMENT_BY_OLDER_NAME.get(argument_name, argument_name)
+    return ARGUMENT_BY_SFT_NAME.get(argument_name, argument_name)
 
 
 def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
-    for argument_name, (modelled_value, refusal_reason) in REFUSED.items():
+    for argument_name, (modelled_value, refusal_reason) in REFUSED_ARGUMENTS.items():
         if config.get(argument_name, modelled_value) != modelled_value:
             reader.refuse(f"--{argument_name}", refusal_reason)
 
@@ -225,7 +240,7 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
         return token_limit
     reader.counts_longest_samples = True
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
-        return integer_of(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.integer(
+        return read_integer(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.integer(
             config, "data.prompt_max_len", 1024
         )
     token_limit = reader.integer(config, "data.max_len", 2048)
@@ -240,7 +255,7 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
     return token_limit // ring_size
 
 
-SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
+SOURCE_FILES = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 """Where the files of OpenRLHF say what is on a device in each phase."""
 
 
@@ -255,7 +270,7 @@ def _rollout_of(reader: LaunchReader, config: Table, rank_count: int) -> Rollout
     engine_sleeps = has_engine and reader.flag(config, "vllm.enable_sleep")
     sequence_count, sequence_length = _rollout_batch(reader, config)
     return Rollout(
-        source=SOURCE,
+        source=SOURCE_FILES,
         engine="vllm" if has_engine else "",
         flags=_engine_flags(reader, config) if has_engine else {},
         sleeps_while_idle=engine_sleeps,
@@ -285,7 +300,7 @@ def _rollout_batch(reader: LaunchReader, config: Table) -> tuple[int, int]:
 def _engine_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "tensor_parallel_size": reader.integer(config, "vllm.tensor_parallel_size", 1),
-        "gpu_memory_utilization": share_of(reader, "vllm.gpu_memory_utilization", config, 0.95),
+        "gpu_memory_utilization": read_fraction(reader, "vllm.gpu_memory_utilization", config, 0.95),
         "max_model_len": _longest_sequence_tokens(reader, config),
     }
     return flags | ({"enforce_eager": True} if reader.flag(config, "vllm.enforce_eager") else {})

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of, unknown_keys
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, reader_of, record_unknown_keys
 from ..launch.trainer import keeps_published_weights, read_trainer
 from ..trl.config_file import read_trl
 
-TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
+CONFIG_TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
 
-TRAINERS = {
+SETTINGS_BY_TRAINER = {
     "TRL_SFT": {"loss_type": "nll"},
     "TRL_DPO": {"loss_type": "sigmoid"},
     "TRL_KTO": {"loss_type": "kto"},
@@ -106,18 +106,18 @@ def is_oumi(config: Table) -> bool:
 def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an Oumi config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        unknown_keys(reader, config, TABLES, "", "no table that is known")
-        tables = {table_name: reader.table(config, table_name) for table_name in TABLES}
+        record_unknown_keys(reader, config, CONFIG_TABLES, "", "no table that is known")
+        tables = {table_name: reader.table(config, table_name) for table_name in CONFIG_TABLES}
         values_by_key = {
             f"{table_name}.{key}"[:100]: value for table_name, table in tables.items() for key, value in table.items()
         }
         trainer_type = str(values_by_key.get("training.trainer_type", "HF")).upper()[:40]
-        if trainer_type not in TRAINERS:
-            raise reader.value_error("training.trainer_type", trainer_type, f"one of {', '.join(TRAINERS)}")
-        unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model")
-        unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training")
+        if trainer_type not in SETTINGS_BY_TRAINER:
+            raise reader.value_error("training.trainer_type", trainer_type, f"one of {', '.join(SETTINGS_BY_TRAINER)}")
+        record_unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model")
+        record_unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training")
         arguments: dict[str, Any] = {
-            **TRAINERS[trainer_type],
+            **SETTINGS_BY_TRAINER[trainer_type],
             **_training_arguments(reader, values_by_key),
             **_model_arguments(reader, values_by_key, trainer_type),
             **(
@@ -129,7 +129,7 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         if "load_in_4bit" in arguments or "load_in_8bit" in arguments:
             arguments["dtype"] = "float32"  # peft's `prepare_model_for_kbit_training`
         if reader.flag(values_by_key, "fsdp.enable_fsdp"):
-            unknown_keys(reader, tables["fsdp"], FSDP_READ | FSDP_IGNORED, "fsdp")
+            record_unknown_keys(reader, tables["fsdp"], FSDP_READ | FSDP_IGNORED, "fsdp")
             arguments |= _fsdp_arguments(reader, values_by_key, arguments)
         if reader.flag(values_by_key, "deepspeed.enable_deepspeed"):
             arguments |= _deepspeed_arguments(reader, tables["deepspeed"])
@@ -200,7 +200,7 @@ def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str,
 
 def _adapter_arguments(reader: LaunchReader, values_by_key: Table, adapter_table: Table) -> dict[str, Any]:
     """Returns the arguments of the table `peft`, whose default rank is 8. values_by_key: `TABLE.KEY` → value."""
-    unknown_keys(reader, adapter_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
+    record_unknown_keys(reader, adapter_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     if _names_language_model(reader, values_by_key, "peft.lora_exclude_modules"):
         reader.refuse("peft.lora_exclude_modules", "adapters of all lora_target_modules are counted")
     for key, plain_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
@@ -250,7 +250,7 @@ def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[s
     known_keys = field_names(
         "enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param precision"
     )
-    unknown_keys(reader, deepspeed_table, known_keys | ZERO_OPTIONS | DEEPSPEED_IGNORED, "deepspeed")
+    record_unknown_keys(reader, deepspeed_table, known_keys | ZERO_OPTIONS | DEEPSPEED_IGNORED, "deepspeed")
     if deepspeed_table.get("deepspeed_config_path") is not None:
         return {"deepspeed": deepspeed_table["deepspeed_config_path"]}
     stage_text = str(deepspeed_table.get("zero_stage", 0)).upper().removeprefix("ZERO_")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.command_line import arguments_of
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, integer_of, reader_of
+from ..launch.command_line import parse_arguments
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 
-IGNORED = field_names("""
+ARGUMENTS_IGNORED = field_names("""
     patch-tokenizer-type extra-vocab-size max-padding-length train-mode dataset train-data-path valid-data-path
     keep-last epochs train-data generation-length data-dir intermediate-size n-head-kv task inference-output
     num-fewshot-samples patch-size cvcuda-image-processing dataset-config image-folder convert-checkpoint-from
@@ -23,7 +23,7 @@ IGNORED = field_names("""
     """)
 """Arguments of the patch that change no memory of the language model's step."""
 
-WORDS = {
+WORDS_BY_TOKENIZER = {
     "Qwen2Tokenizer": 151_643,
     "Qwen3Tokenizer": 151_643,
     "Qwen2VLTokenizer": 151_643,
@@ -47,10 +47,10 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             raise reader.argument_error(
                 f"line {command_line.line}: {command_line.program}", "is no training; expected pretrain_*.py"
             )
-        arguments = arguments_of(command_line.words, source_file.name_in_errors)
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         megatron_table: dict[str, Any] = {}
         for flag_name, argument_value in arguments.items():
-            if flag_name[2:] in IGNORED:
+            if flag_name[2:] in ARGUMENTS_IGNORED:
                 reader.ignored_arguments.append(flag_name)
             elif flag_name == "--moe-shared-expert-overlap":
                 reader.notes.append(f"{flag_name}: shared experts are counted without overlap, an estimate")
@@ -67,10 +67,10 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
     if "--padded-vocab-size" in arguments or "--vocab-size" in arguments:
         return
     tokenizer_type = str(arguments.get("--patch-tokenizer-type", ""))
-    if tokenizer_type not in WORDS:
+    if tokenizer_type not in WORDS_BY_TOKENIZER:
         *_, size_option, vocab_size_text = ("", "", *reader.source.arguments)
         if size_option == "--padded-vocab-size":
-            megatron_table[size_option] = str(integer_of(reader, size_option, vocab_size_text))
+            megatron_table[size_option] = str(read_integer(reader, size_option, vocab_size_text))
             return
         raise reader.argument_error(
             "--patch-tokenizer-type",
@@ -79,5 +79,5 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
         )
     if is_unresolved(str(arguments.get("--extra-vocab-size"))):
         raise reader.argument_error("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
-    extra_tokens = integer_of(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), minimum=0)
-    megatron_table["--padded-vocab-size"] = str(WORDS[tokenizer_type] + extra_tokens)
+    extra_tokens = read_integer(reader, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), minimum=0)
+    megatron_table["--padded-vocab-size"] = str(WORDS_BY_TOKENIZER[tokenizer_type] + extra_tokens)

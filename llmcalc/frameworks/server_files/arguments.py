@@ -12,8 +12,8 @@ from ...errors import InputError
 from ..argument_names import keyword_of
 from ..engines.engine import Engine
 from ..engines.flags import Flag, find_flag, flags_by_spelling, split_arguments
-from ..engines.registry import FOLDERS, engine
-from ..launch.unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
+from ..engines.registry import ENGINE_FOLDERS, engine
+from ..launch.unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable, unresolved_reason
 from ..launch.yaml_text import parse_yaml
 from .programs import PROGRAMS, REPOSITORY_FLAGS, ServerProgram
 from .server import ReadNamedFile
@@ -88,8 +88,8 @@ def read_arguments(
             parsed_arguments.values["mmproj_auto"] = True
         elif flag_values.get("mmproj_auto"):
             del flag_values["mmproj_auto"]  # no repository, no file of an encoder
-        if HF_FILE in flag_values:
-            parsed_arguments.model = f"{parsed_arguments.model}/{flag_values.pop(HF_FILE)}"
+        if HF_FILE_FIELD in flag_values:
+            parsed_arguments.model = f"{parsed_arguments.model}/{flag_values.pop(HF_FILE_FIELD)}"
         if program.has_positional_model and positional_words:
             parsed_arguments.model = positional_words.pop(0)
         for ignored_name in positional_words:
@@ -116,7 +116,7 @@ def _field_of(flags_by_name: Mapping[str, Flag], flag_name: str) -> str:
     return flags_by_name[flag_name].field_name if flag_name in flags_by_name else keyword_of(flag_name)
 
 
-HF_FILE = "hf_file"
+HF_FILE_FIELD = "hf_file"
 """The field of the file of a repository that llama-server loads, whose name states how it is quantized."""
 
 TEMPLATE_WORD = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
@@ -125,10 +125,10 @@ TEMPLATE_WORD = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
 MOST_NOTES = 10
 """Largest number of unset variables that are noted."""
 
-LEAST_FLAGS = 2
+FEWEST_TYPED_FLAGS = 2
 """Number of flags from which words say their engine."""
 
-MOST_FLAGS = 300
+MOST_TYPED_FLAGS = 300
 """Number of flags up to which words say their engine."""
 
 
@@ -150,10 +150,10 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
 def engine_of_flags(command_words: Sequence[str]) -> str:
     """Returns the first engine that has all flags of a command, provided that one of them changes memory."""
     typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
-    if not LEAST_FLAGS <= len(typed_names) <= MOST_FLAGS:
+    if not FEWEST_TYPED_FLAGS <= len(typed_names) <= MOST_TYPED_FLAGS:
         return ""
     for program in PROGRAMS:
-        if program.engine not in FOLDERS:
+        if program.engine not in ENGINE_FOLDERS:
             continue
         flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
         named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
@@ -185,7 +185,8 @@ def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
         printed_lines = (
             (line_number, line)
             for line_number, line in enumerate(yaml_text.splitlines(), 1)
-            if is_unresolved(line) and ":" not in re.sub(f"{UNRESOLVED}[^{UNRESOLVED}]*{UNRESOLVED}", "", line)
+            if is_unresolved(line)
+            and ":" not in re.sub(f"{UNRESOLVED_MARK}[^{UNRESOLVED_MARK}]*{UNRESOLVED_MARK}", "", line)
         )
         line_number, line = next(printed_lines, (0, ""))
         if not line_number:

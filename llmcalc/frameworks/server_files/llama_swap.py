@@ -17,10 +17,10 @@ from ..launch.shell_words import LONGEST_VALUE
 from ..launch.unresolved import mark_unresolved
 from .server import Container
 
-DEEPEST = 10
+DEEPEST_MACRO = 10
 """Largest number of macros inside each other."""
 
-PORT = "8080"
+FREE_PORT = "8080"
 """A free port, which changes no memory."""
 
 
@@ -47,7 +47,7 @@ def servers_of_llama_swap(
         place_in_file = f"models.{one_line(str(model_name))[:60]}"
         env_macros = {f"env.{variable_name}": variable_value for variable_name, variable_value in variables.items()}
         macro_values = {
-            "PORT": PORT,
+            "PORT": FREE_PORT,
             **env_macros,
             **shared_macros,
             **_read_macros(model_table),
@@ -81,7 +81,7 @@ def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:
 
 def _expand_macros(command: str, values_by_macro: Mapping[str, str], place_in_errors: str) -> str:
     """Returns a command with all macros expanded, including nested macros. place_in_errors: the location in errors."""
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST_MACRO):
         used_macros = re.findall(r"\$\{([\w.-]{1,120})\}", command)
         if not used_macros:
             return command
@@ -94,4 +94,4 @@ def _expand_macros(command: str, values_by_macro: Mapping[str, str], place_in_er
             lambda macro_match: values_by_macro.get(macro_match[1], mark_unresolved(f"${macro_match[1]}")),
             command,
         )
-    raise InputError(f"{place_in_errors}: macros name each other; expected at most {DEEPEST} inside each other")
+    raise InputError(f"{place_in_errors}: macros name each other; expected at most {DEEPEST_MACRO} inside each other")

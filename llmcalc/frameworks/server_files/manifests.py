@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, variable_expander
-from ..launch.unresolved import UNRESOLVED, mark_unresolved
+from ..launch.unresolved import UNRESOLVED_MARK, mark_unresolved
 from ..launch.yaml_text import parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
@@ -396,7 +396,7 @@ def _environment_variables(environment_value: Any) -> dict[str, str]:
         elif isinstance(env_element, str) and "=" in env_element:
             variable_name, _, text = env_element.partition("=")
             env[variable_name] = text
-    return {variable_name: text for variable_name, text in env.items() if UNRESOLVED not in text}
+    return {variable_name: text for variable_name, text in env.items() if UNRESOLVED_MARK not in text}
 
 
 def _environment_list(environment_value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError
-from ..launch.python_source import DEEPEST, UnknownValue, dotted_name_of, parse_python, value_of
+from ..launch.python_source import DEEPEST_EXPRESSION, UnknownValue, dotted_name_of, expression_value, parse_python
 from ..launch.shell_words import UnsplittableText
 from ..launch.unresolved import mark_unresolved
 from .engine_tables import server_of_table
@@ -29,7 +29,7 @@ MOST_WORDS = 2_000
 LONGEST_TEXT = 100_000
 """Largest number of letters of a text that is added up."""
 
-MOST_COMBINED = 1_000_000
+MOST_COMBINED_VALUES = 1_000_000
 """Largest number of letters and values that all expressions of a file put together: variables that stand twice in the
 next one double at each line."""
 
@@ -93,15 +93,16 @@ class _Evaluator:
     def _count_combined_items(self, evaluated_value: Any) -> None:
         """Counts the characters and items that are combined into another value, to limit the work.
 
-        Raises `InputError` for more than `MOST_COMBINED` in a file.
+        Raises `InputError` for more than `MOST_COMBINED_VALUES` in a file.
         """
         pending_values = [evaluated_value]
         while pending_values:
             pending_value = pending_values.pop()
             self.combined_count += 1 + (len(pending_value) if isinstance(pending_value, str | list | dict) else 0)
-            if self.combined_count > MOST_COMBINED:
+            if self.combined_count > MOST_COMBINED_VALUES:
                 raise InputError(
-                    f"{self.file_name}: its expressions put together more than {MOST_COMBINED:,} letters and values; "
+                    f"{self.file_name}: its expressions put together more than {MOST_COMBINED_VALUES:,} letters and "
+                    "values; "
                     "expected shorter texts and lists"
                 )
             pending_values += (
@@ -153,7 +154,7 @@ class _Evaluator:
     ) -> Iterator[StartedServer]:
         """Yields the servers that statements start, and evaluates assignments in order."""
         lines_by_command: dict[str, int] = {}
-        for statement in statement_nodes if nesting_depth < DEEPEST else ():
+        for statement in statement_nodes if nesting_depth < DEEPEST_EXPRESSION else ():
             variable_name = _assigned_name(statement)
             if isinstance(statement, ast.Assign | ast.AnnAssign) and variable_name and statement.value is not None:
                 self.names[variable_name] = self.evaluate(statement.value)
@@ -214,7 +215,7 @@ class _Evaluator:
 
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
-        if depth > DEEPEST:
+        if depth > DEEPEST_EXPRESSION:
             return UnknownValue("…")
         if isinstance(syntax_node, ast.Dict):
             keys_and_values = zip(syntax_node.keys, syntax_node.values, strict=True)
@@ -240,7 +241,7 @@ class _Evaluator:
             )
         if isinstance(syntax_node, ast.Call):
             return self._call_result(syntax_node, depth)
-        return value_of(syntax_node, self.names, depth)
+        return expression_value(syntax_node, self.names, depth)
 
     def _list_items(self, list_node: ast.expr, nesting_depth: int) -> list[Any]:
         if not isinstance(list_node, ast.Starred):
@@ -287,7 +288,7 @@ class _Evaluator:
                     self._count_combined_items(separator_text)
                     list_words.append(self._embedded_text(list_element))
                 return separator_text.join(list_words)
-        return value_of(call_node, self.names, depth)
+        return expression_value(call_node, self.names, depth)
 
 
 def _word_of_value(evaluated_value: Any) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 from ...errors import InputError, MissingExtra, one_line
 from ...sources.files import read_text
 from ..engines.flags import find_flag, flags_by_spelling
-from ..engines.registry import FOLDERS, ON_LLAMA_CPP, engine
+from ..engines.registry import ENGINE_FOLDERS, LLAMA_CPP_LAUNCHERS, engine
 from ..launch.command_line import (
+    LAUNCH_OPTION,
     TRAINING_COMMAND,
-    TYPED_COMMAND,
     TypedLaunch,
     is_training_command,
     typed_launch,
@@ -24,7 +24,7 @@ from ..launch.notebook import is_python_name, read_launch_text
 from ..launch.python_source import is_python
 from ..launch.unresolved import is_unresolved, printable
 from ..launch.windows_scripts import posix_paths
-from ..launch.yaml_text import LARGEST, parse_braces, parse_yaml
+from ..launch.yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of_program, read_arguments, words_of_tables
 from .manifests import servers_in_tables
@@ -72,7 +72,7 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
     typed_text = str(launch_path)
     if words_of_typed_command(typed_text):
         typed_text = posix_paths(typed_text)
-        typed_command = TypedLaunch(TYPED_COMMAND, {}, ())
+        typed_command = TypedLaunch(LAUNCH_OPTION, {}, ())
         if is_training_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()
     typed_launch_file = typed_launch(typed_text)
@@ -86,7 +86,7 @@ def starts_any_server(typed_path: str | Path) -> bool:
     A Python file that trains is not among them, though a server may write its data before.
     """
     file_path = Path(typed_launch(str(typed_path)).path)
-    if is_python_name(file_path.name) and TRAINS.search(read_launch_text(file_path)) is not None:
+    if is_python_name(file_path.name) and TRAINER_CALL.search(read_launch_text(file_path)) is not None:
         return False
     typed_launch_file, launch_text, launch_folder = _read_launch(typed_path)
     engine_names = (
@@ -95,11 +95,11 @@ def starts_any_server(typed_path: str | Path) -> bool:
     first_engine = next(engine_names, None)
     if first_engine is None:
         return False
-    is_modelled = first_engine in FOLDERS or any(engine_name in FOLDERS for engine_name in engine_names)
+    is_modelled = first_engine in ENGINE_FOLDERS or any(engine_name in ENGINE_FOLDERS for engine_name in engine_names)
     return is_modelled or TRAINING_COMMAND.search(launch_text) is None
 
 
-TRAINS = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*\w*Trainer\(", re.MULTILINE)
+TRAINER_CALL = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*\w*Trainer\(", re.MULTILINE)
 """A line of Python that makes a trainer."""
 
 
@@ -115,7 +115,7 @@ def engines_of_file(launch_path: str | Path) -> list[str]:
     except InputError:
         return []  # the same error is raised where the file is read for its servers
     engine_names = dict.fromkeys(started_server.server_start.program.engine for started_server in started_servers)
-    return [engine_name for engine_name in engine_names if engine_name in FOLDERS]
+    return [engine_name for engine_name in engine_names if engine_name in ENGINE_FOLDERS]
 
 
 def servers_of_text(
@@ -230,7 +230,9 @@ def _read_env_file(launch_folder: Path | None) -> dict[str, str]:
     env_path = None if launch_folder is None else launch_folder / ".env"
     if env_path is None or not env_path.is_file():
         return {}
-    env_assignments = (line.strip().removeprefix("export ") for line in read_text(env_path, LARGEST).split("\n"))
+    env_assignments = (
+        line.strip().removeprefix("export ") for line in read_text(env_path, LARGEST_FILE_BYTES).split("\n")
+    )
     names_and_values = (env_line.partition("=") for env_line in env_assignments if re.match(r"[A-Za-z_]\w*=", env_line))
     return {variable_name: variable_value.strip().strip("'\"") for variable_name, _, variable_value in names_and_values}
 
@@ -275,8 +277,8 @@ def _read_server(
     server_start, container = started_server.server_start, started_server.container
     server_location = f"{name_in_errors}: {container.place_in_file}" if container.place_in_file else name_in_errors
     engine_name = server_start.program.engine
-    if engine_name not in FOLDERS:
-        runs_llama_cpp = engine_name in ON_LLAMA_CPP.values()
+    if engine_name not in ENGINE_FOLDERS:
+        runs_llama_cpp = engine_name in LLAMA_CPP_LAUNCHERS.values()
         llama_cpp_hint = (
             ". It runs llama.cpp: type its flags to --engine llama.cpp"
             if runs_llama_cpp
@@ -284,7 +286,7 @@ def _read_server(
         )
         raise InputError(
             f"{server_location}: starts a server of {engine_name}, which is not modelled; expected one of "
-            f"{', '.join(FOLDERS)}{llama_cpp_hint}"
+            f"{', '.join(ENGINE_FOLDERS)}{llama_cpp_hint}"
         )
     if engine_name in PYTHON_ENGINES and re.search(r"\bcpu\b", container.image):
         image_name = one_line(container.image)[:80]
@@ -357,15 +359,17 @@ def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Itera
             flag_spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
             matched_flag = find_flag(flags_by_name, flag_spelling)
             is_switch = matched_flag is None or matched_flag.flag.value_kind == "switch"
-            if is_switch and variable_value.lower() in OFF:
+            if is_switch and variable_value.lower() in OFF_VALUES:
                 yield f"--no-{flag_spelling[2:]}"
             else:
                 yield (
-                    flag_spelling if is_switch and variable_value.lower() in ON else f"{flag_spelling}={variable_value}"
+                    flag_spelling
+                    if is_switch and variable_value.lower() in ON_VALUES
+                    else f"{flag_spelling}={variable_value}"
                 )
 
 
-ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
+ON_VALUES, OFF_VALUES = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
 """Values of variables that stand for switches."""
 
 FLAG_OF_VARIABLE = {
@@ -412,6 +416,6 @@ def _reader_of_named_files(
             raise InputError(
                 f"{one_line(file_name)[:200]}: no such file beside {name_in_errors}; expected the configuration there"
             )
-        return read_text(file_path, LARGEST)
+        return read_text(file_path, LARGEST_FILE_BYTES)
 
     return read

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ...errors import InputError
-from ..engines.registry import FOLDERS
-from ..launch.command_line import TRAINING_COMMAND, WITHOUT_PROGRAMS
+from ..engines.registry import ENGINE_FOLDERS
+from ..launch.command_line import NON_PROGRAM_COMMANDS, TRAINING_COMMAND
 from ..launch.shell import read_script
 from ..launch.shell_words import ShellScript
 from ..launch.unresolved import is_unresolved
@@ -20,7 +20,7 @@ from .server import Container, StartedServer
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 
-DEEPEST = 3
+DEEPEST_SCRIPT = 3
 """Largest number of scripts in quotes inside each other."""
 
 MOST_SCRIPTS = 60
@@ -29,10 +29,10 @@ MOST_SCRIPTS = 60
 
 def starts_server(file_text: str) -> bool:
     """Whether a text contains the name of a program that starts servers."""
-    return _SERVERS.search(file_text) is not None
+    return _SERVER_NAMES.search(file_text) is not None
 
 
-_SERVERS = re.compile(
+_SERVER_NAMES = re.compile(
     "|".join(
         sorted(
             {re.escape(name.split()[0]) for program in PROGRAMS for name in program.commands}
@@ -80,7 +80,7 @@ class ServerFinder:
         daemon_servers: list[StartedServer] = []
         for command_line in shell_script.commands:
             command_words = [word for word in command_line.words if word not in ("&", "&&", "|", ";")]
-            if not command_words or command_words[0] in WITHOUT_PROGRAMS:
+            if not command_words or command_words[0] in NON_PROGRAM_COMMANDS:
                 continue
             line_location = outer_container.place_in_file if outer_container.image else f"line {command_line.line}"
             command_environment = {
@@ -119,9 +119,9 @@ class ServerFinder:
                 ServerStart(server_program, ()), container, written_files or {}, version_of_image(container.image)
             )
         image_program = program_of_image(container.image)
-        if not command_words and image_program is not None and image_program.engine not in FOLDERS:
+        if not command_words and image_program is not None and image_program.engine not in ENGINE_FOLDERS:
             yield StartedServer(ServerStart(image_program, ()), container)  # to be refused by its name
-        if depth > DEEPEST or not command_words:
+        if depth > DEEPEST_SCRIPT or not command_words:
             return
         inner_container = container_of_command(command_words, container.place_in_file)
         if inner_container is not None:

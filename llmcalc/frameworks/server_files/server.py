@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from ..launch.record import OptionOverride, json_value_of
+from ..launch.launch_types import OptionOverride, json_value_of
 from .programs import ServerStart
 
 ReadNamedFile: TypeAlias = Callable[[str], str]

@@ -28,7 +28,7 @@ from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .compressed_pools import compressed_tokens
 from .cuda_graphs import decode_graphs_mib, exchange_buffers_mib, prompt_graphs_mib
-from .flags import SCHEMES, graph_config_flags
+from .flags import SCHEME_BY_QUANTIZATION, graph_config_flags
 from .host_experts import host_expert_notes, host_experts_bytes
 from .recurrent_states import RankLoad, StatePool, state_pool
 from .speculation import (
@@ -43,16 +43,16 @@ from .weights import copied_projection_bytes, loaded_scale_bytes, unused_segment
 
 GIB, MIB = 2**30, 2**20
 
-REFERENCE_ENCODER = (24, 1024)
+REFERENCE_ENCODER_SIZES = (24, 1024)
 """Layers and width of the encoder of images by which others are measured, and of configs without these keys."""
 
 ENCODER_WITH_DEPTH = "visual"
 """The encoder's name in classes whose configs have `depth`, not `num_hidden_layers` (configs/qwen3_vl.py)."""
 
-LARGE_GRAPH = 300
+LARGE_GRAPH_SEQUENCES = 300
 """Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
 
-TRANSPORT_MIB = 1024
+FEATURE_POOL_MIB = 1024
 """MiB of the device's pool of images' features, with `--mm-feature-transport cuda_ipc` (SGLANG_MM_FEATURE_CACHE_MB)."""
 
 SHORT_REQUEST_TOKENS = 8192
@@ -227,7 +227,9 @@ class SGLangServer(EngineServer):
         if not self.has_encoder:
             return 1.0
         encoder_layers, encoder_width = self._encoder_sizes
-        relative_encoder_size = encoder_layers * encoder_width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
+        relative_encoder_size = (
+            encoder_layers * encoder_width**2 / (REFERENCE_ENCODER_SIZES[0] * REFERENCE_ENCODER_SIZES[1] ** 2)
+        )
         return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (relative_encoder_size - 1)))
 
     @property
@@ -249,7 +251,7 @@ class SGLangServer(EngineServer):
             depth_and_width = tuple(
                 vision_config.get(field_name, vision_config.get(f"vt_{field_name}", default_size))
                 for field_name, default_size in zip(
-                    ("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True
+                    ("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER_SIZES, strict=True
                 )
             )
             if all(isinstance(config_size, int) and 0 < config_size < 10**6 for config_size in depth_and_width):
@@ -257,9 +259,9 @@ class SGLangServer(EngineServer):
         for tower_name, tower in self.preset.model.towers.items():
             if isinstance(tower, VisionTower):
                 counts_blocks = tower_name == ENCODER_WITH_DEPTH
-                layer_count = REFERENCE_ENCODER[0] if counts_blocks else int(tower.stack.num_hidden_layers)
+                layer_count = REFERENCE_ENCODER_SIZES[0] if counts_blocks else int(tower.stack.num_hidden_layers)
                 return layer_count, int(tower.hidden_size)
-        return REFERENCE_ENCODER
+        return REFERENCE_ENCODER_SIZES
 
     @cached_property
     def architectures(self) -> tuple[str, ...]:
@@ -371,7 +373,7 @@ class SGLangServer(EngineServer):
             + decode_graphs_mib(version_rules, self.flags, decode_graph_mib)
         ) / 1024
         if self.has_divided_attention:
-            reserved_gib += decode_graph_mib * self.dp * (4.5 if decode_graph_mib > LARGE_GRAPH else 3) / 1024
+            reserved_gib += decode_graph_mib * self.dp * (4.5 if decode_graph_mib > LARGE_GRAPH_SEQUENCES else 3) / 1024
         prompt_graph_mib = prompt_graphs_mib(
             version_rules, self.flags, self.rank_of_stage(0), self.hardware, self.architectures, chunk_tokens, self.pp
         )
@@ -389,7 +391,9 @@ class SGLangServer(EngineServer):
     @property
     def quantize(self) -> str | None:
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
-        return self.scheme_of(str(self.flags.get("quantization", "none")).removesuffix("_marlin"), SCHEMES)
+        return self.scheme_of(
+            str(self.flags.get("quantization", "none")).removesuffix("_marlin"), SCHEME_BY_QUANTIZATION
+        )
 
     def loads_draft_modules(self, stage_number: int) -> bool:
         """Whether a stage has drafting modules, whose memory reduces the KV cache."""
@@ -554,7 +558,7 @@ class SGLangServer(EngineServer):
         if not self.rules.multimodal_mib or not self.has_encoder:
             return 0
         has_feature_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
-        return int(self.rules.multimodal_mib + TRANSPORT_MIB * has_feature_pool) * MIB
+        return int(self.rules.multimodal_mib + FEATURE_POOL_MIB * has_feature_pool) * MIB
 
     @property
     def profile_run_origin(self) -> str:

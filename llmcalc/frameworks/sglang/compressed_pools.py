@@ -19,16 +19,16 @@ from .versions import SGLangRules
 PAGE_TOKENS = 256
 """Tokens of a page."""
 
-STATE_PAGE = 128
+STATE_PAGE_TOKENS = 128
 """Tokens of the window for which a page of states is kept, to 0.5.20."""
 
-ALIGNMENT = 576
+PAGE_ALIGNMENT = 576
 """Bytes of which a page is a multiple, from 0.5.21 on."""
 
 WINDOW_SHARE = 0.1
 """Default of `--swa-full-tokens-ratio` for these models."""
 
-SHORT_ENTRY, LONG_ENTRY = 4, 128
+SHORT_ENTRY_TOKENS, LONG_ENTRY_TOKENS = 4, 128
 """Tokens of an entry: of the entries with an indexer, and of the others."""
 
 FLOAT32_BYTES = 4
@@ -65,17 +65,19 @@ def _cache_sizes(engine_rank: EngineRank) -> CacheSizes:
     if engine_rank.layout.pp > 1:
         raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
     compress_rates = {mixer.compress_rate for mixer, _ in mixers_and_layers}
-    if not compress_rates <= {None, SHORT_ENTRY, LONG_ENTRY}:
-        raise InputError(f"--engine sglang: entries of {compress_rates} tokens; expected {SHORT_ENTRY} or {LONG_ENTRY}")
+    if not compress_rates <= {None, SHORT_ENTRY_TOKENS, LONG_ENTRY_TOKENS}:
+        raise InputError(
+            f"--engine sglang: entries of {compress_rates} tokens; expected {SHORT_ENTRY_TOKENS} or {LONG_ENTRY_TOKENS}"
+        )
     first_mixer = mixers_and_layers[0][0]
     index_widths = [mixer.indexer.index_head_dim for mixer, _ in mixers_and_layers if mixer.indexer is not None]
     return CacheSizes(
         layer_count=sum(layer_count for _, layer_count in mixers_and_layers) + DRAFTING_LAYERS,
         short_entry_layers=sum(
-            layer_count for mixer, layer_count in mixers_and_layers if mixer.compress_rate == SHORT_ENTRY
+            layer_count for mixer, layer_count in mixers_and_layers if mixer.compress_rate == SHORT_ENTRY_TOKENS
         ),
         long_entry_layers=sum(
-            layer_count for mixer, layer_count in mixers_and_layers if mixer.compress_rate == LONG_ENTRY
+            layer_count for mixer, layer_count in mixers_and_layers if mixer.compress_rate == LONG_ENTRY_TOKENS
         ),
         key_width=int(first_mixer.head_dim),
         key_bytes=compressed_key_bytes(first_mixer),
@@ -112,18 +114,18 @@ def compressed_tokens(
     )
     long_state_bytes = 2 * cache_sizes.key_width * FLOAT32_BYTES * cache_sizes.long_entry_layers
     window_token_bytes = _padded_entry_bytes(cache_sizes.key_bytes, 1, has_paged_states) * cache_sizes.layer_count
-    window_token_bytes += ring_slots[0] / (PAGE_TOKENS if has_paged_states else STATE_PAGE) * short_state_bytes
+    window_token_bytes += ring_slots[0] / (PAGE_TOKENS if has_paged_states else STATE_PAGE_TOKENS) * short_state_bytes
     entry_bytes = (
         (
-            _padded_entry_bytes(cache_sizes.key_bytes, SHORT_ENTRY, has_paged_states)
+            _padded_entry_bytes(cache_sizes.key_bytes, SHORT_ENTRY_TOKENS, has_paged_states)
             + float8_bytes(cache_sizes.index_width)
         )
-        / SHORT_ENTRY
+        / SHORT_ENTRY_TOKENS
         * cache_sizes.short_entry_layers
     )
     entry_bytes += (
-        _padded_entry_bytes(cache_sizes.key_bytes, LONG_ENTRY, has_paged_states)
-        / LONG_ENTRY
+        _padded_entry_bytes(cache_sizes.key_bytes, LONG_ENTRY_TOKENS, has_paged_states)
+        / LONG_ENTRY_TOKENS
         * cache_sizes.long_entry_layers
     )
     draft_layer_factor = (
@@ -139,13 +141,13 @@ def compressed_tokens(
         )
     token_bytes = draft_layer_factor * (window_share * window_token_bytes + entry_bytes)
     if version_rules.compressed_states == "pages":
-        token_bytes += draft_layer_factor * window_share * ring_slots[1] / STATE_PAGE * long_state_bytes
+        token_bytes += draft_layer_factor * window_share * ring_slots[1] / STATE_PAGE_TOKENS * long_state_bytes
     else:
         if request_limit is None:
             token_count = int(available_bytes / token_bytes)
             request_limit = min(max(min(token_count * 512 // longest_tokens, 4096), 2048), token_count // 2)
         state_rows = (request_limit + 1) * ring_slots[1] + ring_slots[1] + 1
-        fixed_bytes += -(-state_rows // LONG_ENTRY) * LONG_ENTRY * long_state_bytes
+        fixed_bytes += -(-state_rows // LONG_ENTRY_TOKENS) * LONG_ENTRY_TOKENS * long_state_bytes
     return int(max(0, available_bytes - fixed_bytes) / token_bytes) // PAGE_TOKENS * PAGE_TOKENS
 
 
@@ -154,7 +156,7 @@ def _padded_entry_bytes(key_bytes: int, tokens_per_entry: int, stores_entries_in
     if not stores_entries_in_pages:
         return key_bytes
     entries_per_page = PAGE_TOKENS // tokens_per_entry
-    return -(-entries_per_page * key_bytes // ALIGNMENT) * ALIGNMENT / entries_per_page
+    return -(-entries_per_page * key_bytes // PAGE_ALIGNMENT) * PAGE_ALIGNMENT / entries_per_page
 
 
 def _window_slots(

@@ -14,7 +14,7 @@ from ...components.mixers.kda import KimiDeltaAttention
 from ..engines.rank import EngineRank, mixers
 from .versions import SGLangRules
 
-PROMPT_LENGTHS = (
+PROMPT_LENGTH_RANGES = (
     (4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, 10**12, 512),
 )  # fmt: skip
 """Lengths of prompts that are captured as CUDA graphs: the first, the last and their distance."""
@@ -85,7 +85,7 @@ def prompt_graphs_mib(
     token_limit = int(flags.get("piecewise_cuda_graph_max_tokens", chunk_tokens))
     return 8 * sum(
         len(range(shortest_length, min(longest_length, token_limit) + 1, length_step))
-        for shortest_length, longest_length, length_step in PROMPT_LENGTHS
+        for shortest_length, longest_length, length_step in PROMPT_LENGTH_RANGES
     )
 
 

@@ -13,12 +13,13 @@ from ...errors import InputError, short_repr
 from ..engines.flags import Flag, memory_neutral_flags, memory_neutral_flags_of, refused_flags
 from .newer_flags import NEWER_FLAGS
 
-SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
+SCHEME_BY_QUANTIZATION = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
 
 QUANTIZATION_WORDS = (
-    *SCHEMES, "awq_marlin", "gptq_marlin", "marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8", "modelopt_fp4",
-    "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "compressed-tensors", "auto-round", "quark",
+    *SCHEME_BY_QUANTIZATION, "awq_marlin", "gptq_marlin", "marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8",
+    "modelopt_fp4", "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "compressed-tensors",
+    "auto-round", "quark",
     "nvfp4", "mxfp8", "none",
 )  # fmt: skip
 
@@ -38,7 +39,7 @@ NEUTRAL_GRAPH_SETTINGS = (("prefill", "tc_compiler"),)
 GRAPH_BACKENDS = ("full", "breakable", "tc_piecewise", "disabled")
 """How graphs are captured."""
 
-EXCHANGES = ("deepep", "mooncake", "nixl", "mori")
+EXPERT_EXCHANGES = ("deepep", "mooncake", "nixl", "mori")
 """Libraries that send tokens to experts of which all ranks of tensor parallelism divide the number."""
 
 FLAGS = (
@@ -82,7 +83,7 @@ FLAGS = (
     Flag(("--quantization",), "word", QUANTIZATION_WORDS),
     Flag(("--device",), "word", ("auto", "cuda"), is_memory_neutral=True),
     Flag(("--disaggregation-mode",), "word", ("null", "prefill", "decode")),
-    Flag(("--moe-a2a-backend",), "word", ("none", *EXCHANGES)),
+    Flag(("--moe-a2a-backend",), "word", ("none", *EXPERT_EXCHANGES)),
     Flag(("--moe-runner-backend",)),
     Flag(
         ("--speculative-algorithm", "--speculative-algo"),

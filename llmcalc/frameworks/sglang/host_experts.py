@@ -17,10 +17,10 @@ from ...ops import ExpertLinear
 from ...parallel.layout import ONE_DEVICE
 from ..engines.rank import EngineRank
 
-PATH = "kt_weight_path"
-NUMBER = "kt_num_gpu_experts"
-SHARE = "kt_gpu_experts_ratio"
-THRESHOLD = "kt_gpu_prefill_token_threshold"
+WEIGHT_PATH_FLAG = "kt_weight_path"
+GPU_EXPERTS_FLAG = "kt_num_gpu_experts"
+GPU_EXPERT_SHARE_FLAG = "kt_gpu_experts_ratio"
+GPU_PREFILL_FLAG = "kt_gpu_prefill_token_threshold"
 """The fields of the flags: weights of the host, experts of a layer on the device, their share, and longest prompt."""
 
 
@@ -30,8 +30,8 @@ def host_expert_share(engine_rank: EngineRank, flags: Mapping[str, Any]) -> Frac
     flags: values of SGLang's flags by their fields. Raises `InputError` for flags that contradict each other or the
     model.
     """
-    placement_flags = [flag_field for flag_field in (NUMBER, SHARE) if flag_field in flags]
-    if PATH not in flags:
+    placement_flags = [flag_field for flag_field in (GPU_EXPERTS_FLAG, GPU_EXPERT_SHARE_FLAG) if flag_field in flags]
+    if WEIGHT_PATH_FLAG not in flags:
         if placement_flags:
             raise InputError(f"--{placement_flags[0].replace('_', '-')}: SGLang needs --kt-weight-path too")
         return Fraction(0)
@@ -41,9 +41,9 @@ def host_expert_share(engine_rank: EngineRank, flags: Mapping[str, Any]) -> Frac
     total_expert_count = sum(
         experts_per_layer * device_expert_count for experts_per_layer, device_expert_count in expert_layers
     )
-    if SHARE in flags:
-        return 1 - Fraction(int(total_expert_count * flags[SHARE]), total_expert_count)
-    device_expert_count = int(flags.get(NUMBER, 0))
+    if GPU_EXPERT_SHARE_FLAG in flags:
+        return 1 - Fraction(int(total_expert_count * flags[GPU_EXPERT_SHARE_FLAG]), total_expert_count)
+    device_expert_count = int(flags.get(GPU_EXPERTS_FLAG, 0))
     fewest_experts = min(experts_per_layer for experts_per_layer, _ in expert_layers)
     if device_expert_count > fewest_experts:
         raise InputError(f"--kt-num-gpu-experts {device_expert_count:,}: a layer has {fewest_experts:,} experts")
@@ -81,10 +81,10 @@ def host_expert_notes(engine_rank: EngineRank, flags: Mapping[str, Any]) -> Iter
         f"{float(1 - host_fraction):.1%} of the experts are on the devices; the others are in the memory of the host, "
         "in the format of --kt-method, which is not counted"
     )
-    if flags.get(THRESHOLD):
+    if flags.get(GPU_PREFILL_FLAG):
         expert_layer_count = sum(layer_count for _, layer_count in _expert_layers(engine_rank))
         gib_per_layer = expert_bytes(engine_rank) // expert_layer_count / 2**30
         yield (
-            f"a prompt of {flags[THRESHOLD]:,} tokens or more copies one layer's experts to each device, "
+            f"a prompt of {flags[GPU_PREFILL_FLAG]:,} tokens or more copies one layer's experts to each device, "
             f"{gib_per_layer:.2f} GiB (--kt-gpu-prefill-token-threshold); they are in what the fraction leaves"
         )

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..logs.log_contents import (
-    AMOUNT,
-    COUNT,
-    VERSION,
+    MEMORY_AMOUNT,
+    VERSION_NUMBER,
+    WHOLE_NUMBER,
     LogTerm,
     LogValues,
     ParsedLog,
     argument_pairs,
-    pattern,
+    line_pattern,
     ranks_by_group,
     sizes_of_groups,
 )
@@ -23,16 +23,18 @@ from .flags import flags
 from .versions import sglang_record
 
 PATTERNS = (
-    pattern("sglang", rf"sglang(?:\[all\])?(?:==| version:? | v)(?P<version>{VERSION})"),
-    pattern("Load weight begin.", rf"avail mem=(?P<free>{AMOUNT})"),
-    pattern("Load weight end.", rf"mem usage=(?P<weights>{AMOUNT})"),
-    pattern("Load weight end.", rf"avail mem=(?P<left>{AMOUNT})"),
-    pattern("KV Cache is allocated.", rf"#tokens: (?P<tokens>{COUNT})"),
-    pattern("KV Cache is allocated.", rf"\bK size: (?P<keys>{AMOUNT}), V size: (?P<values>{AMOUNT})"),
-    pattern("KV Cache is allocated.", rf"\bKV size: (?P<latents>{AMOUNT})"),
-    pattern("Capture cuda graph end.", rf"mem usage=(?P<cuda_graphs>{AMOUNT})"),
-    pattern("max_total_num_tokens=", rf"=(?P<max_total_num_tokens>{COUNT})"),
-    pattern("context_len=", rf"=(?P<context_length>{COUNT})"),
+    line_pattern("sglang", rf"sglang(?:\[all\])?(?:==| version:? | v)(?P<version>{VERSION_NUMBER})"),
+    line_pattern("Load weight begin.", rf"avail mem=(?P<free>{MEMORY_AMOUNT})"),
+    line_pattern("Load weight end.", rf"mem usage=(?P<weights>{MEMORY_AMOUNT})"),
+    line_pattern("Load weight end.", rf"avail mem=(?P<left>{MEMORY_AMOUNT})"),
+    line_pattern("KV Cache is allocated.", rf"#tokens: (?P<tokens>{WHOLE_NUMBER})"),
+    line_pattern(
+        "KV Cache is allocated.", rf"\bK size: (?P<keys>{MEMORY_AMOUNT}), V size: (?P<values>{MEMORY_AMOUNT})"
+    ),
+    line_pattern("KV Cache is allocated.", rf"\bKV size: (?P<latents>{MEMORY_AMOUNT})"),
+    line_pattern("Capture cuda graph end.", rf"mem usage=(?P<cuda_graphs>{MEMORY_AMOUNT})"),
+    line_pattern("max_total_num_tokens=", rf"=(?P<max_total_num_tokens>{WHOLE_NUMBER})"),
+    line_pattern("context_len=", rf"=(?P<context_length>{WHOLE_NUMBER})"),
 )
 
 NO_CACHE_AFTER_WEIGHTS = "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..engines.flags import Flag, refused_flags
 
-REFUSED = """
+REFUSED_FLAGS = """
     --dcp-size --dcp-comm-backend --dwdp-size --paged-experts-num-resident --ple-offload-backend --ple-offload-dir
     --kv-canary --linear-replayssm-cache-len --qsa-indexer-dtype --speculative-draft-kv-cache-dtype
     --speculative-draft-window-size --speculative-draft-sink-size --uno-lora-path --shared-experts-tp-size
@@ -31,5 +31,5 @@ NEWER_FLAGS = (
     # on NVIDIA the pool of indexer keys in fp4 keeps the estimate of those in fp8 (DSV4PoolConfigurator)
     Flag(("--enable-deepseek-v4-fp4-indexer",), "switch", is_memory_neutral=True),
     Flag(("--mm-feature-transport",), "word", ("cpu", "cuda_ipc", "cuda_vmm")),
-    *refused_flags("what it changes in memory", REFUSED, switch_names=REFUSED_SWITCHES),
+    *refused_flags("what it changes in memory", REFUSED_FLAGS, switch_names=REFUSED_SWITCHES),
 )

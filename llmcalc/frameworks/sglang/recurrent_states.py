@@ -16,7 +16,7 @@ from ...components.mixers.mamba import Mamba
 from ...components.mixers.mamba2 import Mamba2
 from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...units import DTYPE_BITS
-from ..engines.rank import SAME_FORMATS, EngineRank, mixers
+from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, mixers
 from .versions import SGLangRules
 
 SLOTS_OF_A_REQUEST = 3
@@ -109,7 +109,9 @@ def slot_bytes_of(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
         for mixer, _ in mixers(engine_rank.preset.model)
     )
     format_name = str(flags.get("mamba_ssm_dtype") or engine_rank.preset.state_dtype or "float32")
-    format_ratios = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if has_chosen_format else SAME_FORMATS
+    format_ratios = (
+        {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if has_chosen_format else NO_FORMAT_RATIOS
+    )
     return sum(cache.layer_count * cache.bytes for cache in engine_rank.stored_states(format_ratios=format_ratios))
 
 

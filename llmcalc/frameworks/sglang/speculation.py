@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...costs.draft import check_draft, states_reader_of
+from ...costs.draft import check_draft, hidden_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ..argument_names import keyword_of
@@ -36,7 +36,7 @@ MOST_BLOCK_TOKENS = 10_000
 DEFAULT_REQUESTS_WITH_DRAFTS = 48
 """Most requests that run at once where tokens are drafted, unless `--max-running-requests` says another number."""
 
-FLAG = "--speculative-draft-model-path"
+DRAFT_MODEL_FLAG = "--speculative-draft-model-path"
 
 
 class Speculation(NamedTuple):
@@ -79,21 +79,22 @@ def speculation_of(
     if drafts_a_block and draft_path is None:
         raise InputError(
             f"--speculative-algorithm {draft_algorithm}: a draft within the target's checkpoint is not modelled; "
-            f"expected {FLAG} too"
+            f"expected {DRAFT_MODEL_FLAG} too"
         )
     if draft_path is None:
         if preset.model.mtp is None:
             raise InputError(
                 f"--speculative-algorithm {draft_algorithm}: llmcalc counts no modules of multi-token prediction of "
-                f"this model; expected {FLAG} too, or the run without the flag"
+                f"this model; expected {DRAFT_MODEL_FLAG} too, or the run without the flag"
             )
         return Speculation(tokens, uses_mtp=True)
-    draft_model = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")
-    states_reader = states_reader_of(draft_model.model)
+    draft_model = read_draft(draft_path, f"{DRAFT_MODEL_FLAG}:", "a folder or a hub id")
+    states_reader = hidden_state_reader(draft_model.model)
     if draft_algorithm != "standalone" and states_reader is None:
         if drafts_a_block or preset.model.mtp is None:
             raise InputError(
-                f"{FLAG}: {draft_model.name} reads no hidden states of its target; expected --speculative-algorithm "
+                f"{DRAFT_MODEL_FLAG}: {draft_model.name} reads no hidden states of its target; expected "
+                "--speculative-algorithm "
                 "standalone"
             )
         return Speculation(tokens, uses_mtp=True)  # the path of the target itself, whose modules draft
@@ -103,7 +104,7 @@ def speculation_of(
             f"--speculative-algorithm {draft_algorithm}: {draft_model.name} is another kind of draft; expected "
             f"{expected_algorithm}"
         )
-    check_draft(preset.model, draft_model.model, preset.name, f"{FLAG}: {draft_model.name}")
+    check_draft(preset.model, draft_model.model, preset.name, f"{DRAFT_MODEL_FLAG}: {draft_model.name}")
     if drafts_a_block and not _has_stated_verified_tokens(flags, str(draft_algorithm)):
         block_tokens = _block_size(draft_model)
         tokens = tokens if block_tokens is None else block_tokens + BONUS_TOKENS[str(draft_algorithm)]
@@ -137,7 +138,8 @@ def _block_size(draft_model: Preset) -> int | None:
         return None
     if isinstance(block_size, bool) or not isinstance(block_size, int) or not 0 < block_size <= MOST_BLOCK_TOKENS:
         raise InputError(
-            f"{FLAG}: {draft_model.name}: block_size: {short_repr(block_size)}; expected a whole number from 1 to "
+            f"{DRAFT_MODEL_FLAG}: {draft_model.name}: block_size: {short_repr(block_size)}; expected a whole number "
+            "from 1 to "
             f"{MOST_BLOCK_TOKENS:,}"
         )
     return block_size

@@ -12,7 +12,7 @@ from ...record import Record
 from ..engines.versions import (
     EngineRecord,
     MeasuredCudaContext,
-    Numbers,
+    VersionNumbers,
     VersionRange,
     VersionRules,
     measured_context,
@@ -114,7 +114,7 @@ class SGLangRecord(EngineRecord[SGLangRules]):
     context: tuple[MeasuredCudaContext, ...] = Field(min_length=1)
     ratios: PoolRatios
 
-    def defaults(self, version_numbers: Numbers, memory_gib: float) -> DeviceDefaults:
+    def defaults(self, version_numbers: VersionNumbers, memory_gib: float) -> DeviceDefaults:
         """Returns a version's defaults of a device with `memory_gib` GiB of memory."""
         version_ranges = ranges_at(self.devices, version_numbers)
         return next(

@@ -14,25 +14,25 @@ from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
-from ..launch.command_line import model_name, overrides_of, plain_value
-from ..launch.record import (
+from ..launch.command_line import hydra_overrides_of, marked_model_name, plain_value
+from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    integer_of,
+    read_fraction,
+    read_integer,
     reader_of,
-    share_of,
 )
-from ..launch.rollout import AdditionalModel, Rollout, States
+from ..launch.rollout import AdditionalModel, ModelState, Rollout
 from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import (
-    BRIDGE_FUSED,
-    HOST_OPTIMIZER,
-    STAGE_ENDS,
+    BRIDGE_FUSED_MODEL_TYPES,
+    END_STAGE_ARGUMENTS,
+    HOST_OPTIMIZER_ARGUMENTS,
     MegatronRun,
     bridge_adapter_settings,
     end_stage_layers,
@@ -40,40 +40,52 @@ from ..megatron.named_model import (
     megatron_run,
 )
 
-POLICY, PLACEMENT, ENGINE = "trainer.policy", "trainer.placement", "generator.inference_engine"
-MEGATRON, FSDP, LORA = f"{POLICY}.megatron_config", f"{POLICY}.fsdp_config", f"{POLICY}.model.lora"
-TRANSFORMER, OPTIMIZER = f"{MEGATRON}.transformer_config_kwargs.", f"{MEGATRON}.optimizer_config_kwargs."
+POLICY_PREFIX, PLACEMENT_PREFIX, ENGINE_PREFIX = "trainer.policy", "trainer.placement", "generator.inference_engine"
+MEGATRON_PREFIX, FSDP_PREFIX, LORA_PREFIX = (
+    f"{POLICY_PREFIX}.megatron_config",
+    f"{POLICY_PREFIX}.fsdp_config",
+    f"{POLICY_PREFIX}.model.lora",
+)
+TRANSFORMER_PREFIX, OPTIMIZER_PREFIX = (
+    f"{MEGATRON_PREFIX}.transformer_config_kwargs.",
+    f"{MEGATRON_PREFIX}.optimizer_config_kwargs.",
+)
 
 RL_TRAINER, SFT_TRAINER = "skyrl.train.entrypoints.main_base", "skyrl.train.main_sft"
 
 SERVING_PROGRAM = re.compile(r"(?:[\w.]+\.)?(?:serve|main_\w*generate|main_\w*eval)(?:\.py)?|skyrl\.tinker\.\w+")
 """SkyRL's programs that train nothing by their overrides: those that generate or evaluate, and Tinker's servers."""
 
-DEVICE_COUNTS = f"{PLACEMENT}.policy_num_gpus_per_node", f"{PLACEMENT}.policy_num_nodes"
-MODEL_KEY = f"{POLICY}.model.path"
+DEVICE_COUNT_KEYS = f"{PLACEMENT_PREFIX}.policy_num_gpus_per_node", f"{PLACEMENT_PREFIX}.policy_num_nodes"
+MODEL_KEY = f"{POLICY_PREFIX}.model.path"
 DEFAULT_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 
-SFT_TOKENS = "trainer.max_length"
+SFT_TOKENS_KEY = "trainer.max_length"
 """The longest sequence of supervised fine-tuning."""
 
-MOST_TOKENS = "trainer.max_tokens_per_microbatch"
+MOST_TOKENS_KEY = "trainer.max_tokens_per_microbatch"
 
-RL_TOKENS = ("trainer.max_prompt_length", "generator.max_input_length", "generator.sampling_params.max_generate_length")
+RL_TOKENS_KEYS = (
+    "trainer.max_prompt_length",
+    "generator.max_input_length",
+    "generator.sampling_params.max_generate_length",
+)
 """Lengths of a prompt, of the input of a turn, and of an answer."""
 
-LONGEST_RL_TOKENS = (f"{ENGINE}.engine_init_kwargs.max_model_len", "trainer.algorithm.max_seq_len")
+LONGEST_RL_TOKENS_KEYS = (f"{ENGINE_PREFIX}.engine_init_kwargs.max_model_len", "trainer.algorithm.max_seq_len")
 """Lengths of a whole sequence, which recipes of agents state in place of those."""
 
-OFFLOADS_OPTIMIZER = f"{POLICY}.optimizer_config.offload_after_step"
-REDUCES_IN_FP32 = f"{MEGATRON}.ddp_config.grad_reduce_in_fp32"
+OFFLOAD_OPTIMIZER_KEY = f"{POLICY_PREFIX}.optimizer_config.offload_after_step"
+REDUCE_IN_FP32_KEY = f"{MEGATRON_PREFIX}.ddp_config.grad_reduce_in_fp32"
 
-READ = argument_names(__file__, "read")
-READ_KEYS = READ.union(
-    (f"{TRANSFORMER}{name}" for name in STAGE_ENDS), (f"{OPTIMIZER}{name}" for name in HOST_OPTIMIZER)
+KEYS_READ = argument_names(__file__, "read")
+KNOWN_KEYS = KEYS_READ.union(
+    (f"{TRANSFORMER_PREFIX}{name}" for name in END_STAGE_ARGUMENTS),
+    (f"{OPTIMIZER_PREFIX}{name}" for name in HOST_OPTIMIZER_ARGUMENTS),
 )
 """Keys that are read, with those that Megatron-Core's readers of named models read."""
 
-WITHOUT_MEMORY = re.compile(
+KEYS_WITHOUT_MEMORY = re.compile(
     r"trainer\.policy\.(optimizer_config\.\w+|torch_profiler_config\.\w+|record_memory|fsdp_config\.wrap_policy\..*|language_model_only"
     r"|use_torch_compile|model\.lora\.(alpha|init_method|lora_sync_path|max_\w+)"
     r"|megatron_config\.(moe_router_\w+|moe_aux_loss_coeff|moe_grouped_gemm|moe_per_layer_logging|moe_enable_routing_replay"
@@ -83,14 +95,14 @@ WITHOUT_MEMORY = re.compile(
 )
 """Keys of the policy that change no memory of a step, or that of one layer."""
 
-MODELLED: dict[str, tuple[Any, ...]] = {
+MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "trainer.mtp.enabled": (False,),
     "trainer.fused_lm_head_logprob": (False,),
     "trainer.algorithm.use_entropy_loss": (False,),
-    f"{MEGATRON}.lora_config.lora_type": ("lora",),
-    f"{ENGINE}.pipeline_parallel_size": (1,),
-    f"{ENGINE}.data_parallel_size": (1,),
-    f"{ENGINE}.expert_parallel_size": (1,),
+    f"{MEGATRON_PREFIX}.lora_config.lora_type": ("lora",),
+    f"{ENGINE_PREFIX}.pipeline_parallel_size": (1,),
+    f"{ENGINE_PREFIX}.data_parallel_size": (1,),
+    f"{ENGINE_PREFIX}.expert_parallel_size": (1,),
 }
 """Keys of which only these values are modelled."""
 
@@ -98,10 +110,10 @@ MODELLED: dict[str, tuple[Any, ...]] = {
 SFT_DEFAULTS = {
     "trainer.strategy": "megatron",
     MODEL_KEY: "Qwen/Qwen3-0.6B",
-    f"{PLACEMENT}.policy_num_gpus_per_node": "4",
-    f"{MEGATRON}.tensor_model_parallel_size": "2",
-    f"{MEGATRON}.pipeline_model_parallel_size": "2",
-    f"{PLACEMENT}.colocate_all": "false",
+    f"{PLACEMENT_PREFIX}.policy_num_gpus_per_node": "4",
+    f"{MEGATRON_PREFIX}.tensor_model_parallel_size": "2",
+    f"{MEGATRON_PREFIX}.pipeline_model_parallel_size": "2",
+    f"{PLACEMENT_PREFIX}.colocate_all": "false",
     "trainer.algorithm.use_kl_loss": "false",
     "trainer.micro_train_batch_size_per_gpu": "2",
     "trainer.policy_mini_batch_size": "4",
@@ -112,15 +124,15 @@ SFT_DEFAULTS = {
 SFT_KEYS = {
     "strategy": "trainer.strategy",
     "batch_size": "trainer.policy_mini_batch_size",
-    "placement.num_nodes": f"{PLACEMENT}.policy_num_nodes",
-    "placement.num_gpus_per_node": f"{PLACEMENT}.policy_num_gpus_per_node",
-    "max_length": SFT_TOKENS,
-    "sequence_parallel_size": f"{POLICY}.sequence_parallel_size",
+    "placement.num_nodes": f"{PLACEMENT_PREFIX}.policy_num_nodes",
+    "placement.num_gpus_per_node": f"{PLACEMENT_PREFIX}.policy_num_gpus_per_node",
+    "max_length": SFT_TOKENS_KEY,
+    "sequence_parallel_size": f"{POLICY_PREFIX}.sequence_parallel_size",
     "micro_train_batch_size_per_gpu": "trainer.micro_train_batch_size_per_gpu",
     "use_sequence_packing": "trainer.use_sequence_packing",
-    "max_tokens_per_microbatch": MOST_TOKENS,
-    "use_torch_compile": f"{POLICY}.use_torch_compile",
-    "record_memory": f"{POLICY}.record_memory",
+    "max_tokens_per_microbatch": MOST_TOKENS_KEY,
+    "use_torch_compile": f"{POLICY_PREFIX}.use_torch_compile",
+    "record_memory": f"{POLICY_PREFIX}.record_memory",
 }
 """Key of supervised fine-tuning → the key of reinforcement learning (`build_skyrl_config_for_sft`)."""
 
@@ -135,7 +147,9 @@ def starts_program(command_line: CommandLine) -> bool:
     return (
         command_line.program in (RL_TRAINER, SFT_TRAINER)
         or (command_line.program.startswith("skyrl.") and not trains(command_line))
-        or any(word.lstrip("+").startswith((f"{POLICY}.", f"{PLACEMENT}.")) for word in command_line.words)
+        or any(
+            word.lstrip("+").startswith((f"{POLICY_PREFIX}.", f"{PLACEMENT_PREFIX}.")) for word in command_line.words
+        )
         or _is_fine_tuning(command_line)
     )
 
@@ -156,7 +170,7 @@ def _is_fine_tuning(command_line: CommandLine) -> bool:
 def _overrides_of_fine_tuning(overrides: Table) -> dict[str, Any]:
     """Returns the overrides of supervised fine-tuning under the keys of reinforcement learning."""
     return SFT_DEFAULTS | {
-        f"{POLICY}.{key}" if key.startswith(SFT_TABLES) else SFT_KEYS.get(key, key): value
+        f"{POLICY_PREFIX}.{key}" if key.startswith(SFT_TABLES) else SFT_KEYS.get(key, key): value
         for key, value in overrides.items()
     }
 
@@ -172,34 +186,34 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         if program not in (RL_TRAINER, SFT_TRAINER):
             reader.notes.append(f"{program}: its update is counted as that of {SFT_TRAINER if is_sft else RL_TRAINER}")
-        overrides = overrides_of(command_line.words)
+        overrides = hydra_overrides_of(command_line.words)
         if is_sft:
             overrides = _overrides_of_fine_tuning(overrides)
         for key, value in overrides.items():
-            is_replaced = key in DEVICE_COUNTS and reader.source.typed_device_count is not None
-            if is_unresolved(value) and key != MODEL_KEY and key in READ_KEYS and not is_replaced:
+            is_replaced = key in DEVICE_COUNT_KEYS and reader.source.typed_device_count is not None
+            if is_unresolved(value) and key != MODEL_KEY and key in KNOWN_KEYS and not is_replaced:
                 raise reader.argument_error(key, unresolved_reason(value))
         config = {key: plain_value(value) for key, value in overrides.items()}
-        reader.refuse_other_values(config, MODELLED)
+        reader.refuse_other_values(config, MODELLED_VALUES)
         for key, value in config.items():
-            if key in READ_KEYS or key in MODELLED:
+            if key in KNOWN_KEYS or key in MODELLED_VALUES:
                 continue
-            is_policy_key = key.startswith(f"{POLICY}.")
-            if not is_policy_key or WITHOUT_MEMORY.fullmatch(key) is not None:
+            is_policy_key = key.startswith(f"{POLICY_PREFIX}.")
+            if not is_policy_key or KEYS_WITHOUT_MEMORY.fullmatch(key) is not None:
                 reader.ignored_arguments.append(key)
             elif value not in (None, False):
                 reader.refuse(key[:100], f"{short_repr(value)[:40]} is not modelled")
         is_megatron = reader.choice(config, "trainer.strategy", ("fsdp", "fsdp2", "megatron"), "fsdp") == "megatron"
         world_size = reader.device_count_of_nodes(
-            {f"{PLACEMENT}.policy_num_gpus_per_node": 1, **config},
-            f"{PLACEMENT}.policy_num_nodes",
-            f"{PLACEMENT}.policy_num_gpus_per_node",
+            {f"{PLACEMENT_PREFIX}.policy_num_gpus_per_node": 1, **config},
+            f"{PLACEMENT_PREFIX}.policy_num_nodes",
+            f"{PLACEMENT_PREFIX}.policy_num_gpus_per_node",
         )
         reader.requests_expandable_segments = True  # `use_expandable_segments`, while the policy trains
         read_run = _megatron_run if is_megatron else _fsdp_run
         launch_settings = read_run(reader, config, world_size, is_sft=is_sft)
         rollout = None if is_sft else _rollout(reader, config, launch_settings, is_megatron)
-        model_id = model_name(overrides.get(MODEL_KEY, DEFAULT_MODEL))
+        model_id = marked_model_name(overrides.get(MODEL_KEY, DEFAULT_MODEL))
         return reader.create_launch(
             "megatron" if is_megatron else "fsdp2", launch_settings, model_name=model_id, rollout=rollout
         )
@@ -207,11 +221,11 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 def _fine_tuning_tokens(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens of the longest fine-tuning sequence, which SkyRL does not limit by default."""
-    if config.get(SFT_TOKENS) is None:
+    if config.get(SFT_TOKENS_KEY) is None:
         raise reader.argument_error(
             "max_length", "missing, so that SkyRL shortens no sequence; expected the longest one, as in max_length=8192"
         )
-    return reader.integer(config, SFT_TOKENS, 1)
+    return reader.integer(config, SFT_TOKENS_KEY, 1)
 
 
 def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
@@ -219,13 +233,13 @@ def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
 
     That is the longest input of a turn and the answer to it, or the length of a whole sequence where neither is stated.
     """
-    if not any(config.get(key) is not None for key in RL_TOKENS):
-        longest_key = next((key for key in LONGEST_RL_TOKENS if config.get(key) is not None), None)
+    if not any(config.get(key) is not None for key in RL_TOKENS_KEYS):
+        longest_key = next((key for key in LONGEST_RL_TOKENS_KEYS if config.get(key) is not None), None)
         if longest_key is not None:
             length_note = f"{longest_key}: the longest sequence, without lengths of a prompt and of an answer"
             if length_note not in reader.notes:
                 reader.notes.append(length_note)
-            return integer_of(reader, longest_key, config[longest_key])
+            return read_integer(reader, longest_key, config[longest_key])
     prompt_tokens = reader.integer(config, "trainer.max_prompt_length", 512)
     input_tokens = reader.optional_integer(config, "generator.max_input_length") or prompt_tokens
     return input_tokens + reader.integer(config, "generator.sampling_params.max_generate_length", 1024)
@@ -243,11 +257,11 @@ def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, 
     tokens = (_fine_tuning_tokens if is_sft else _sequence_tokens)(reader, config)
     micro_batches = max(1, samples // (batch * replica_count))
     packs_sequences = is_sft and reader.flag(config, "trainer.use_sequence_packing")
-    if config.get(MOST_TOKENS) in (None, -1) or (is_sft and not packs_sequences):
+    if config.get(MOST_TOKENS_KEY) in (None, -1) or (is_sft and not packs_sequences):
         reader.counts_longest_samples = not packs_sequences
         return {"batch": 1 if packs_sequences else batch, "seq": tokens, "num_microbatches": micro_batches}
-    most_tokens = reader.integer(config, MOST_TOKENS, 1)
-    reader.notes.append(f"{MOST_TOKENS}: micro-batches of that many tokens, counted as one sequence")
+    most_tokens = reader.integer(config, MOST_TOKENS_KEY, 1)
+    reader.notes.append(f"{MOST_TOKENS_KEY}: micro-batches of that many tokens, counted as one sequence")
     return {"batch": 1, "seq": max(most_tokens, tokens), "num_microbatches": min(micro_batches, 2)}
 
 
@@ -256,11 +270,13 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: b
 
     The gradients of flash-attn's log-probabilities are written over the logits (workers/model_wrapper.py).
     """
-    cp = reader.sequence_ranks(config, f"{POLICY}.sequence_parallel_size", world_size)
-    shard_count = reader.integer(config, f"{FSDP}.fsdp_size", -1, minimum=-1)
+    cp = reader.sequence_ranks(config, f"{POLICY_PREFIX}.sequence_parallel_size", world_size)
+    shard_count = reader.integer(config, f"{FSDP_PREFIX}.fsdp_size", -1, minimum=-1)
     shard_degree = world_size if not 1 <= shard_count <= world_size else shard_count
     if world_size % shard_degree:
-        raise reader.argument_error(f"{FSDP}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")
+        raise reader.argument_error(
+            f"{FSDP_PREFIX}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices"
+        )
     batch_settings = _batch_settings(reader, config, world_size // cp, is_sft=is_sft)
     settings: dict[str, Any] = {
         "phase": "training",
@@ -276,25 +292,28 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: b
     }
     if reader.flag(config, "trainer.gradient_checkpointing", True):
         settings["recompute"] = "full"
-    rank = config.get(f"{LORA}.rank")
+    rank = config.get(f"{LORA_PREFIX}.rank")
     if rank not in (None, 0):
-        targets_argument = (f"{LORA}.target_modules", reader.value(config, f"{LORA}.target_modules", "all-linear"))
+        targets_argument = (
+            f"{LORA_PREFIX}.target_modules",
+            reader.value(config, f"{LORA_PREFIX}.target_modules", "all-linear"),
+        )
         settings |= lora_settings(
             reader,
-            rank=(f"{LORA}.rank", rank),
+            rank=(f"{LORA_PREFIX}.rank", rank),
             targets_argument=targets_argument,
-            dropout_value=config.get(f"{LORA}.dropout"),
+            dropout_value=config.get(f"{LORA_PREFIX}.dropout"),
         )
     layout = Layout(
         dp=world_size,
         zero=3 if world_size > 1 else 0,
         hsdp_replicas=world_size // shard_degree,
-        reshard=reader.flag(config, f"{FSDP}.reshard_after_forward", True),
+        reshard=reader.flag(config, f"{FSDP_PREFIX}.reshard_after_forward", True),
     )
     fsdp_settings = TitanSettings(
         reduction_format="float32",
         reduces_each_microbatch=True,
-        offloads_to_host=reader.flag(config, f"{FSDP}.cpu_offload"),
+        offloads_to_host=reader.flag(config, f"{FSDP_PREFIX}.cpu_offload"),
         outer_groups="embedding",
     )
     return LaunchSettings(layout, settings, fsdp_settings)
@@ -303,11 +322,11 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: b
 def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
     """Returns the policy's run under Megatron-Core by Megatron-Bridge, which recomputes every layer by default."""
     tp, pp, cp, ep = (
-        reader.integer(config, f"{MEGATRON}.{name}_parallel_size", 1)
+        reader.integer(config, f"{MEGATRON_PREFIX}.{name}_parallel_size", 1)
         for name in ("tensor_model", "pipeline_model", "context", "expert_model")
     )
     batch_settings = _batch_settings(reader, config, max(1, world_size // (tp * pp * cp)), is_sft=is_sft)
-    granularity = reader.value(config, f"{TRANSFORMER}recompute_granularity", "full")
+    granularity = reader.value(config, f"{TRANSFORMER_PREFIX}recompute_granularity", "full")
     is_whole = granularity == "full"
     recomputes = reader.flag(config, "trainer.gradient_checkpointing", True)
     parallel_run = MegatronRun(
@@ -315,56 +334,58 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int, *, is_sf
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=reader.optional_integer(config, f"{MEGATRON}.expert_tensor_parallel_size"),
-        end_stage_layers=end_stage_layers(reader, config, TRANSFORMER),
+        etp=reader.optional_integer(config, f"{MEGATRON_PREFIX}.expert_tensor_parallel_size"),
+        end_stage_layers=end_stage_layers(reader, config, TRANSFORMER_PREFIX),
         sequence_parallel=tp > 1,
         batch=batch_settings["batch"],
         seq=batch_settings["seq"],
         num_microbatches=batch_settings["num_microbatches"],
         recompute_granularity=granularity if recomputes else None,
-        recompute_method=config.get(f"{TRANSFORMER}recompute_method", "uniform") if is_whole else None,
-        recompute_num_layers=config.get(f"{TRANSFORMER}recompute_num_layers", 1) if is_whole else None,
-        recompute_modules=config.get(f"{TRANSFORMER}recompute_modules", ["core_attn"]),
-        dispatcher=config.get(f"{MEGATRON}.moe_token_dispatcher_type"),
-        fuses_activation=BRIDGE_FUSED,
-        grad_dtype="fp32" if reader.flag(config, REDUCES_IN_FP32, True) else "bf16",
+        recompute_method=config.get(f"{TRANSFORMER_PREFIX}recompute_method", "uniform") if is_whole else None,
+        recompute_num_layers=config.get(f"{TRANSFORMER_PREFIX}recompute_num_layers", 1) if is_whole else None,
+        recompute_modules=config.get(f"{TRANSFORMER_PREFIX}recompute_modules", ["core_attn"]),
+        dispatcher=config.get(f"{MEGATRON_PREFIX}.moe_token_dispatcher_type"),
+        fuses_activation=BRIDGE_FUSED_MODEL_TYPES,
+        grad_dtype="fp32" if reader.flag(config, REDUCE_IN_FP32_KEY, True) else "bf16",
     )
-    settings = host_optimizer_settings(reader, config, OPTIMIZER)
-    if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):
+    settings = host_optimizer_settings(reader, config, OPTIMIZER_PREFIX)
+    if reader.flag(config, f"{OPTIMIZER_PREFIX}use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
-    rank = config.get(f"{LORA}.rank")
+    rank = config.get(f"{LORA_PREFIX}.rank")
     if rank not in (None, 0):
-        target_modules = config.get(f"{LORA}.target_modules")
+        target_modules = config.get(f"{LORA_PREFIX}.target_modules")
         settings |= bridge_adapter_settings(
             reader,
-            LORA,
+            LORA_PREFIX,
             rank,
             None if target_modules == "all-linear" else target_modules,
-            config.get(f"{LORA}.dropout"),
+            config.get(f"{LORA_PREFIX}.dropout"),
         )
     return megatron_run(reader, parallel_run, world_size, settings)
 
 
 def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSettings, is_megatron: bool) -> Rollout | None:
     """Returns the rollout engine and the other models; none if the rollouts have devices of their own."""
-    if not reader.flag(config, f"{PLACEMENT}.colocate_all", True):
-        reader.notes.append(f"{PLACEMENT}.colocate_all false: the devices of the rollouts are not counted")
+    if not reader.flag(config, f"{PLACEMENT_PREFIX}.colocate_all", True):
+        reader.notes.append(f"{PLACEMENT_PREFIX}.colocate_all false: the devices of the rollouts are not counted")
         return None
     layout, settings = launch_settings.layout, launch_settings.settings
-    engine_name = str(reader.value(config, f"{ENGINE}.backend", "vllm"))
+    engine_name = str(reader.value(config, f"{ENGINE_PREFIX}.backend", "vllm"))
     flags: dict[str, Any] = {}
     if engine_name == "vllm":
         flags = {
-            "tensor_parallel_size": reader.integer(config, f"{ENGINE}.tensor_parallel_size", 1),
-            "gpu_memory_utilization": share_of(reader, f"{ENGINE}.gpu_memory_utilization", config, 0.8),
-            "max_num_seqs": reader.integer(config, f"{ENGINE}.max_num_seqs", 1024),
-            "max_num_batched_tokens": reader.integer(config, f"{ENGINE}.max_num_batched_tokens", 8192),
-            "enforce_eager": reader.flag(config, f"{ENGINE}.enforce_eager"),
-            "max_model_len": reader.optional_integer(config, f"{ENGINE}.engine_init_kwargs.max_model_len")
+            "tensor_parallel_size": reader.integer(config, f"{ENGINE_PREFIX}.tensor_parallel_size", 1),
+            "gpu_memory_utilization": read_fraction(reader, f"{ENGINE_PREFIX}.gpu_memory_utilization", config, 0.8),
+            "max_num_seqs": reader.integer(config, f"{ENGINE_PREFIX}.max_num_seqs", 1024),
+            "max_num_batched_tokens": reader.integer(config, f"{ENGINE_PREFIX}.max_num_batched_tokens", 8192),
+            "enforce_eager": reader.flag(config, f"{ENGINE_PREFIX}.enforce_eager"),
+            "max_model_len": reader.optional_integer(config, f"{ENGINE_PREFIX}.engine_init_kwargs.max_model_len")
             or _sequence_tokens(reader, config),
         }
     else:
-        reader.notes.append(f"{ENGINE}.backend {short_repr(engine_name)}: not modelled; its memory is not counted")
+        reader.notes.append(
+            f"{ENGINE_PREFIX}.backend {short_repr(engine_name)}: not modelled; its memory is not counted"
+        )
     reader.notes.append("rollouts at their longest")
     has_reference = reader.flag(config, "trainer.algorithm.use_kl_loss", True) or reader.flag(
         config, "trainer.algorithm.use_kl_in_reward"
@@ -373,8 +394,8 @@ def _rollout(reader: LaunchReader, config: Table, launch_settings: LaunchSetting
     reference_model = (
         AdditionalModel("host", 2 if is_megatron else 4, shard_count) if has_reference else AdditionalModel()
     )
-    offloaded_states: frozenset[States] = frozenset(("weights", "optimizer", "gradients"))
-    if not is_megatron and not reader.flag(config, OFFLOADS_OPTIMIZER, True):
+    offloaded_states: frozenset[ModelState] = frozenset(("weights", "optimizer", "gradients"))
+    if not is_megatron and not reader.flag(config, OFFLOAD_OPTIMIZER_KEY, True):
         offloaded_states -= {"optimizer"}  # distributed/fsdp_strategy.py; Megatron's strategy does not read the key
     has_critic = reader.value(config, "trainer.algorithm.advantage_estimator", "grpo") == "gae"
     if has_critic:

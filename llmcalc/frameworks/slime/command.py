@@ -13,16 +13,16 @@ from ...errors import InputError
 from ..argument_names import argument_names, keyword_of
 from ..engines.flags import read_flag_values
 from ..engines.registry import engine_and_version
-from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.command_line import marked_model_name, parse_arguments, plain_arguments
 from ..launch.grpo import SFT_NOTE
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reader_of
 from ..launch.rollout import Rollout, with_written_flags
 from ..launch.unresolved import is_unresolved
 from ..megatron.arguments import flag_of
-from ..megatron.ignored_flags import IGNORED as MEGATRON_IGNORED
+from ..megatron.ignored_flags import IGNORED_ARGUMENTS
 from ..megatron.named_model import (
-    HOST_OPTIMIZER,
-    PRECISION_AWARE,
+    HOST_OPTIMIZER_ARGUMENTS,
+    PRECISION_AWARE_ARGUMENTS,
     MegatronRun,
     attention_setting,
     end_stage_layers,
@@ -31,13 +31,13 @@ from ..megatron.named_model import (
     precision_aware_settings,
 )
 
-READ = argument_names(__file__, "read")
-READ_WITH_OPTIMIZER = READ.union(HOST_OPTIMIZER, PRECISION_AWARE)
+ARGUMENTS_READ = argument_names(__file__, "read")
+KNOWN_ARGUMENTS = ARGUMENTS_READ.union(HOST_OPTIMIZER_ARGUMENTS, PRECISION_AWARE_ARGUMENTS)
 """The arguments that are read, with those that Megatron-Core's reader of optimizers reads."""
-IGNORED = argument_names(__file__, "ignored") | {name.replace("-", "_") for name in MEGATRON_IGNORED}
-IGNORED_BEGINNINGS = tuple(argument_names(__file__, "ignored_beginnings"))
+ARGUMENTS_IGNORED = argument_names(__file__, "ignored") | {name.replace("-", "_") for name in IGNORED_ARGUMENTS}
+IGNORED_PREFIXES = tuple(argument_names(__file__, "ignored_beginnings"))
 
-MODELLED: dict[str, tuple[Any, ...]] = {
+MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adam",),
     "fp16": (False,),
     "use_critic": (False,),
@@ -58,19 +58,19 @@ MODELLED: dict[str, tuple[Any, ...]] = {
 }
 """Arguments of which only these values are modelled."""
 
-UPPER_BOUNDS = {
+UPPER_BOUND_NOTES = {
     "log_probs_chunk_size": "logarithms of probabilities in chunks",
     "recompute_loss_function": "a loss that is recomputed",
 }
 """Arguments that need less memory → what they turn on, which is counted without."""
 
-SGLANG = "sglang_"
+SGLANG_PREFIX = "sglang_"
 """How arguments of SGLang's server begin (slime/backends/sglang_utils/arguments.py)."""
 
 GRAPH_BATCHES = "--sglang-cuda-graph-bs"
 """The argument of the batches of which SGLang's server captures graphs."""
 
-PROGRAMS = ("train.py", "train_async.py")
+TRAINING_SCRIPTS = ("train.py", "train_async.py")
 
 ACTOR_ARGUMENTS = ("--actor-num-gpus-per-node", "--rollout-num-gpus-per-engine", "--rollout-num-gpus")
 """Arguments of slime's commands alone."""
@@ -79,24 +79,24 @@ ACTOR_ARGUMENTS = ("--actor-num-gpus-per-node", "--rollout-num-gpus-per-engine",
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts slime."""
     has_actor_argument = any(word.partition("=")[0] in ACTOR_ARGUMENTS for word in command_line.words)
-    return command_line.program in PROGRAMS and has_actor_argument
+    return command_line.program in TRAINING_SCRIPTS and has_actor_argument
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command of slime. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         words = [word for word in command_line.words if word.startswith("--") or not _is_model_variable(word)]
-        arguments = _without_unresolved_graphs(reader, arguments_of(words, source_file.name_in_errors))
-        read_names = READ_WITH_OPTIMIZER.union(
+        arguments = _without_unresolved_graphs(reader, parse_arguments(words, source_file.name_in_errors))
+        read_names = KNOWN_ARGUMENTS.union(
             argument_name for argument_name in map(keyword_of, arguments) if _is_server_argument(argument_name)
         )
         config = plain_arguments(arguments, reader, read_names - {"hf_checkpoint"})
         reader.check_names(
             config,
-            (*read_names, *MODELLED),
+            (*read_names, *MODELLED_VALUES),
             [argument_name for argument_name in config if _is_ignored_argument(argument_name)],
         )
-        reader.refuse_other_values(config, MODELLED, "--")
+        reader.refuse_other_values(config, MODELLED_VALUES, "--")
         if config.get("advantage_estimator") == "ppo":
             raise reader.argument_error(
                 "--advantage-estimator", "'ppo': its critic is not modelled; expected grpo, or another"
@@ -106,20 +106,20 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if not is_supervised:
             reader.notes.append(SFT_NOTE)
         rollout = None if is_supervised or config.get("debug_train_only") else _rollout(reader, config, tokens)
-        model_id = model_name(arguments.get("--hf-checkpoint"))
+        model_id = marked_model_name(arguments.get("--hf-checkpoint"))
         return reader.create_launch("megatron", launch_settings, model_name=model_id, rollout=rollout)
 
 
 def _is_ignored_argument(argument_name: str) -> bool:
     """Whether an argument changes no memory."""
-    return argument_name not in READ_WITH_OPTIMIZER and (
-        argument_name in IGNORED or argument_name.startswith(IGNORED_BEGINNINGS)
+    return argument_name not in KNOWN_ARGUMENTS and (
+        argument_name in ARGUMENTS_IGNORED or argument_name.startswith(IGNORED_PREFIXES)
     )
 
 
 def _is_server_argument(argument_name: str) -> bool:
     """Whether an argument is a flag of SGLang's server, which may be unknown."""
-    return argument_name.startswith(SGLANG) and not _is_ignored_argument(argument_name)
+    return argument_name.startswith(SGLANG_PREFIX) and not _is_ignored_argument(argument_name)
 
 
 def _is_model_variable(word: str) -> bool:
@@ -209,7 +209,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
     }
     if reader.flag(config, "grad_reduce_in_bf16"):
         settings["grad_dtype"] = "bf16"
-    for name, description in UPPER_BOUNDS.items():
+    for name, description in UPPER_BOUND_NOTES.items():
         if config.get(name) not in (None, False, -1):
             reader.notes.append(f"{flag_of(name)}: {description} is counted without, an upper bound")
     return megatron_run(reader, parallel_run, world_size, settings), rank_tokens
@@ -269,7 +269,7 @@ def _server_flags(reader: LaunchReader, config: Table) -> dict[str, Any]:
     known_keywords = {keyword_of(flag_name) for flag in engine.known_flags() for flag_name in flag.names}
     flags: dict[str, Any] = {}
     for argument_name, argument_value in config.items():
-        flag_name = argument_name.removeprefix(SGLANG)
+        flag_name = argument_name.removeprefix(SGLANG_PREFIX)
         if not _is_server_argument(argument_name):
             continue
         if flag_name not in known_keywords:

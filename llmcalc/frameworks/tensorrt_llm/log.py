@@ -5,29 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogTerm, LogValues, ParsedLog, argument_pairs, pattern
+from ..logs.log_contents import (
+    MEMORY_AMOUNT,
+    VERSION_NUMBER,
+    WHOLE_NUMBER,
+    LogTerm,
+    LogValues,
+    ParsedLog,
+    argument_pairs,
+    line_pattern,
+)
 from ..logs.log_text import LogText
 
 PATTERNS = (
-    pattern("TensorRT-LLM version: ", rf": (?P<version>{VERSION})"),
-    pattern("TensorRT LLM version: ", rf": (?P<version>{VERSION})"),
-    pattern("after loading model weights (inside torch)", rf"profiling: (?P<weights>{AMOUNT})"),
-    pattern("for model weights (inside torch)", rf"profiling: (?P<weights>{AMOUNT})"),
-    pattern("dynamically allocated during inference (inside torch)", rf"profiling: (?P<profile_run>{AMOUNT})"),
-    pattern("Memory used outside torch", rf"profiling: (?P<outside>{AMOUNT})"),
-    pattern("device total memory ", rf"memory (?P<total>{AMOUNT})"),
-    pattern("tmp kv_mem ", rf"kv_mem (?P<dummy_cache>{AMOUNT})"),
-    pattern("temporary kv cache memory during profiling ", rf"profiling (?P<dummy_cache>{AMOUNT})"),
-    pattern("available KV cache memory when calculating", rf"tokens: (?P<available>{AMOUNT})"),
-    pattern("fraction is set ", r"set (?P<fraction>[0-9]\.[0-9]{1,20})"),
-    pattern(
-        "[MemUsageChange] Allocated ", rf"Allocated (?P<pool>{AMOUNT}) for max tokens[^(]{{0,60}}\((?P<tokens>{COUNT})"
+    line_pattern("TensorRT-LLM version: ", rf": (?P<version>{VERSION_NUMBER})"),
+    line_pattern("TensorRT LLM version: ", rf": (?P<version>{VERSION_NUMBER})"),
+    line_pattern("after loading model weights (inside torch)", rf"profiling: (?P<weights>{MEMORY_AMOUNT})"),
+    line_pattern("for model weights (inside torch)", rf"profiling: (?P<weights>{MEMORY_AMOUNT})"),
+    line_pattern(
+        "dynamically allocated during inference (inside torch)", rf"profiling: (?P<profile_run>{MEMORY_AMOUNT})"
     ),
-    pattern("Estimated max tokens in KV cache", rf": ?(?P<planned>{COUNT})"),
-    pattern("max_num_tokens=", rf"=(?P<max_num_tokens>{COUNT})"),
-    pattern("max_seq_len=", rf"=(?P<max_seq_len>{COUNT})"),
-    pattern("max_batch_size=", rf"=(?P<max_batch_size>{COUNT})"),
-    pattern("Number of tokens per block: ", rf": (?P<tokens_per_block>{COUNT})"),
+    line_pattern("Memory used outside torch", rf"profiling: (?P<outside>{MEMORY_AMOUNT})"),
+    line_pattern("device total memory ", rf"memory (?P<total>{MEMORY_AMOUNT})"),
+    line_pattern("tmp kv_mem ", rf"kv_mem (?P<dummy_cache>{MEMORY_AMOUNT})"),
+    line_pattern("temporary kv cache memory during profiling ", rf"profiling (?P<dummy_cache>{MEMORY_AMOUNT})"),
+    line_pattern("available KV cache memory when calculating", rf"tokens: (?P<available>{MEMORY_AMOUNT})"),
+    line_pattern("fraction is set ", r"set (?P<fraction>[0-9]\.[0-9]{1,20})"),
+    line_pattern(
+        "[MemUsageChange] Allocated ",
+        rf"Allocated (?P<pool>{MEMORY_AMOUNT}) for max tokens[^(]{{0,60}}\((?P<tokens>{WHOLE_NUMBER})",
+    ),
+    line_pattern("Estimated max tokens in KV cache", rf": ?(?P<planned>{WHOLE_NUMBER})"),
+    line_pattern("max_num_tokens=", rf"=(?P<max_num_tokens>{WHOLE_NUMBER})"),
+    line_pattern("max_seq_len=", rf"=(?P<max_seq_len>{WHOLE_NUMBER})"),
+    line_pattern("max_batch_size=", rf"=(?P<max_batch_size>{WHOLE_NUMBER})"),
+    line_pattern("Number of tokens per block: ", rf": (?P<tokens_per_block>{WHOLE_NUMBER})"),
 )
 
 ARGUMENT_FIELDS = {

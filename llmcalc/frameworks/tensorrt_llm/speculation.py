@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...costs.draft import check_draft, states_reader_of
+from ...costs.draft import check_draft, hidden_state_reader
 from ...errors import InputError, short_repr
 from ...sources.preset import Preset
 from ..engines.draft_models import read_draft
 
-FLAG = "--speculative_config"
+SPECULATION_FLAG = "--speculative_config"
 
 EAGLE_TYPES = ("eagle", "eagle3")
 """Values of `decoding_type` whose draft reads the target's hidden states."""
@@ -45,29 +45,33 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     decoding_type = str(config.get("decoding_type", "")).lower()
     for key, unmodelled_value in UNMODELLED_KEYS.items():
         if str(config.get(key)).lower() == str(unmodelled_value).lower():
-            raise InputError(f"{FLAG}: {key}: {short_repr(config[key])} is not modelled; remove the key")
+            raise InputError(f"{SPECULATION_FLAG}: {key}: {short_repr(config[key])} is not modelled; remove the key")
     model_table = next((config[key] for key in MODEL_KEYS if config.get(key) is not None), None)
     if decoding_type == "ngram":
         return Speculation()
     if decoding_type == "mtp" and model_table is None:
         if preset.model.mtp is None:
             raise InputError(
-                f"{FLAG}: decoding_type MTP: llmcalc counts no modules of multi-token prediction of this model; "
+                f"{SPECULATION_FLAG}: decoding_type MTP: llmcalc counts no modules of multi-token prediction of this "
+                "model; "
                 "expected the run without speculative_config"
             )
         return Speculation(uses_mtp=True)
     if not decoding_type:
-        raise InputError(f"{FLAG}: states no decoding_type; expected MTP, Eagle3 with speculative_model, or NGram")
+        raise InputError(
+            f"{SPECULATION_FLAG}: states no decoding_type; expected MTP, Eagle3 with speculative_model, or NGram"
+        )
     if decoding_type not in EAGLE_TYPES or not isinstance(model_table, str | Preset):
         named_model = "" if model_table is None else f" with {short_repr(model_table)}"
         raise InputError(
-            f"{FLAG}: decoding_type {short_repr(config.get('decoding_type'))}{named_model} is not modelled; expected "
+            f"{SPECULATION_FLAG}: decoding_type {short_repr(config.get('decoding_type'))}{named_model} is not "
+            "modelled; expected "
             "MTP without a model, Eagle3 with speculative_model, or NGram"
         )
-    draft_model = read_draft(model_table, f"{FLAG}: speculative_model", "a folder or a hub id")
-    if states_reader_of(draft_model.model) is None:
+    draft_model = read_draft(model_table, f"{SPECULATION_FLAG}: speculative_model", "a folder or a hub id")
+    if hidden_state_reader(draft_model.model) is None:
         raise InputError(
-            f"{FLAG}: {draft_model.name} reads no hidden states of its target; expected a draft of Eagle 3"
+            f"{SPECULATION_FLAG}: {draft_model.name} reads no hidden states of its target; expected a draft of Eagle 3"
         )
-    check_draft(preset.model, draft_model.model, preset.name, f"{FLAG}: {draft_model.name}")
+    check_draft(preset.model, draft_model.model, preset.name, f"{SPECULATION_FLAG}: {draft_model.name}")
     return Speculation(draft_model=draft_model)

@@ -5,34 +5,36 @@ from __future__ import annotations
 from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, source_code_witness
 from ...parallel.layout import Layout
 
-DTENSOR = Witness("exact", "torch's DTensor on a fake process group", "tests/frameworks/test_serving_records.py")
+DTENSOR_WITNESS = Witness(
+    "exact", "torch's DTensor on a fake process group", "tests/frameworks/test_serving_records.py"
+)
 """The witness of passes without gradients on ranks of tensor parallelism and of a pipeline."""
 
-SERVING = FrameworkEvidence(
+SERVING_EVIDENCE = FrameworkEvidence(
     name="torch",
-    witness=DTENSOR,
-    parts=dict.fromkeys((*LLAMA_PARTS, ("norm", "layernorm"), ("position", "learned")), DTENSOR),
+    witness=DTENSOR_WITNESS,
+    parts=dict.fromkeys((*LLAMA_PARTS, ("norm", "layernorm"), ("position", "learned")), DTENSOR_WITNESS),
     other_witness=source_code_witness(
         "torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving_records.py"
     ),
 )
 """Passes without gradients."""
 
-REPLAYED = source_code_witness(
+SOURCE_CODE_WITNESS = source_code_witness(
     "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed",
     "tests/frameworks/torch/test_pipeline.py",
 )
 
-TRAINING = FrameworkEvidence(name="torch", witness=REPLAYED, other_witness=REPLAYED)
+TRAINING_EVIDENCE = FrameworkEvidence(name="torch", witness=SOURCE_CODE_WITNESS, other_witness=SOURCE_CODE_WITNESS)
 """Training: no part is known better than by the source."""
 
 
 def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
     """Returns the tests and measurements behind the results for a layout. is_training: whether the run is training."""
     if is_training:
-        return TRAINING
-    return SERVING if layout.tp * layout.pp * layout.ep > 1 else ALONE
+        return TRAINING_EVIDENCE
+    return SERVING_EVIDENCE if layout.tp * layout.pp * layout.ep > 1 else REPLICA_EVIDENCE
 
 
-ALONE = FrameworkEvidence(name="torch", witness=DTENSOR, other_witness=DTENSOR)
+REPLICA_EVIDENCE = FrameworkEvidence(name="torch", witness=DTENSOR_WITNESS, other_witness=DTENSOR_WITNESS)
 """Replicas, each of which runs the whole model as one device does."""

@@ -13,57 +13,65 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..logs.log_contents import AMOUNT, COUNT, LogTerm, LogValues, ParsedLog, pattern
+from ..logs.log_contents import MEMORY_AMOUNT, WHOLE_NUMBER, LogTerm, LogValues, ParsedLog, line_pattern
 from ..logs.log_text import LogText
 
 OUT_OF_MEMORY = "out of memory. Tried to allocate"
 
 PATTERNS = (
-    pattern(OUT_OF_MEMORY, rf"allocate (?P<requested>{AMOUNT})"),
-    pattern(" total capacity of ", rf"of (?P<total>{AMOUNT})"),
-    pattern(" total capacty of ", rf"of (?P<total>{AMOUNT})"),
-    pattern(" of which ", rf"which (?P<free>{AMOUNT}) is free"),
-    pattern("this process has ", rf"has (?P<process>{AMOUNT})"),
-    pattern("Of the allocated memory ", rf"memory (?P<allocated>{AMOUNT})"),
-    pattern("is allocated by PyTorch, with ", rf"with (?P<private_pools>{AMOUNT}) allocated in private"),
-    pattern("is allocated by PyTorch, and ", rf"and (?P<unallocated>{AMOUNT}) is reserved"),
-    pattern("private pools (e.g., CUDA Graphs), and ", rf"and (?P<unallocated>{AMOUNT}) is reserved"),
+    line_pattern(OUT_OF_MEMORY, rf"allocate (?P<requested>{MEMORY_AMOUNT})"),
+    line_pattern(" total capacity of ", rf"of (?P<total>{MEMORY_AMOUNT})"),
+    line_pattern(" total capacty of ", rf"of (?P<total>{MEMORY_AMOUNT})"),
+    line_pattern(" of which ", rf"which (?P<free>{MEMORY_AMOUNT}) is free"),
+    line_pattern("this process has ", rf"has (?P<process>{MEMORY_AMOUNT})"),
+    line_pattern("Of the allocated memory ", rf"memory (?P<allocated>{MEMORY_AMOUNT})"),
+    line_pattern("is allocated by PyTorch, with ", rf"with (?P<private_pools>{MEMORY_AMOUNT}) allocated in private"),
+    line_pattern("is allocated by PyTorch, and ", rf"and (?P<unallocated>{MEMORY_AMOUNT}) is reserved"),
+    line_pattern("private pools (e.g., CUDA Graphs), and ", rf"and (?P<unallocated>{MEMORY_AMOUNT}) is reserved"),
     # torch 2.0 and older: GPU 0; 15.78 GiB total capacity; 14.56 GiB already allocated; …
-    pattern("(GPU ", rf"\(GPU [0-9]{{1,3}}; (?P<total>{AMOUNT}) total capacity"),
-    pattern(" total capacity; ", rf"; (?P<allocated>{AMOUNT}) already allocated"),
-    pattern(" already allocated; ", rf"; (?P<free>{AMOUNT}) free"),
-    pattern(" free; ", rf"; (?P<reserved>{AMOUNT}) reserved"),
+    line_pattern("(GPU ", rf"\(GPU [0-9]{{1,3}}; (?P<total>{MEMORY_AMOUNT}) total capacity"),
+    line_pattern(" total capacity; ", rf"; (?P<allocated>{MEMORY_AMOUNT}) already allocated"),
+    line_pattern(" already allocated; ", rf"; (?P<free>{MEMORY_AMOUNT}) free"),
+    line_pattern(" free; ", rf"; (?P<reserved>{MEMORY_AMOUNT}) reserved"),
 )
 
 TRAINER_PATTERNS = (
-    pattern("before_init_mem_gpu", rf"gpu[\" ]*[=:|] *(?P<before_init>{AMOUNT}|[0-9]{{1,15}})"),
-    pattern("init_mem_gpu_alloc_delta", rf"delta[\" ]*[=:|] *(?P<init_allocated>{AMOUNT}|[0-9]{{1,15}})"),
-    pattern("train_mem_gpu_alloc_delta", rf"delta[\" ]*[=:|] *(?P<train_allocated>{AMOUNT}|[0-9]{{1,15}})"),
-    pattern("train_mem_gpu_peaked_delta", rf"delta[\" ]*[=:|] *(?P<train_peak>{AMOUNT}|[0-9]{{1,15}})"),
-    pattern("Number of trainable parameters = ", rf"= (?P<trainable>{COUNT})"),
+    line_pattern("before_init_mem_gpu", rf"gpu[\" ]*[=:|] *(?P<before_init>{MEMORY_AMOUNT}|[0-9]{{1,15}})"),
+    line_pattern("init_mem_gpu_alloc_delta", rf"delta[\" ]*[=:|] *(?P<init_allocated>{MEMORY_AMOUNT}|[0-9]{{1,15}})"),
+    line_pattern("train_mem_gpu_alloc_delta", rf"delta[\" ]*[=:|] *(?P<train_allocated>{MEMORY_AMOUNT}|[0-9]{{1,15}})"),
+    line_pattern("train_mem_gpu_peaked_delta", rf"delta[\" ]*[=:|] *(?P<train_peak>{MEMORY_AMOUNT}|[0-9]{{1,15}})"),
+    line_pattern("Number of trainable parameters = ", rf"= (?P<trainable>{WHOLE_NUMBER})"),
 )
 
 _NUMBER = r"[0-9]{1,9}(\.[0-9]{1,18})?"
 
 PEAK_PATTERNS = (
-    pattern("GPU peak memory allocation: ", rf": (?P<torchtune_peak_allocated>{AMOUNT})"),
-    pattern("GPU peak memory reserved: ", rf": (?P<torchtune_peak_reserved>{AMOUNT})"),
-    pattern("GPU memory usage while training: ", rf": (?P<axolotl_allocated>{AMOUNT})"),
-    pattern("GPU memory usage while training: ", rf"\(\+(?P<axolotl_unallocated>{AMOUNT}) cache"),
-    pattern("Peak reserved memory = ", rf"= (?P<unsloth_peak_reserved>{AMOUNT})"),
-    pattern("Memory used: ", r": (?P<litgpt_peak_allocated>[0-9]{1,9}\.[0-9]{2}) GB"),
-    pattern("'memory(GiB)': ", rf": (?P<swift_peak_reserved>{_NUMBER})"),
+    line_pattern("GPU peak memory allocation: ", rf": (?P<torchtune_peak_allocated>{MEMORY_AMOUNT})"),
+    line_pattern("GPU peak memory reserved: ", rf": (?P<torchtune_peak_reserved>{MEMORY_AMOUNT})"),
+    line_pattern("GPU memory usage while training: ", rf": (?P<axolotl_allocated>{MEMORY_AMOUNT})"),
+    line_pattern("GPU memory usage while training: ", rf"\(\+(?P<axolotl_unallocated>{MEMORY_AMOUNT}) cache"),
+    line_pattern("Peak reserved memory = ", rf"= (?P<unsloth_peak_reserved>{MEMORY_AMOUNT})"),
+    line_pattern("Memory used: ", r": (?P<litgpt_peak_allocated>[0-9]{1,9}\.[0-9]{2}) GB"),
+    line_pattern("'memory(GiB)': ", rf": (?P<swift_peak_reserved>{_NUMBER})"),
     # a table of Python or JSON, with quoted numbers from transformers 5 on
-    pattern("memory/max_allocated (GiB)", rf"max_allocated \(GiB\)['\": ]{{1,6}}(?P<step_peak_allocated>{_NUMBER})"),
-    pattern("memory/device_reserved (GiB)", rf"device_reserved \(GiB\)['\": ]{{1,6}}(?P<step_peak_reserved>{_NUMBER})"),
-    pattern("memory/max_mem_allocated(gib)", rf"mem_allocated\(gib\)['\": ]{{1,6}}(?P<step_peak_allocated>{_NUMBER})"),
-    pattern("memory/device_mem_reserved(gib)", rf"mem_reserved\(gib\)['\": ]{{1,6}}(?P<step_peak_reserved>{_NUMBER})"),
-    pattern("perf/max_memory_allocated_gb:", rf"allocated_gb: ?(?P<verl_peak_allocated>{_NUMBER})"),
-    pattern("perf/max_memory_reserved_gb:", rf"reserved_gb: ?(?P<verl_peak_reserved>{_NUMBER})"),
-    pattern("| max_memory_allocated: ", r"allocated: (?P<nemo_peak_allocated>[0-9]{1,15})\b"),
-    pattern("| max_memory_reserved: ", r"reserved: (?P<nemo_peak_reserved>[0-9]{1,15})\b"),
-    pattern(" peak_memory_alloc:", rf"peak_memory_alloc:(?P<metrics_peak_allocated>{_NUMBER})"),
-    pattern(" peak_memory_reserved:", rf"peak_memory_reserved:(?P<metrics_peak_reserved>{_NUMBER})"),
+    line_pattern(
+        "memory/max_allocated (GiB)", rf"max_allocated \(GiB\)['\": ]{{1,6}}(?P<step_peak_allocated>{_NUMBER})"
+    ),
+    line_pattern(
+        "memory/device_reserved (GiB)", rf"device_reserved \(GiB\)['\": ]{{1,6}}(?P<step_peak_reserved>{_NUMBER})"
+    ),
+    line_pattern(
+        "memory/max_mem_allocated(gib)", rf"mem_allocated\(gib\)['\": ]{{1,6}}(?P<step_peak_allocated>{_NUMBER})"
+    ),
+    line_pattern(
+        "memory/device_mem_reserved(gib)", rf"mem_reserved\(gib\)['\": ]{{1,6}}(?P<step_peak_reserved>{_NUMBER})"
+    ),
+    line_pattern("perf/max_memory_allocated_gb:", rf"allocated_gb: ?(?P<verl_peak_allocated>{_NUMBER})"),
+    line_pattern("perf/max_memory_reserved_gb:", rf"reserved_gb: ?(?P<verl_peak_reserved>{_NUMBER})"),
+    line_pattern("| max_memory_allocated: ", r"allocated: (?P<nemo_peak_allocated>[0-9]{1,15})\b"),
+    line_pattern("| max_memory_reserved: ", r"reserved: (?P<nemo_peak_reserved>[0-9]{1,15})\b"),
+    line_pattern(" peak_memory_alloc:", rf"peak_memory_alloc:(?P<metrics_peak_allocated>{_NUMBER})"),
+    line_pattern(" peak_memory_reserved:", rf"peak_memory_reserved:(?P<metrics_peak_reserved>{_NUMBER})"),
 )
 
 PEAK_TERMS = {
@@ -79,7 +87,7 @@ PEAK_TERMS = {
 }
 """Start of the groups' names → program, bytes of the printed unit (0 if it is printed), and what sets the batch."""
 
-FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+EXPANDABLE_SEGMENTS_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 """The setting with which torch's segments grow in place of leaving gaps."""
 
 
@@ -90,7 +98,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     if not error_messages:
         return trainer_log
     log_values = LogValues(LogText(error_messages[-1]), PATTERNS)
-    other_process_bytes = sum(LogValues(_with_process_lines(error_messages[-1]), (PROCESS,)).byte_sizes("process_has"))
+    other_process_bytes = sum(
+        LogValues(_with_process_lines(error_messages[-1]), (PROCESS_PATTERN,)).byte_sizes("process_has")
+    )
     bytes_by_term = {
         group_name: log_values.last_size(group_name)
         for group_name in ("requested", "free", "process", "allocated", "unallocated")
@@ -122,7 +132,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     )
 
 
-PROCESS = pattern("Process ", rf"Process [0-9]{{1,12}} has (?P<process_has>{AMOUNT}) memory in use")
+PROCESS_PATTERN = line_pattern("Process ", rf"Process [0-9]{{1,12}} has (?P<process_has>{MEMORY_AMOUNT}) memory in use")
 
 
 def _with_process_lines(error_message: str) -> LogText:
@@ -139,7 +149,7 @@ def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple
     if bytes_by_term.get("other_processes", 0) > max(requested_bytes, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"
     if bytes_by_term.get("unallocated", 0) >= max(requested_bytes, total_bytes // 50):
-        return "unallocated", FRAGMENTED
+        return "unallocated", EXPANDABLE_SEGMENTS_SETTING
     return "allocated", ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 
-BUCKETS = 2**20, 25 * 2**20
+BUCKET_BYTES = 2**20, 25 * 2**20
 """Bytes of gradients in the first bucket of DistributedDataParallel, and in the others."""
 
 
@@ -30,7 +30,7 @@ def bucket_sizes(gradient_sizes: Iterable[int]) -> list[int]:
     bucket_bytes = 0
     for gradient_bytes in gradient_sizes:
         bucket_bytes += gradient_bytes
-        if bucket_bytes >= BUCKETS[min(len(bucket_bytes_list), 1)]:
+        if bucket_bytes >= BUCKET_BYTES[min(len(bucket_bytes_list), 1)]:
             bucket_bytes_list.append(bucket_bytes)
             bucket_bytes = 0
     return bucket_bytes_list + [bucket_bytes] * (bucket_bytes > 0)

@@ -142,7 +142,7 @@ class StageRun:
         return MicroBatchBytes(saved_bytes, forward_peaks, backward_peaks, extra_gradient_elements=self._extra_elements)
 
 
-THREADS = 2
+WORKSPACE_THREADS = 2
 """The forward thread and that of the backward pass: each has a cuBLAS workspace."""
 
 
@@ -160,7 +160,9 @@ def estimate_with_torch_kernels(
     transient_bytes_of: counts the transient bytes of a rank.
     pads_rows: whether shards are equally many rows of every tensor, rounded up.
     """
-    fixed_bytes = memory_estimate.cuda_runtime.context_bytes + THREADS * memory_estimate.cuda_runtime.workspace_bytes
+    fixed_bytes = (
+        memory_estimate.cuda_runtime.context_bytes + WORKSPACE_THREADS * memory_estimate.cuda_runtime.workspace_bytes
+    )
     measure_passes = make_pass_measurement(memory_estimate.spec, training_config)
     frees_gradients = not memory_estimate.training().keeps_gradients
     return PeakEstimate(

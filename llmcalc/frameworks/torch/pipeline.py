@@ -31,7 +31,7 @@ from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.profiles.eager import EagerKernels
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
-from ...simulator.replay_result import PHASES
+from ...simulator.replay_result import STEP_PHASES
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, count_storages_as, empty
 from ...workload.rows import TOKENS
 from .messages import bucket_sizes
@@ -448,7 +448,7 @@ def record_two_steps(rank_run: RankRun, memory_meter: EventRecorder) -> Recorded
         rank_run.zero_grad()
         step_events.append([pass_events, update_events, memory_meter.take_events()])
     first_step, second_step = step_events
-    return RecordedEvents(set_up_events, first_step, second_step, PHASES)
+    return RecordedEvents(set_up_events, first_step, second_step, STEP_PHASES)
 
 
 def check_torch(layout: Layout) -> None:

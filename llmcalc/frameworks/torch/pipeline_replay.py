@@ -21,7 +21,7 @@ from ...simulator.tensor import DTYPES, Tensor
 from .messages import bucket_sizes
 from .pipeline import MicroBatchInFlight, ModelChunk, RankRun, RankSetup, record_two_steps, shorten_layers
 
-STEPS = 3, 3
+RECORDED_MICROBATCHES = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
 
 SMALL_GROUP = 2
@@ -230,7 +230,7 @@ def record_rank(rank_setup: RankSetup) -> RecordedRank:
     pass_traces: dict[PassCase, PassTrace] = {}
     rank_run = RankRun(rank_setup, recorder := EventRecorder())
     first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
-    parameters = _record_steps(rank_run, recorder, pass_traces, STEPS[0])
+    parameters = _record_steps(rank_run, recorder, pass_traces, RECORDED_MICROBATCHES[0])
     if parameters is not None and len(rank_run.chunks) > 1:  # of one chunk some are always in flight
         rank_run = RankRun(rank_setup, recorder := EventRecorder())
         if _record_steps(rank_run, recorder, pass_traces, SMALL_GROUP) is None:
@@ -250,7 +250,7 @@ def _record_steps(
         model_chunk.pass_recorder = pass_recorder
     rank_run.set_up()
     parameters = [model_chunk.lowering.known_parameters for model_chunk in rank_run.chunks]
-    for microbatch_count in STEPS:
+    for microbatch_count in RECORDED_MICROBATCHES:
         rank_run.begin_step()
         if rank_run.layout.pp == 1:
             _record_without_pipeline(rank_run, microbatch_count)

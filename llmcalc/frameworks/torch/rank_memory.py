@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...device_memory.cuda_runtime import CudaRuntime
-from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory
+from ...device_memory.device_memory import TORCH_VERSION, DeviceMemory, MemoryTerm, summarize_memory
 from ...device_memory.host_memory import with_paged_states
 from ...errors import InputError
 from ...simulator.layer_loops import layer_stacks
@@ -29,10 +29,10 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         rank_setup, cuda_runtime.has_expandable_segments, recorded_ranks, cuda_runtime.is_search_candidate
     )
     citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
-    tensors_term = MemoryTerm("tensors", 0, "source", citation, TORCH)
+    tensors_term = MemoryTerm("tensors", 0, "source", citation, TORCH_VERSION)
     if titan_settings(training_run.framework_settings).float8 is not None:
-        from ..fsdp2.rank_memory import IN_FLOAT8
+        from ..fsdp2.rank_memory import FLOAT8_STATUS
 
-        tensors_term = IN_FLOAT8
+        tensors_term = FLOAT8_STATUS
     device_memory = summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_term)
     return with_paged_states(device_memory, training_run.memory.states) if is_only_rank else device_memory

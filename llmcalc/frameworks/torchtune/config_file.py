@@ -14,14 +14,14 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import OuterGroups, TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.teacher import with_teacher_model
-from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
-from .models import MODELS
+from ..launch.trainer import HEAD_ADAPTER_NOTE, lora_settings, pair_settings
+from .models import PRESET_BY_BUILDER
 
-COMPONENT = "_component_"
+COMPONENT_KEY = "_component_"
 
-READ = field_names("""
+KEYS_READ = field_names("""
     model dataset tokenizer optimizer loss batch_size gradient_accumulation_steps optimizer_in_bwd compile dtype
     enable_activation_checkpointing enable_activation_offloading fsdp_cpu_offload fsdp_reshard_after_forward
     tensor_parallel_dim context_parallel_dim data_parallel_shard_dim data_parallel_replicate_dim quantizer
@@ -29,7 +29,7 @@ READ = field_names("""
     custom_sharded_layers
     """)
 
-IGNORED = field_names("""
+KEYS_IGNORED = field_names("""
     output_dir checkpointer resume_from_checkpoint save_adapter_weights_only seed shuffle run_val_every_n_steps
     dataset_val batch_size_val lr_scheduler epochs max_steps_per_epoch clip_grad_norm metric_logger log_every_n_steps
     log_peak_memory_stats log_level device profiler enable_async_checkpointing
@@ -39,7 +39,7 @@ IGNORED = field_names("""
     """)
 """Keys that do not change the memory of a training step."""
 
-OFF = {
+REFUSED_KEYS = {
     "use_fp8": "products in 8 bits are not modelled",
     "enable_fp8_training": "products in 8 bits are not modelled",
     "ac_mode": "selective checkpointing is not modelled",
@@ -66,7 +66,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 }
 """Class of an optimizer → options of `llmcalc memory`."""
 
-LOSSES: Mapping[str, Mapping[str, Any]] = {
+SETTINGS_BY_LOSS: Mapping[str, Mapping[str, Any]] = {
     "LinearCrossEntropyLoss": {"cross_entropy": "split"},
     "CEWithChunkedOutputLoss": {"cross_entropy": "split"},
     "CrossEntropyLoss": {},
@@ -74,10 +74,10 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
 }
 """Class of a loss → options of `llmcalc memory`."""
 
-TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+PROJECTION_BY_TORCHTUNE_NAME = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 """torchtune's name of a projection of attention → the name in `llmcalc`."""
 
-NETWORK = ("gate_proj", "up_proj", "down_proj")
+NETWORK_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def is_torchtune(config: Table) -> bool:
@@ -89,7 +89,7 @@ def is_torchtune(config: Table) -> bool:
 
 def _component_name(component_table: Any) -> str:
     """Returns the dotted Python name of a config's component; empty without one."""
-    component_path = component_table.get(COMPONENT) if isinstance(component_table, Mapping) else None
+    component_path = component_table.get(COMPONENT_KEY) if isinstance(component_table, Mapping) else None
     return component_path[:120] if isinstance(component_path, str) else ""
 
 
@@ -97,8 +97,8 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         reader.requests_expandable_segments = True  # torchtune/__init__.py
-        reader.check_names(config, READ, IGNORED, "no key that is known")
-        reader.refuse_if_set(config, OFF)
+        reader.check_names(config, KEYS_READ, KEYS_IGNORED, "no key that is known")
+        reader.refuse_if_set(config, REFUSED_KEYS)
         for argument_name in PARALLEL_SIZES:
             if config.get(argument_name) not in (None, 1):
                 reader.refuse(argument_name, "it is modelled as 1")
@@ -106,10 +106,11 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         plain_name = (
             builder_name.removeprefix("q").removeprefix("lora_") if "lora_" in builder_name[:6] else builder_name
         )
-        if plain_name not in MODELS:
-            spelling_hint = suggest(plain_name, list(MODELS))
+        if plain_name not in PRESET_BY_BUILDER:
+            spelling_hint = suggest(plain_name, list(PRESET_BY_BUILDER))
             raise reader.argument_error(
-                f"model.{COMPONENT}", f"{short_repr(builder_name)} is not known.{spelling_hint} Expected a text model"
+                f"model.{COMPONENT_KEY}",
+                f"{short_repr(builder_name)} is not known.{spelling_hint} Expected a text model",
             )
         dtype = reader.choice(config, "dtype", ("bf16", "fp32"), "fp32")
         reader.calls_torch_attention = True
@@ -153,7 +154,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             outer_groups=_outer_groups(reader, config),
         )
         launched_run = sharded_launch(
-            reader, world_size, run_settings, fsdp_settings, reshards_weights, model_name=MODELS[plain_name]
+            reader, world_size, run_settings, fsdp_settings, reshards_weights, model_name=PRESET_BY_BUILDER[plain_name]
         )
         return _with_teacher(reader, config, launched_run, dtype) if config.get("teacher_model") else launched_run
 
@@ -168,7 +169,7 @@ def _outer_groups(reader: LaunchReader, config: Table) -> OuterGroups:
     return "separate" if "output" in module_names else "embedding"
 
 
-DISTILLATION = {"ForwardKLLoss": 1, "ForwardKLWithChunkedOutputLoss": 8}
+CHUNKS_BY_DISTILLATION_LOSS = {"ForwardKLLoss": 1, "ForwardKLWithChunkedOutputLoss": 8}
 """Class of a loss between a teacher's and the trained model's logits → the default number of its chunks."""
 
 
@@ -179,17 +180,18 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     which the loss saves (recipes/knowledge_distillation_single_device.py; modules/loss/kd_losses.py, `ForwardKLLoss`).
     """
     model_builder = _component_name(config["teacher_model"]).rpartition(".")[2]
-    if model_builder not in MODELS:
+    if model_builder not in PRESET_BY_BUILDER:
         raise reader.argument_error(
-            "teacher_model", f"{short_repr(model_builder)} is not known.{suggest(model_builder, list(MODELS))}"
+            "teacher_model",
+            f"{short_repr(model_builder)} is not known.{suggest(model_builder, list(PRESET_BY_BUILDER))}",
         )
     loss_table = reader.table(config, "kd_loss")
     loss_class = _component_name(loss_table).rpartition(".")[2]
-    if loss_class not in DISTILLATION:
-        reader.refuse("kd_loss", f"'{loss_class}' is not modelled; {', '.join(DISTILLATION)} are")
+    if loss_class not in CHUNKS_BY_DISTILLATION_LOSS:
+        reader.refuse("kd_loss", f"'{loss_class}' is not modelled; {', '.join(CHUNKS_BY_DISTILLATION_LOSS)} are")
         reader.check_unknown()
-    chunk_count = reader.integer(loss_table, "num_output_chunks", DISTILLATION.get(loss_class, 1))
-    tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", USUAL_LENGTH)
+    chunk_count = reader.integer(loss_table, "num_output_chunks", CHUNKS_BY_DISTILLATION_LOSS.get(loss_class, 1))
+    tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", DEFAULT_LENGTH)
     bytes_per_logit = (2 if dtype == "bf16" else 4) + 4 + 4 + 1
     second_loss = SecondLoss(
         "torchtune/modules/loss/kd_losses.py",
@@ -200,14 +202,20 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     )
     shards_weights = launched_run.layout.zero == 3
     return with_teacher_model(
-        reader, launched_run, "teacher_model", MODELS[model_builder], TORCH_NAMES[dtype], second_loss, shards_weights
+        reader,
+        launched_run,
+        "teacher_model",
+        PRESET_BY_BUILDER[model_builder],
+        TORCH_DTYPE_BY_NAME[dtype],
+        second_loss,
+        shards_weights,
     )
 
 
-USUAL_LENGTH = 2048
+DEFAULT_LENGTH = 2048
 """Tokens of a sequence where the file leaves them open."""
 
-TORCH_NAMES = {"bf16": "bfloat16", "fp32": "float32"}
+TORCH_DTYPE_BY_NAME = {"bf16": "bfloat16", "fp32": "float32"}
 """`dtype` → torch's name of it."""
 
 
@@ -217,7 +225,7 @@ def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         max_length = reader.table(config, section_name).get("max_seq_len")
         if max_length is not None:
             reader.counts_longest_samples = not reader.table(config, "dataset").get("packed")
-            return {"seq": integer_of(reader, f"{section_name}.max_seq_len", max_length)}
+            return {"seq": read_integer(reader, f"{section_name}.max_seq_len", max_length)}
     reader.notes.append("tokenizer.max_seq_len is null: samples have any length; --seq says the longest (2,048 here)")
     return {}
 
@@ -236,10 +244,10 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     loss_class = _component_name(config.get("loss")).rpartition(".")[2]
-    if loss_class not in LOSSES:
-        reader.refuse("loss", f"'{loss_class}' is not modelled; {', '.join(LOSSES)} are")
+    if loss_class not in SETTINGS_BY_LOSS:
+        reader.refuse("loss", f"'{loss_class}' is not modelled; {', '.join(SETTINGS_BY_LOSS)} are")
         return {}
-    return dict(LOSSES[loss_class])
+    return dict(SETTINGS_BY_LOSS[loss_class])
 
 
 def _fake_quantization_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -274,14 +282,18 @@ def _fake_quantization_settings(reader: LaunchReader, config: Table) -> dict[str
 def _adapter_settings(reader: LaunchReader, model_table: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, which have the model's number format."""
     module_names = model_table.get("lora_attn_modules")
-    if not isinstance(module_names, list) or not all(str(module) in TARGETS for module in module_names):
-        raise reader.value_error("model.lora_attn_modules", module_names, f"a list of {', '.join(TARGETS)}")
+    if not isinstance(module_names, list) or not all(
+        str(module) in PROJECTION_BY_TORCHTUNE_NAME for module in module_names
+    ):
+        raise reader.value_error(
+            "model.lora_attn_modules", module_names, f"a list of {', '.join(PROJECTION_BY_TORCHTUNE_NAME)}"
+        )
     target_modules = [
-        *(TARGETS[str(module)] for module in module_names),
-        *(NETWORK if model_table.get("apply_lora_to_mlp") else ()),
+        *(PROJECTION_BY_TORCHTUNE_NAME[str(module)] for module in module_names),
+        *(NETWORK_PROJECTIONS if model_table.get("apply_lora_to_mlp") else ()),
     ]
     if model_table.get("apply_lora_to_output"):
-        reader.notes.append(HEAD_ADAPTER)
+        reader.notes.append(HEAD_ADAPTER_NOTE)
     adapter_settings = lora_settings(
         reader,
         rank=("model.lora_rank", reader.value(model_table, "lora_rank", 8)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-MODELS: Mapping[str, str] = {
+PRESET_BY_BUILDER: Mapping[str, str] = {
     "llama2_7b": "llama2-7b",
     "llama2_13b": "llama2-13b",
     "llama2_70b": "llama2-70b",

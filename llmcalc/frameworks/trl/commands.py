@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..launch.record import CommandLine, Table
+from ..launch.launch_types import CommandLine, Table
 
 COMMANDS: Mapping[str, Table] = {
     "trl sft": {},

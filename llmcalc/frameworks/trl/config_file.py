@@ -12,13 +12,13 @@ from typing import Any
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.grpo import READ_GRPO_ARGUMENTS, colocated_rollout, grpo_length, with_log_probabilities
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.sft_loss import SFT_LOSSES, TRANSFORMERS_DEFAULTS, earlier_argument, sft_loss_settings
 from ..launch.trainer import (
+    IGNORED_TRAINER_ARGUMENTS,
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
-    TRAINER_IGNORED,
     is_trainer,
     known_argument_names,
     kto_settings,
@@ -28,10 +28,10 @@ from ..launch.trainer import (
     weight_formats,
 )
 from ..launch.trainer_scripts import without_script_arguments
-from .distillation import IGNORED as IGNORED_WITH_TEACHER
-from .distillation import TEACHER, with_teacher
+from .distillation import ARGUMENTS_IGNORED as IGNORED_WITH_TEACHER
+from .distillation import TEACHER_ARGUMENT, with_teacher
 
-SIGNS = field_names("""
+IDENTIFYING_ARGUMENTS = field_names("""
     use_peft lora_r lora_target_modules load_in_4bit max_length max_completion_length max_prompt_length
     num_generations dataset_mixture dataset_mixer dataset_train_split packing packing_strategy reward_funcs
     teacher_model_name_or_path completion_only_loss assistant_only_loss use_bnb_nested_quant bnb_4bit_quant_type
@@ -39,13 +39,13 @@ SIGNS = field_names("""
     """)
 """Arguments that TRL has and the Trainer has not."""
 
-GRPO_SIGNS = ("num_generations", "max_completion_length", "reward_funcs", "reward_weights")
+GRPO_ARGUMENTS = ("num_generations", "max_completion_length", "reward_funcs", "reward_weights")
 """Arguments of GRPO."""
 
-REWARD_SIGN = "center_rewards_coefficient"
+REWARD_ARGUMENT = "center_rewards_coefficient"
 """An argument of `RewardConfig` alone."""
 
-PREFERENCE_SIGNS = (
+PREFERENCE_ARGUMENTS = (
     "precompute_ref_log_probs",
     "ref_model_mixup_alpha",
     "desirable_weight",
@@ -57,9 +57,9 @@ PREFERENCE_SIGNS = (
 )
 """Arguments of training on pairs, outside of GRPO."""
 
-READ = frozenset(
+ARGUMENTS_READ = frozenset(
     (
-        TEACHER,
+        TEACHER_ARGUMENT,
         "loss_type",
         "activation_offloading",
         "lora_target_parameters",
@@ -76,7 +76,7 @@ MODEL_ARGUMENTS = ("attn_implementation", "dtype", "torch_dtype")
 MODEL_ARGUMENTS_IGNORED = ("trust_remote_code", "revision", "use_cache", "device_map", "low_cpu_mem_usage")
 """Its other arguments that change no memory."""
 
-IGNORED = field_names("""
+ARGUMENTS_IGNORED = field_names("""
     completion_only_loss assistant_only_loss padding_free packing_strategy eval_packing shuffle_dataset
     truncation_mode pad_to_multiple_of router_aux_loss_coef chat_template_path dataset_streaming
     dataset_test_split dataset_prompt_column system_prompt callbacks benchmarks hub_model_revision wandb_entity
@@ -101,16 +101,18 @@ IGNORED = field_names("""
 KTO_LOSSES = ("kto", "apo_zero_unpaired")
 """Values of `loss_type` on single answers."""
 
-LIGER_PAIRS = "liger_kernel/chunked_loss/fused_linear_preference.py"
+LIGER_PREFERENCE_SOURCE = "liger_kernel/chunked_loss/fused_linear_preference.py"
 """Liger-Kernel's loss of one pair at a time, under torch.compile (trainer/dpo_trainer.py, `_compute_loss_liger`)."""
 
-DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 1024, "bf16": True}
+ARGUMENT_DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 1024, "bf16": True}
 
 
 def is_trl(config: Table) -> bool:
     """Whether a table is a recipe of TRL."""
     trainer_arguments = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
-    has_trl_argument = bool(SIGNS & set(config)) or ("dataset_name" in config and not is_trainer(config))
+    has_trl_argument = bool(IDENTIFYING_ARGUMENTS & set(config)) or (
+        "dataset_name" in config and not is_trainer(config)
+    )
     return (
         "model_name_or_path" in config
         and has_trl_argument
@@ -125,17 +127,24 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
-        defaults = {**DEFAULTS, **TRANSFORMERS_DEFAULTS} if earlier_argument(config) else DEFAULTS
-        is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_SIGNS), REWARD_SIGN in config
+        defaults = {**ARGUMENT_DEFAULTS, **TRANSFORMERS_DEFAULTS} if earlier_argument(config) else ARGUMENT_DEFAULTS
+        is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_ARGUMENTS), REWARD_ARGUMENT in config
         ignored_names = (
-            TRAINER_IGNORED | IGNORED | {"use_liger"} | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
+            IGNORED_TRAINER_ARGUMENTS
+            | ARGUMENTS_IGNORED
+            | {"use_liger"}
+            | (IGNORED_WITH_TEACHER if config.get(TEACHER_ARGUMENT) else frozenset())
         )
         reader.check_names(
-            config, (*known_argument_names(), *READ, REWARD_SIGN, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names
+            config,
+            (*known_argument_names(), *ARGUMENTS_READ, REWARD_ARGUMENT, *READ_GRPO_ARGUMENTS, *PREFERENCE_ARGUMENTS),
+            ignored_names,
         )
-        known_loss_keys = (argument_name for argument_name in PREFERENCE_SIGNS if config.get(argument_name) is not None)
+        known_loss_keys = (
+            argument_name for argument_name in PREFERENCE_ARGUMENTS if config.get(argument_name) is not None
+        )
         is_pair_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
-        has_teacher = bool(config.get(TEACHER))
+        has_teacher = bool(config.get(TEACHER_ARGUMENT))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pair_loss else "")
         reader.refuse_if_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
         arguments = {**config, "bf16": reader.flag(config, "bf16", defaults["bf16"] and not config.get("fp16"))}
@@ -194,7 +203,7 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
     generation_steps = accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if config.get("generation_batch_size") is not None:
         global_sequence_count = (
-            integer_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world_size
+            read_integer(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world_size
         )
         generation_steps = max(1, reader.integer(config, "generation_batch_size", 1) // global_sequence_count)
     generation_steps = reader.optional_integer(config, "steps_per_generation") or generation_steps
@@ -243,7 +252,9 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
             reader, loss_name, run_settings, has_cached_reference=bool(config.get("precompute_ref_log_probs"))
         )
     settings = pair_settings(reader, loss_name, {**run_settings, "cross_entropy": "eager"})
-    loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * integer_of(reader, "seq", run_settings["seq"]), 6)
+    loss_type = SecondLoss(
+        LIGER_PREFERENCE_SOURCE, 0, "loss of a pair", 2 * read_integer(reader, "seq", run_settings["seq"]), 6
+    )
     reference_model = reader.frozen_model
     reader.frozen_model = (
         replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type

@@ -7,15 +7,15 @@ Source: TRL 1.10 (f2cd57710), trl/experimental/gkd/gkd_trainer.py and gkd_config
 from __future__ import annotations
 
 from ..frozen_model import SecondLoss
-from ..launch.record import Launch, LaunchReader, Table
-from ..launch.teacher import GENERATED, format_of_logits, with_teacher_model
+from ..launch.launch_types import Launch, LaunchReader, Table
+from ..launch.teacher import GENERATION_NOTE, format_of_logits, with_teacher_model
 
-SOURCE = "trl/experimental/gkd/gkd_trainer.py"
+SOURCE_FILE = "trl/experimental/gkd/gkd_trainer.py"
 
-TEACHER = "teacher_model_name_or_path"
+TEACHER_ARGUMENT = "teacher_model_name_or_path"
 """The argument that names a teacher."""
 
-IGNORED = frozenset(("lmbda", "seq_kd", "max_new_tokens", "beta", "temperature", "teacher_model_init_kwargs"))
+ARGUMENTS_IGNORED = frozenset(("lmbda", "seq_kd", "max_new_tokens", "beta", "temperature", "teacher_model_init_kwargs"))
 """Further arguments of GKD. `beta` is read here."""
 
 BYTES_PER_LOGIT = {  # beyond those of the eager cross-entropy: (β strictly between 0 and 1, β of 0 or 1)
@@ -33,13 +33,17 @@ def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, b
 
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """
-    teacher_name = str(arguments[TEACHER])[:200]
+    teacher_name = str(arguments[TEACHER_ARGUMENT])[:200]
     for option_name in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
         if reader.flag(arguments, option_name):
-            raise reader.argument_error(option_name, f"true; with {TEACHER} it is not modelled; expected false")
+            raise reader.argument_error(
+                option_name, f"true; with {TEACHER_ARGUMENT} it is not modelled; expected false"
+            )
     loaded_format = "bfloat16" if bytes_per_weight == 2 else "float32"
     logit_bytes = BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
     shards_weights = launched_run.framework == "deepspeed" and launched_run.layout.zero == 3
-    second_loss = SecondLoss(SOURCE, logit_bytes, "divergence of logits")
-    reader.notes.append(GENERATED)
-    return with_teacher_model(reader, launched_run, TEACHER, teacher_name, loaded_format, second_loss, shards_weights)
+    second_loss = SecondLoss(SOURCE_FILE, logit_bytes, "divergence of logits")
+    reader.notes.append(GENERATION_NOTE)
+    return with_teacher_model(
+        reader, launched_run, TEACHER_ARGUMENT, teacher_name, loaded_format, second_loss, shards_weights
+    )

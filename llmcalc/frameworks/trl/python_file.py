@@ -14,31 +14,31 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import InputError
 from ...sources.huggingface.family import field_names
-from ..launch.embedding_losses import ARGUMENTS_CLASS, embedding_run
+from ..launch.embedding_losses import ARGUMENTS_CLASS, with_embedding_loss
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
-    DEEPEST,
+    DEEPEST_EXPRESSION,
     UnknownValue,
     assigned_values,
     calls_in_order,
-    constants,
     dotted_name_of,
+    expression_value,
     format_name,
     has_unknown,
     keyword_arguments,
+    module_constants,
     parse_python,
     statements_of_module,
-    value_of,
     value_of_item,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
-from ..launch.sft_loss import EARLIER_TRAINER_ARGUMENTS, EARLIER_VALUES, TRANSFORMERS_DEFAULTS
+from ..launch.sft_loss import EARLIER_DEFAULTS, EARLIER_TRAINER_ARGUMENTS, TRANSFORMERS_DEFAULTS
 from ..launch.trainer import keeps_published_weights, read_trainer
 from .commands import COMMANDS
 from .config_file import read_trl
 
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
+SETTINGS_BY_CONFIG_CLASS: Mapping[str, Mapping[str, Any]] = {
     **{f"{name.upper()}Config": COMMANDS[f"trl {name}"] for name in ("sft", "dpo", "kto", "grpo")},
     "RewardConfig": COMMANDS["trl reward"],
     "TrainingArguments": {},
@@ -47,7 +47,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Configuration of a trainer → an argument by which the reader of recipes knows the trainer, with its default."""
 
-TRAINERS: Mapping[str, str] = {
+CONFIG_CLASS_BY_TRAINER: Mapping[str, str] = {
     "SFTTrainer": "SFTConfig",
     "DPOTrainer": "DPOConfig",
     "KTOTrainer": "KTOConfig",
@@ -74,7 +74,7 @@ QUANTIZATION_ARGUMENTS: Mapping[str, str] = {
 }
 """Argument of `BitsAndBytesConfig` → TRL's."""
 
-AUTO = "auto"
+AUTO_DTYPE = "auto"
 """The number format of the checkpoint."""
 
 TRAINER_LENGTHS = ("max_seq_length", "max_length", "max_prompt_length")
@@ -85,7 +85,7 @@ LOADING_CALLS = ("from_pretrained", "SentenceTransformer")
 
 MODEL_ARGUMENTS = ("torch_dtype", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
 
-DECIDING = field_names("""
+REQUIRED_ARGUMENTS = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing optim max_length max_seq_length
     max_prompt_length max_completion_length num_generations lora_r lora_target_modules lora_modules_to_save load_in_4bit
     load_in_8bit use_liger_kernel loss_type bf16 fp16 deepspeed fsdp torch_dtype dtype use_vllm
@@ -119,16 +119,17 @@ def is_python(file_text: str) -> bool:
     """
     if re.search(r"^[ \t]*(from|import) (trl|transformers|sentence_transformers)\b", file_text, re.MULTILINE) is None:
         return False
-    if re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) or OTHER_TRAINERS.search(file_text):
+    if re.search(rf"\b({'|'.join(SETTINGS_BY_CONFIG_CLASS)})\(", file_text) or OTHER_TRAINERS.search(file_text):
         return True
-    if re.search(rf"\b({'|'.join(TRAINERS)})\(", file_text) is None:
+    if re.search(rf"\b({'|'.join(CONFIG_CLASS_BY_TRAINER)})\(", file_text) is None:
         return False
     try:
         syntax_tree = parse_python(file_text, "")
     except InputError:  # `read_python` raises it with the file's name
         return True
     return any(
-        dotted_name_of(call_node.func).rpartition(".")[2] in TRAINERS and not _has_configuration(call_node)
+        dotted_name_of(call_node.func).rpartition(".")[2] in CONFIG_CLASS_BY_TRAINER
+        and not _has_configuration(call_node)
         for call_node in calls_in_order(syntax_tree)
     )
 
@@ -148,29 +149,34 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
         _refuse_undeclared(reader, script_arguments)
         named_calls = list(_named_calls(syntax_tree, script_arguments.variables))
-        config_classes = dict.fromkeys(call.name for call in named_calls if call.name in CONFIGS)
+        config_classes = dict.fromkeys(call.name for call in named_calls if call.name in SETTINGS_BY_CONFIG_CLASS)
         trainer_match = OTHER_TRAINERS.search(file_text)
-        if trainer_match is not None and not any(call.name in TRAINERS for call in named_calls):
+        if trainer_match is not None and not any(call.name in CONFIG_CLASS_BY_TRAINER for call in named_calls):
             raise reader.argument_error(
                 f"{trainer_match[1]}Trainer",
-                "training by it is not modelled; expected one of " + ", ".join(TRAINERS),
+                "training by it is not modelled; expected one of " + ", ".join(CONFIG_CLASS_BY_TRAINER),
             )
-        trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
-        trainer_nodes = [call.node for call in named_calls if call.name in TRAINERS and call.node is not None]
+        trl_config = next(
+            (CONFIG_CLASS_BY_TRAINER[call.name] for call in named_calls if call.name in CONFIG_CLASS_BY_TRAINER), ""
+        )
+        trainer_nodes = [
+            call.node for call in named_calls if call.name in CONFIG_CLASS_BY_TRAINER and call.node is not None
+        ]
         has_default_config = not any(map(_has_configuration, trainer_nodes))
         config_class = next(iter(config_classes), trl_config if has_default_config else "")
         if not config_class:
             raise reader.argument_error(
-                "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
+                "SFTConfig",
+                f"no call of a trainer's configuration; expected one of {', '.join(SETTINGS_BY_CONFIG_CLASS)}",
             )
         if len(config_classes) > 1:
             reader.notes.append(
                 f"the file trains with {', '.join(config_classes)}; the run of {config_class} is counted"
             )
         is_trl_run = bool(trl_config) or not config_class.endswith("TrainingArguments")
-        base_config = CONFIGS[config_class]
+        base_config = SETTINGS_BY_CONFIG_CLASS[config_class]
         if trl_config and config_class != trl_config:
-            base_config = {**TRANSFORMERS_DEFAULTS, **CONFIGS[trl_config]}
+            base_config = {**TRANSFORMERS_DEFAULTS, **SETTINGS_BY_CONFIG_CLASS[trl_config]}
         config = {**base_config, **_arguments_of_call(named_calls, config_class), **_model_arguments(named_calls)}
         call_nodes = [call.node for call in named_calls if call.node is not None]
         model_changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
@@ -199,7 +205,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.unknown_arguments |= {
             argument_name: _unknown_reason(argument, script_arguments, source_file.name_in_errors)
             for argument_name, argument in unknown_arguments.items()
-            if argument_name in DECIDING
+            if argument_name in REQUIRED_ARGUMENTS
         }
         reader.unknown_arguments |= {
             changed_name: reason
@@ -215,7 +221,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         notes = tuple(reader.notes)
     launched_run = (read_trl if is_trl_run else read_trainer)(config, source_file)
     if config_class == ARGUMENTS_CLASS:
-        launched_run = embedding_run(launched_run, [(call.name, call.arguments) for call in named_calls])
+        launched_run = with_embedding_loss(launched_run, [(call.name, call.arguments) for call in named_calls])
     return replace(
         launched_run,
         unknown_arguments={**reader.unknown_arguments, **launched_run.unknown_arguments},
@@ -231,7 +237,7 @@ def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str
         return {}
     return {
         argument_name: argument_value
-        for argument_name, argument_value in EARLIER_VALUES.items()
+        for argument_name, argument_value in EARLIER_DEFAULTS.items()
         if argument_name not in config
     }
 
@@ -252,7 +258,7 @@ def _text_length_arguments(syntax_tree: ast.Module) -> dict[str, Any]:
     """Returns the text length limit (`max_seq_length`) that a sentence-transformers script assigns; else nothing."""
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            max_length = value_of(node.value, {})
+            max_length = expression_value(node.value, {})
             if node.targets[0].attr == "max_seq_length" and type(max_length) is int:
                 return {"max_length": max_length}
     return {}
@@ -306,7 +312,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
             if argument_name in model_arguments
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
-            arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
+            arguments["dtype"] = AUTO_DTYPE  # transformers 5, modeling_utils.py, `from_pretrained`
     else:
         loading_arguments = _loading_arguments(named_calls)
         arguments |= {
@@ -329,7 +335,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
 
 def _loading_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments in `model_init_kwargs`, with which a trainer loads a model given by name."""
-    tables = (call.arguments.get("model_init_kwargs") for call in named_calls if call.name in CONFIGS)
+    tables = (call.arguments.get("model_init_kwargs") for call in named_calls if call.name in SETTINGS_BY_CONFIG_CLASS)
     loading_table = next((table for table in tables if isinstance(table, dict)), {})
     return {
         argument_name: loading_table[argument_name]
@@ -366,7 +372,10 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     """
     statements = statements_of_module(syntax_tree)
     assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
-    variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
+    variables = {
+        **file_variables,
+        **module_constants(statements),
+    }  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
     conditions = _branch_conditions_by_call(syntax_tree)
     for node in calls_in_order(syntax_tree):
@@ -381,18 +390,18 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
         ):
             continue
         arguments = keyword_arguments(node, variables)
-        first_argument = value_of(node.args[0], variables) if node.args else None
+        first_argument = expression_value(node.args[0], variables) if node.args else None
         yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, node)
 
 
-Condition: TypeAlias = tuple[ast.expr, bool]
+BranchCondition: TypeAlias = tuple[ast.expr, bool]
 """A condition, and whether a call runs if it is true."""
 
 
-def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
+def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[BranchCondition, ...]]:
     """Returns the id of a call node → the conditions of the branches around the call, if they are plain names."""
-    conditions: dict[int, tuple[Condition, ...]] = {}
-    pending_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
+    conditions: dict[int, tuple[BranchCondition, ...]] = {}
+    pending_nodes: list[tuple[ast.AST, tuple[BranchCondition, ...]]] = [(syntax_tree, ())]
     while pending_nodes:
         node, node_conditions = pending_nodes.pop()
         if isinstance(node, ast.Call):
@@ -402,7 +411,7 @@ def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[Condi
             continue
         pending_nodes.append((node.test, node_conditions))
         for branch_value, branch_body in ((True, node.body), (False, node.orelse)):
-            branch_conditions = (*node_conditions, (node.test, branch_value))[-DEEPEST:]
+            branch_conditions = (*node_conditions, (node.test, branch_value))[-DEEPEST_EXPRESSION:]
             body_nodes = branch_body if isinstance(branch_body, list) else [branch_body]
             pending_nodes += [(body_node, branch_conditions) for body_node in body_nodes]
     return conditions
@@ -413,7 +422,7 @@ def _is_in_skipped_branch(test: ast.expr, is_true_branch: bool, variables: Mappi
     name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
     if not isinstance(name_node, ast.Name | ast.Attribute):
         return False
-    known_value = value_of(name_node, variables)
+    known_value = expression_value(name_node, variables)
     return isinstance(known_value, bool) and (known_value == (name_node is test)) != is_true_branch
 
 
@@ -425,7 +434,7 @@ def _assigned_values(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[
     target_node = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
     if isinstance(target_node, ast.Subscript) and assignment.value is not None:
         table_name = dotted_name_of(target_node.value)
-        table, item_key = variables.get(table_name), value_of(target_node.slice, variables)
+        table, item_key = variables.get(table_name), expression_value(target_node.slice, variables)
         if isinstance(table, dict) and isinstance(item_key, str):
             return {table_name: {**table, item_key: value_of_item(assignment.value, variables)}}
     return {} if assignment.value is None else assigned_values(target_node, assignment.value, variables)

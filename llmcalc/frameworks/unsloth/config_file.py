@@ -12,7 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
+from ..launch.launch_types import (
+    Launch,
+    LaunchReader,
+    LaunchSource,
+    Table,
+    read_integer,
+    reader_of,
+    record_unknown_keys,
+)
 from ..launch.trainer import lora_settings, optimizer_settings, trainer_launch
 
 TRAINING_READ = field_names("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim")
@@ -51,7 +59,7 @@ def is_unsloth(config: Table) -> bool:
 def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of Unsloth Studio's defaults. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        unknown_keys(
+        record_unknown_keys(
             reader,
             config,
             ("training", "lora", "logging", "inference", "audio_input", "audio_type", "vision"),
@@ -59,13 +67,13 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
             "no key",
         )
         training_table, lora_table = reader.table(config, "training"), reader.table(config, "lora")
-        unknown_keys(reader, training_table, TRAINING_READ | TRAINING_IGNORED, "training")
-        unknown_keys(reader, lora_table, LORA_READ | LORA_IGNORED, "lora")
+        record_unknown_keys(reader, training_table, TRAINING_READ | TRAINING_IGNORED, "training")
+        record_unknown_keys(reader, lora_table, LORA_READ | LORA_IGNORED, "lora")
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reader.integer(training_table, "batch_size", 2),
             "num_microbatches": reader.integer(training_table, "gradient_accumulation_steps", 4),
-            "seq": integer_of(reader, "training.max_seq_length", training_table["max_seq_length"]),
+            "seq": read_integer(reader, "training.max_seq_length", training_table["max_seq_length"]),
             "dtype": "bf16",
             "master_weights": "none",
             "attn_implementation": "flash",
@@ -83,14 +91,14 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
         reader.assumed_defaults["load_in_4bit"] = True
         run_settings |= fused_loss(reader)
         reader.counts_longest_samples = not training_table.get("packing")
-        reader.notes.append(UPPER_BOUND)
-        return replace(trainer_launch(reader, {}, run_settings), software_stack=STACK)
+        reader.notes.append(UPPER_BOUND_NOTE)
+        return replace(trainer_launch(reader, {}, run_settings), software_stack=SOFTWARE_STACK)
 
 
-STACK = "unsloth"
+SOFTWARE_STACK = "unsloth"
 """The name of the software stack of Unsloth's kernels (presets/timing/stacks.toml)."""
 
-UPPER_BOUND = (
+UPPER_BOUND_NOTE = (
     "the memory of Unsloth's kernels of layers is not modelled: that of PEFT's and the Trainer's is counted, an upper "
     "bound"
 )

@@ -16,34 +16,41 @@ from typing import Any
 
 from ...algebra import ceil_div
 from ...sources.huggingface.family import field_names
-from ..launch.embedding_losses import ARGUMENTS_CLASS, embedding_run
+from ..launch.embedding_losses import ARGUMENTS_CLASS, with_embedding_loss
 from ..launch.grpo import colocated_rollout, grpo_length
+from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_fraction, read_integer, reader_of
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     calls_in_order,
-    constants,
     dotted_name_of,
+    expression_value,
     has_unknown,
     keyword_arguments,
+    module_constants,
     parse_python,
     statements_of_module,
-    value_of,
 )
-from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of, share_of
 from ..launch.trainer import (
-    QUANTIZATION_AWARE,
+    QUANTIZATION_AWARE_REASON,
     attention_settings,
     lora_settings,
     optimizer_settings,
     pair_settings,
     trainer_launch,
 )
-from .config_file import BASE_IN_4_BITS, OFFLOADED_CHECKPOINTS, STACK, UPPER_BOUND, fused_loss, recompute_settings
+from .config_file import (
+    BASE_IN_4_BITS,
+    OFFLOADED_CHECKPOINTS,
+    SOFTWARE_STACK,
+    UPPER_BOUND_NOTE,
+    fused_loss,
+    recompute_settings,
+)
 
-LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastSentenceTransformer")
+MODEL_CLASSES = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastSentenceTransformer")
 """Classes that load a model."""
 
-CONFIGS = {
+TRAINING_BY_CONFIG_CLASS = {
     "SFTConfig": "sft",
     "UnslothTrainingArguments": "sft",
     "TrainingArguments": "sft",
@@ -63,7 +70,7 @@ EMBEDDING_ADAPTERS = {
 }
 """Defaults of `FastSentenceTransformer.get_peft_model`."""
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The default of `target_modules` (models/llama.py, `get_peft_model`)."""
 
 ADAPTER_ARGUMENTS = field_names("""
@@ -73,13 +80,13 @@ ADAPTER_ARGUMENTS = field_names("""
     """)
 """Arguments of `get_peft_model` that are read or that change no size."""
 
-SWITCHED_OFF = ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules")
+ADAPTER_SWITCHES = ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules")
 """Arguments of `get_peft_model` of which each takes adapters away if it is false."""
 
 TRAINED_IN_FULL = ("embed_tokens", "lm_head")
 """Modules among `target_modules` that are trained themselves, without adapters (models/llama.py, `get_peft_model`)."""
 
-FOUR_BITS = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
+FOUR_BIT_SUFFIX = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 """The ending of a hub id whose weights are stored in 4 bits; without it is the model's own."""
 
 
@@ -94,25 +101,29 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         syntax_tree = parse_python(file_text, source_file.name_in_errors)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
-        values_by_name = constants(statements_of_module(syntax_tree))
+        values_by_name = module_constants(statements_of_module(syntax_tree))
         named_calls = [(dotted_name_of(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
         model_arguments = _call_arguments(
             reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "from_pretrained")
         )
         if model_arguments is None:
             raise reader.argument_error(
-                "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
+                "from_pretrained",
+                f"no call of {', '.join(MODEL_CLASSES)}; expected one, or TARGET with --phase training",
             )
         peft_arguments = _call_arguments(
             reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "get_peft_model")
         )
-        config_classes = dict.fromkeys(called_name for called_name, _ in named_calls if called_name in CONFIGS)
+        config_classes = dict.fromkeys(
+            called_name for called_name, _ in named_calls if called_name in TRAINING_BY_CONFIG_CLASS
+        )
         class_name = "GRPOConfig" if "GRPOConfig" in config_classes else next(iter(config_classes), "")
         if len(config_classes) > 1:
             reader.notes.append(f"the file trains with {', '.join(config_classes)}; the run of {class_name} is counted")
         if not class_name:
             raise reader.argument_error(
-                "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
+                "SFTConfig",
+                f"no call of a trainer's configuration; expected one of {', '.join(TRAINING_BY_CONFIG_CLASS)}",
             )
         config = (
             _call_arguments(reader, named_calls, values_by_name, lambda called_name: called_name == class_name) or {}
@@ -129,8 +140,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             for argument_name, argument_value in model_changes.arguments.items()
             if argument_name == "optim"
         }
-        has_standby = STANDBY.search(file_text) is not None
-        loss_name = CONFIGS[class_name]
+        has_standby = STANDBY_LINE.search(file_text) is not None
+        loss_name = TRAINING_BY_CONFIG_CLASS[class_name]
         if loss_name == "embedding":
             model_arguments, config = {**EMBEDDING_MODEL, **model_arguments}, {"optim": "adamw_torch", **config}
             peft_arguments = None if peft_arguments is None else {**EMBEDDING_ADAPTERS, **peft_arguments}
@@ -140,7 +151,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if loss_name != "embedding":
             return launched_run
         loss_calls = [(name.rpartition(".")[2], keyword_arguments(call, values_by_name)) for name, call in named_calls]
-        return embedding_run(launched_run, loss_calls)
+        return with_embedding_loss(launched_run, loss_calls)
 
 
 def _run_of_calls(
@@ -167,7 +178,7 @@ def _run_of_calls(
         "phase": "training",
         "batch": reader.integer(config, "per_device_train_batch_size", 8),
         "num_microbatches": reader.integer(config, "gradient_accumulation_steps", 1),
-        "seq": integer_of(
+        "seq": read_integer(
             reader,
             "max_seq_length",
             reader.value(model_arguments, "max_seq_length", 2048) if max_length is None else max_length,
@@ -202,16 +213,16 @@ def _run_of_calls(
     if model_arguments.get("num_labels") is not None:  # auto_model=AutoModelForSequenceClassification
         reader.score_label_count = reader.integer(model_arguments, "num_labels", 2)
     reader.counts_longest_samples = loss_name == "grpo" or not config.get("packing")
-    reader.notes.append(UPPER_BOUND)
+    reader.notes.append(UPPER_BOUND_NOTE)
     if reader.flag(model_arguments, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
     if model_arguments.get("qat_scheme") is not None:
-        reader.refuse("qat_scheme", QUANTIZATION_AWARE)
+        reader.refuse("qat_scheme", QUANTIZATION_AWARE_REASON)
     loaded_name = str(model_arguments.get("model_name", ""))
-    model_name = FOUR_BITS.sub("", loaded_name)
+    model_name = FOUR_BIT_SUFFIX.sub("", loaded_name)
     if model_name != loaded_name:
         reader.notes.append(f"{loaded_name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
-    launched_run = replace(trainer_launch(reader, {}, run_settings, model_id=model_name), software_stack=STACK)
+    launched_run = replace(trainer_launch(reader, {}, run_settings, model_id=model_name), software_stack=SOFTWARE_STACK)
     if loss_name != "grpo":
         return launched_run
     rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
@@ -224,7 +235,7 @@ def _shared_engine_settings(
     reader: LaunchReader, model_arguments: Mapping[str, Any], is_standby: bool
 ) -> dict[str, Any]:
     """Returns the rollout's fields for a vLLM engine that shares the trained weights (vllm_utils.py, `load_vllm`)."""
-    memory_utilization = share_of(reader, "gpu_memory_utilization", model_arguments, 0.5)
+    memory_utilization = read_fraction(reader, "gpu_memory_utilization", model_arguments, 0.5)
     flags = {
         "gpu_memory_utilization": memory_utilization,
         "max_model_len": reader.integer(model_arguments, "max_seq_length", 2048),
@@ -242,7 +253,7 @@ def _shared_engine_settings(
 STANDBY_SHARES = ((40, 0.925 * 0.95), (25, 0.9 * 0.95), (20, 0.825 * 0.95), (14, 0.8 * 0.95), (10, 0.775 * 0.95))
 """GiB of a device → the share of it that vLLM 0.11 and later has in standby, whatever the file says (`load_vllm`)."""
 
-STANDBY = re.compile(
+STANDBY_LINE = re.compile(
     r"""^(?![ \t]*#(?! get_ipython)).*UNSLOTH_VLLM_STANDBY["'\\]{1,3}\]\s*=\s*\\?["']1""", re.MULTILINE
 )
 """A line that turns standby on; exported notebooks have it in the text of a cell."""
@@ -294,10 +305,10 @@ def _adapter_settings(
     """Returns the settings of LoRA adapters and of the frozen weights."""
     if any(argument_name.startswith("finetune_") for argument_name in peft_values):
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
-    for argument_name in SWITCHED_OFF:
+    for argument_name in ADAPTER_SWITCHES:
         if peft_values.get(argument_name) is False:
             reader.refuse(argument_name, "adapters of all linear layers of the language model are counted")
-    target_names = reader.value(peft_values, "target_modules", list(TARGETS))
+    target_names = reader.value(peft_values, "target_modules", list(DEFAULT_TARGETS))
     saved_names = peft_values.get("modules_to_save")
     if isinstance(target_names, list) and isinstance(saved_names or [], list):
         saved_names = [
@@ -325,10 +336,10 @@ def _adapter_settings(
 
 
 def _is_method(called_name: str, method_name: str) -> bool:
-    return called_name in (f"{loader_class}.{method_name}" for loader_class in LOADERS)
+    return called_name in (f"{loader_class}.{method_name}" for loader_class in MODEL_CLASSES)
 
 
-DECIDING = field_names("""
+REQUIRED_ARGUMENTS = field_names("""
     max_seq_length max_length per_device_train_batch_size gradient_accumulation_steps optim num_generations r
     target_modules modules_to_save lora_dropout load_in_4bit load_in_8bit load_in_16bit load_in_fp8 full_finetuning
     use_gradient_checkpointing fast_inference gpu_memory_utilization
@@ -350,11 +361,11 @@ def _call_arguments(
         return None
     arguments = keyword_arguments(call_node, values_by_name)
     if call_node.args and "model_name" not in arguments:
-        arguments["model_name"] = value_of(call_node.args[0], values_by_name)
+        arguments["model_name"] = expression_value(call_node.args[0], values_by_name)
     unresolved_arguments = {
         argument_name for argument_name, argument_value in arguments.items() if has_unknown(argument_value)
     }
-    for argument in sorted(DECIDING & unresolved_arguments):
+    for argument in sorted(REQUIRED_ARGUMENTS & unresolved_arguments):
         reader.refuse(argument, "is known only when the file runs")
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")

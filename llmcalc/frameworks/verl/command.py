@@ -13,24 +13,24 @@ from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
-from ..launch.command_line import model_name, overrides_of, plain_value
+from ..launch.command_line import hydra_overrides_of, marked_model_name, plain_value
 from ..launch.interpolation import flat_config
-from ..launch.record import (
+from ..launch.launch_types import (
     CommandLine,
     Launch,
     LaunchReader,
     LaunchSettings,
     LaunchSource,
     Table,
-    integer_of,
+    read_integer,
     reader_of,
 )
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
-from ..launch.unresolved import UNRESOLVED, is_unresolved, unresolved_reason
+from ..launch.unresolved import UNRESOLVED_MARK, is_unresolved, unresolved_reason
 from ..megatron.named_model import (
-    BRIDGE_FUSED,
-    COUNTED_ENDS,
+    BRIDGE_FUSED_MODEL_TYPES,
+    PIPELINE_SPLIT_ARGUMENTS,
     MegatronRun,
     bridge_adapter_settings,
     end_stage_layers,
@@ -38,7 +38,7 @@ from ..megatron.named_model import (
     megatron_run,
 )
 from .known_keys import check_keys, is_off
-from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
+from .rollout import ACTOR_PREFIX, MODEL_PREFIX, REFERENCE_PREFIX, ROLLOUT_PREFIX, read_rollout
 from .sft import (
     ENGINE_SFT_TRAINER,
     FP32_SHARDS,
@@ -54,30 +54,30 @@ TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "ve
 VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer")
 """verl's own configs of reinforcement learning (verl/trainer/config)."""
 
-READ_BESIDE = argument_names(__file__, "read_beside_the_actor")
+KEYS_BESIDE_ACTOR = argument_names(__file__, "read_beside_the_actor")
 """Last parts of the keys of rollout, reference, critic and algorithm that are read."""
 
-DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
+DEVICE_COUNT_KEYS = ("trainer.n_gpus_per_node", "trainer.nnodes")
 """Keys of the number of devices."""
 
 READ_SECTIONS = (
-    *DEVICES,
+    *DEVICE_COUNT_KEYS,
     "model_engine",
     "data.micro_batch",
     "engine.",
     "model.lora",
     "ulysses",
-    MODEL,
-    ACTOR,
-    REFERENCE,
-    ROLLOUT,
+    MODEL_PREFIX,
+    ACTOR_PREFIX,
+    REFERENCE_PREFIX,
+    ROLLOUT_PREFIX,
     "critic.",
     "data.max_",
 )
 
 
 MOVED_KEYS = {
-    f"{ACTOR}.fsdp_config.{key}": f"{ACTOR}.{key}"
+    f"{ACTOR_PREFIX}.fsdp_config.{key}": f"{ACTOR_PREFIX}.{key}"
     for key in ("ulysses_sequence_parallel_size", "entropy_checkpointing", "entropy_from_logits_with_chunking")
 }
 """Key of the engine, where verl has it since 2026 (trainer/config/engine/fsdp.yaml) → the actor's key of old."""
@@ -102,12 +102,12 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 f"line {command_line.line}: {program}",
                 f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}",
             )
-        overrides_by_key = overrides_of(command_line.words)
+        overrides_by_key = hydra_overrides_of(command_line.words)
         if program in sft_models:
             config = _resolved_overrides(reader, overrides_by_key)
             if program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
-            model_id = model_name(overrides_by_key.get(sft_models[program]))
+            model_id = marked_model_name(overrides_by_key.get(sft_models[program]))
             return reader.create_launch("fsdp2", run_of_sft(reader, config), model_name=model_id)
         if program not in TRAINERS:
             reader.notes.append(f"{program}: its update is counted as that of {TRAINERS[0]}")
@@ -138,7 +138,7 @@ def _config_beside(reader: LaunchReader, config_folder: str, config_name: str) -
     read_text, fetch_table = reader.source.read_text, reader.source.fetch_table
     if read_text is None or fetch_table is None or not config_name:
         return {}
-    for folder in (config_folder.replace(UNRESOLVED, ""),) if config_folder else (".", "config"):
+    for folder in (config_folder.replace(UNRESOLVED_MARK, ""),) if config_folder else (".", "config"):
         config_path = f"{folder}/{config_name}.yaml"
         try:
             read_text(config_path)
@@ -165,7 +165,7 @@ def launch_of_overrides(reader: LaunchReader, overrides_by_key: Table, base_name
     overrides_by_key: dotted key → value. base_names: names of the configs of verl below them.
     """
     config = _resolved_overrides(reader, overrides_by_key)
-    model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
+    model_id = marked_model_name(overrides_by_key.get(f"{MODEL_PREFIX}.path"))
     reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
     uses_megatron = _uses_megatron(reader, config, base_names)
     check_keys(reader, config)
@@ -180,7 +180,7 @@ def launch_of_overrides(reader: LaunchReader, overrides_by_key: Table, base_name
 
 def _sets_the_actor(command_line: CommandLine) -> bool:
     """Whether a command has overrides of verl's actor, as recipes and programs based on verl do."""
-    return any(word.lstrip("+").startswith(f"{ACTOR}.") for word in command_line.words)
+    return any(word.lstrip("+").startswith(f"{ACTOR_PREFIX}.") for word in command_line.words)
 
 
 def _uses_megatron(reader: LaunchReader, config: Table, base_names: Sequence[str]) -> bool:
@@ -195,7 +195,7 @@ def _uses_megatron(reader: LaunchReader, config: Table, base_names: Sequence[str
         )
     return (
         model_engine == "megatron"
-        or config.get(f"{ACTOR}.strategy") == "megatron"
+        or config.get(f"{ACTOR_PREFIX}.strategy") == "megatron"
         or any("megatron" in base_name for base_name in base_names)
     )
 
@@ -205,9 +205,9 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Table) -> dict[s
     resolved_values = {}
     for override_key, override in overrides_by_key.items():
         is_open = isinstance(override, str) and is_unresolved(override)
-        if is_open and override_key in DEVICES and reader.source.typed_device_count is not None:
+        if is_open and override_key in DEVICE_COUNT_KEYS and reader.source.typed_device_count is not None:
             continue
-        if is_open and override_key in DEVICES:
+        if is_open and override_key in DEVICE_COUNT_KEYS:
             raise reader.argument_error(override_key, f"{unresolved_reason(override)}, or expected --devices")
         if is_open and override_key.startswith(READ_SECTIONS) and not override_key.endswith(("path", "dir", "file")):
             raise reader.argument_error(override_key, unresolved_reason(override))
@@ -217,16 +217,16 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Table) -> dict[s
 
 def _is_known_key(config_key: str, rollout: Rollout) -> bool:
     """Whether this reader handles a key, or refuses some of the key's values."""
-    read_prefixes = (MODEL, ACTOR, "model_engine", "data.max_", "trainer.n")
-    if config_key.startswith(read_prefixes) or config_key.rpartition(".")[2] in READ_BESIDE:
+    read_prefixes = (MODEL_PREFIX, ACTOR_PREFIX, "model_engine", "data.max_", "trainer.n")
+    if config_key.startswith(read_prefixes) or config_key.rpartition(".")[2] in KEYS_BESIDE_ACTOR:
         return True
-    return config_key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
+    return config_key.removeprefix(f"{ROLLOUT_PREFIX}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
 def _training_device_count(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices, all of which train the actor."""
     typed_device_count = reader.source.typed_device_count
-    if typed_device_count is not None and not set(DEVICES) & set(config):
+    if typed_device_count is not None and not set(DEVICE_COUNT_KEYS) & set(config):
         return typed_device_count
     return reader.device_count_of_nodes(config, "trainer.nnodes", "trainer.n_gpus_per_node")
 
@@ -235,28 +235,28 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     """Returns a micro-batch's number of sequences, and the largest number of tokens per sequence on all ranks."""
     prompt_tokens = reader.integer(config, "data.max_prompt_length", 512)
     response_tokens = reader.integer(config, "data.max_response_length", 512)
-    if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
-        tokens = reader.integer(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+    if reader.flag(config, f"{ACTOR_PREFIX}.use_dynamic_bsz"):
+        tokens = reader.integer(config, f"{ACTOR_PREFIX}.ppo_max_token_len_per_gpu", 16384)
         reader.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
         return 1, tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
     reader.counts_longest_samples = True
-    size_key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
-    total_key = f"{ACTOR}.ppo_micro_batch_size"
+    size_key = f"{ACTOR_PREFIX}.ppo_micro_batch_size_per_gpu"
+    total_key = f"{ACTOR_PREFIX}.ppo_micro_batch_size"
     if config.get(size_key) is None and config.get(total_key) is not None:
         replica_count = _training_device_count(reader, config) // sequence_ranks
         return max(
-            1, integer_of(reader, total_key, config[total_key]) // max(1, replica_count)
+            1, read_integer(reader, total_key, config[total_key]) // max(1, replica_count)
         ), prompt_tokens + response_tokens
     if config.get(size_key) is None:
         raise reader.argument_error(size_key, "missing; expected it, or use_dynamic_bsz=True")
-    return integer_of(reader, size_key, config[size_key]), prompt_tokens + response_tokens
+    return read_integer(reader, size_key, config[size_key]), prompt_tokens + response_tokens
 
 
 def _micro_batch_count(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
     """Returns the number of micro-batches per update of a mini-batch with all responses."""
-    mini_batch = reader.integer(config, f"{ACTOR}.ppo_mini_batch_size", 256)
-    responses_per_prompt = reader.integer(config, f"{ROLLOUT}.n", 1)
-    if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
+    mini_batch = reader.integer(config, f"{ACTOR_PREFIX}.ppo_mini_batch_size", 256)
+    responses_per_prompt = reader.integer(config, f"{ROLLOUT_PREFIX}.n", 1)
+    if reader.flag(config, f"{ACTOR_PREFIX}.use_dynamic_bsz"):
         return 2
     return max(1, mini_batch * responses_per_prompt // (batch * max(1, replica_count)))
 
@@ -265,27 +265,32 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "phase": "training",
         "attn_implementation": "flash",
-        **optimizer_settings(reader, config, f"{ACTOR}.optim"),
+        **optimizer_settings(reader, config, f"{ACTOR_PREFIX}.optim"),
     }
-    if reader.flag(config, f"{MODEL}.enable_activation_offload"):
+    if reader.flag(config, f"{MODEL_PREFIX}.enable_activation_offload"):
         settings["offload_activations"] = True
         reader.notes.append(
             "enable_activation_offload: tensors wait on the host as torchtune's do, of which five stay, an estimate"
         )
-    if reader.flag(config, f"{MODEL}.use_liger"):
+    if reader.flag(config, f"{MODEL_PREFIX}.use_liger"):
         settings["norm"] = "fused"
     settings |= _loss_settings(reader, config)
-    if reader.flag(config, f"{ACTOR}.calculate_sum_pi_squared"):
-        reader.refuse(f"{ACTOR}.calculate_sum_pi_squared", "it is modelled without")
+    if reader.flag(config, f"{ACTOR_PREFIX}.calculate_sum_pi_squared"):
+        reader.refuse(f"{ACTOR_PREFIX}.calculate_sum_pi_squared", "it is modelled without")
     for argument_name in ("entropy_from_logits_with_chunking", "entropy_checkpointing"):
-        if reader.flag(config, f"{ACTOR}.{argument_name}"):
+        if reader.flag(config, f"{ACTOR_PREFIX}.{argument_name}"):
             reader.notes.append(f"{argument_name}: entropies that need less are counted without it, an upper bound")
-    if config.get(f"{MODEL}.lora.rank") not in (None, 0):
-        raise reader.argument_error(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
-    lora_rank = config.get(f"{MODEL}.lora_rank")
+    if config.get(f"{MODEL_PREFIX}.lora.rank") not in (None, 0):
+        raise reader.argument_error(
+            f"{MODEL_PREFIX}.lora.rank", f"is of Megatron-Core; expected {MODEL_PREFIX}.lora_rank for FSDP"
+        )
+    lora_rank = config.get(f"{MODEL_PREFIX}.lora_rank")
     if lora_rank not in (None, 0):
-        target_pair = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", lora_rank), targets_argument=target_pair)
+        target_pair = (
+            f"{MODEL_PREFIX}.target_modules",
+            reader.value(config, f"{MODEL_PREFIX}.target_modules", "all-linear"),
+        )
+        settings |= lora_settings(reader, rank=(f"{MODEL_PREFIX}.lora_rank", lora_rank), targets_argument=target_pair)
     return settings
 
 
@@ -295,60 +300,61 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     flash-attn's loss reads logits that are divided in place by the temperature, and without an entropy it writes their
     gradient over them.
     """
-    if reader.flag(config, f"{MODEL}.use_fused_kernels"):
+    if reader.flag(config, f"{MODEL_PREFIX}.use_fused_kernels"):
         reader.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
         return {"cross_entropy": "chunked"}
-    has_entropy = not is_off(config.get(f"{ACTOR}.entropy_coeff", 0))
-    if has_entropy or reader.flag(config, f"{ACTOR}.calculate_entropy"):
+    has_entropy = not is_off(config.get(f"{ACTOR_PREFIX}.entropy_coeff", 0))
+    if has_entropy or reader.flag(config, f"{ACTOR_PREFIX}.calculate_entropy"):
         reader.notes.append("the update computes the entropy: its loss is counted as that of SFT, an upper bound")
         return {"divide_logits": True}
-    if not reader.flag(config, f"{MODEL}.use_remove_padding", True):
+    if not reader.flag(config, f"{MODEL_PREFIX}.use_remove_padding", True):
         reader.notes.append("use_remove_padding false: the loss is counted as that of SFT, an upper bound")
         return {"divide_logits": True}
     return {"cross_entropy": "flash-in-place", "divide_logits": True}
 
 
-OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config."
+MEGATRON_OPTIMIZER_PREFIX = f"{ACTOR_PREFIX}.optim.override_optimizer_config."
 """The beginning of the keys of Megatron-Core's optimizer."""
 
-FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
+FP32_NAMES, BF16_NAMES = ("fp32", "float32"), ("bf16", "bfloat16")
 """Names of number formats."""
 
 
 def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under FSDP, with fp32 shards and bf16 computation."""
-    fsdp_strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
+    fsdp_strategy = str(reader.value(config, f"{ACTOR_PREFIX}.strategy", "fsdp"))
     if fsdp_strategy not in ("fsdp", "fsdp2"):
-        raise reader.value_error(f"{ACTOR}.strategy", fsdp_strategy, "fsdp, fsdp2 or megatron")
-    fsdp_section = f"{ACTOR}.fsdp_config"
+        raise reader.value_error(f"{ACTOR_PREFIX}.strategy", fsdp_strategy, "fsdp, fsdp2 or megatron")
+    fsdp_section = f"{ACTOR_PREFIX}.fsdp_config"
     for offload_key in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
         if reader.flag(config, f"{fsdp_section}.{offload_key}"):
             reader.notes.append(
                 f"{fsdp_section}.{offload_key}: counted as on the device, where it is during the update"
             )
     for offload_key in ("optimizer_cpu_offload", "use_precision_aware_optimizer"):
-        if reader.flag(config, f"{OPTIMIZER}{offload_key}"):
-            reader.refuse(f"{OPTIMIZER}{offload_key}", "it is of Megatron-Core")
+        if reader.flag(config, f"{MEGATRON_OPTIMIZER_PREFIX}{offload_key}"):
+            reader.refuse(f"{MEGATRON_OPTIMIZER_PREFIX}{offload_key}", "it is of Megatron-Core")
     settings = _common_settings(reader, config)
-    if reader.flag(config, f"{MODEL}.enable_gradient_checkpointing", True):
+    if reader.flag(config, f"{MODEL_PREFIX}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
-    cp = reader.sequence_ranks(config, f"{ACTOR}.ulysses_sequence_parallel_size", world_size)
+    cp = reader.sequence_ranks(config, f"{ACTOR_PREFIX}.ulysses_sequence_parallel_size", world_size)
     batch, tokens = _micro_batch_shape(reader, config, cp)
     if tokens % cp:
         raise reader.argument_error(
-            f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of the {tokens} tokens of a sequence"
+            f"{ACTOR_PREFIX}.ulysses_sequence_parallel_size",
+            f"{cp}; expected a divisor of the {tokens} tokens of a sequence",
         )
     weight_format = str(reader.value(config, f"{fsdp_section}.model_dtype", "fp32"))
-    if weight_format not in (*FP32, *BF16):
+    if weight_format not in (*FP32_NAMES, *BF16_NAMES):
         raise reader.value_error(f"{fsdp_section}.model_dtype", weight_format, "fp32 or bf16")
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
         "num_microbatches": _micro_batch_count(reader, config, batch, world_size // cp),
         "dtype": "bf16",
-        "master_weights": "fp32" if weight_format in FP32 else "none",
+        "master_weights": "fp32" if weight_format in FP32_NAMES else "none",
     }
-    if "lora_rank" in settings and weight_format in FP32:
+    if "lora_rank" in settings and weight_format in FP32_NAMES:
         reader.frozen_model = FP32_SHARDS
         reader.notes.append(f"{fsdp_section}.model_dtype fp32: shards of frozen weights have 4 bytes")
     shard_count = reader.integer(config, f"{fsdp_section}.fsdp_size", -1, minimum=-1)
@@ -369,9 +375,12 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         argument_name: str(config.get(f"{fsdp_section}.mixed_precision.{argument_name}", default_format))
         for argument_name, default_format in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
     }
-    if number_formats["param_dtype"] not in BF16 or number_formats["reduce_dtype"] not in (*BF16, *FP32):
+    if number_formats["param_dtype"] not in BF16_NAMES or number_formats["reduce_dtype"] not in (
+        *BF16_NAMES,
+        *FP32_NAMES,
+    ):
         reader.refuse(f"{fsdp_section}.mixed_precision", "products in bf16 and sums in fp32 or bf16 alone are modelled")
-    reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16 else "float32"
+    reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16_NAMES else "float32"
     fsdp_settings = TitanSettings(
         reduction_format=reduce_dtype,
         reduces_each_microbatch=True,
@@ -391,7 +400,7 @@ Source: ISEEKYAN/mbridge 10cb17f (2026-06-12), mbridge/models; Megatron-Core's d
 
 def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under Megatron-Core."""
-    section_name = f"{ACTOR}.megatron"
+    section_name = f"{ACTOR_PREFIX}.megatron"
     for argument_name in ("param_offload", "grad_offload", "optimizer_offload"):
         if reader.flag(config, f"{section_name}.{argument_name}"):
             reader.notes.append(
@@ -407,7 +416,9 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
     )
     batch, tokens = _micro_batch_shape(reader, config, cp)
     fusion_key = f"{override_section}.bias_activation_fusion"
-    fused_model_types = MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED
+    fused_model_types = (
+        MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED_MODEL_TYPES
+    )
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -417,8 +428,8 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         vpp=reader.optional_integer(config, f"{section_name}.virtual_pipeline_model_parallel_size") or 1,
         end_stage_layers=end_stage_layers(reader, config, f"{override_section}."),
         ends_counted_as_layers=(
-            reader.flag(config, f"{override_section}.{COUNTED_ENDS[0]}"),
-            reader.flag(config, f"{override_section}.{COUNTED_ENDS[1]}"),
+            reader.flag(config, f"{override_section}.{PIPELINE_SPLIT_ARGUMENTS[0]}"),
+            reader.flag(config, f"{override_section}.{PIPELINE_SPLIT_ARGUMENTS[1]}"),
         ),
         sequence_parallel=reader.flag(config, f"{section_name}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),
@@ -431,17 +442,22 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         recompute_modules=config.get(f"{override_section}.recompute_modules"),
         fuses_activation=fused_model_types if config.get(fusion_key) is None else reader.flag(config, fusion_key),
     )
-    settings = {**_megatron_adapters(reader, config), **host_optimizer_settings(reader, config, OPTIMIZER)}
-    if reader.flag(config, f"{OPTIMIZER}use_precision_aware_optimizer"):
+    settings = {
+        **_megatron_adapters(reader, config),
+        **host_optimizer_settings(reader, config, MEGATRON_OPTIMIZER_PREFIX),
+    }
+    if reader.flag(config, f"{MEGATRON_OPTIMIZER_PREFIX}use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
     return megatron_run(reader, parallel_run, world_size, settings)
 
 
 def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters of Megatron-Bridge (models/mcore/bridge.py)."""
-    section_name = f"{MODEL}.lora"
-    if config.get(f"{MODEL}.lora_rank") not in (None, 0):
-        raise reader.argument_error(f"{MODEL}.lora_rank", f"is of FSDP; expected {section_name}.rank for Megatron-Core")
+    section_name = f"{MODEL_PREFIX}.lora"
+    if config.get(f"{MODEL_PREFIX}.lora_rank") not in (None, 0):
+        raise reader.argument_error(
+            f"{MODEL_PREFIX}.lora_rank", f"is of FSDP; expected {section_name}.rank for Megatron-Core"
+        )
     lora_rank = config.get(f"{section_name}.rank")
     if lora_rank in (None, 0):
         return {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..launch.interpolation import flat_config
-from ..launch.record import Launch, LaunchSource, Table, reader_of
+from ..launch.launch_types import Launch, LaunchSource, Table, reader_of
 from ..launch.unresolved import mark_unresolved
 from .command import config_names, launch_of_overrides
 

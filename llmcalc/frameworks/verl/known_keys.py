@@ -7,19 +7,19 @@ from typing import Any
 
 from ...errors import short_repr
 from ..argument_names import argument_names
-from ..launch.record import LaunchReader, Table
-from ..megatron.named_model import COUNTED_ENDS, HOST_OPTIMIZER, STAGE_ENDS
-from .rollout import ACTOR, MODEL
+from ..launch.launch_types import LaunchReader, Table
+from ..megatron.named_model import END_STAGE_ARGUMENTS, HOST_OPTIMIZER_ARGUMENTS, PIPELINE_SPLIT_ARGUMENTS
+from .rollout import ACTOR_PREFIX, MODEL_PREFIX
 
-READ = argument_names(__file__, "read")
+KEYS_READ = argument_names(__file__, "read")
 
-OF_MEGATRON_CORE = {
-    *(f"actor.megatron.override_transformer_config.{name}" for name in STAGE_ENDS + COUNTED_ENDS),
-    *(f"actor.optim.override_optimizer_config.{name}" for name in HOST_OPTIMIZER),
+MEGATRON_CORE_KEYS = {
+    *(f"actor.megatron.override_transformer_config.{name}" for name in END_STAGE_ARGUMENTS + PIPELINE_SPLIT_ARGUMENTS),
+    *(f"actor.optim.override_optimizer_config.{name}" for name in HOST_OPTIMIZER_ARGUMENTS),
 }
 """Keys that readers of Megatron-Core's named models read."""
 
-WITHOUT_MEMORY = re.compile(
+KEYS_WITHOUT_MEMORY = re.compile(
     r"actor\.(optim\.(lr|min_lr|weight_decay|clip_grad|total_training_steps|betas|warmup\w*|num_cycles)\w*"
     r"|optim\.override_optimizer_config\.overlap_cpu_optimizer_d2h_h2d"
     r"|kl_loss_\w+|clip_(ratio|cov)\w*|kl_cov_\w+|ppo_kl_coef|loss_mode|policy_loss\.\w+|loss_agg_mode|loss_scale_factor|grad_clip|tau_\w+|profiler\..*"
@@ -35,14 +35,14 @@ WITHOUT_MEMORY = re.compile(
 )
 """Keys that change no memory of a step, or that of one block."""
 
-NOTED = {
+NOTES_BY_KEY = {
     "actor.megatron.override_transformer_config.moe_shared_expert_overlap": "shared experts run without overlap",
     "actor.megatron.override_transformer_config.moe_token_dispatcher_type": "experts' tokens are counted as alltoall's",
     "actor.megatron.override_transformer_config.moe_enable_deepep": "experts' tokens are counted as alltoall's",
 }
 """Keys that are counted otherwise, an estimate → the note."""
 
-DEFAULTS = {
+KEY_DEFAULTS = {
     "actor.megatron.dtype": "bfloat16",
     "actor.fsdp_config.dtype": "bfloat16",
 }
@@ -52,15 +52,15 @@ DEFAULTS = {
 def check_keys(reader: LaunchReader, config: Table) -> None:
     """Adds a note on each ignored key of the actor and model that may change memory."""
     for override_key, override_value in config.items():
-        if not override_key.startswith((ACTOR, MODEL)) or is_off(override_value):
+        if not override_key.startswith((ACTOR_PREFIX, MODEL_PREFIX)) or is_off(override_value):
             continue
         short_key = override_key.removeprefix("actor_rollout_ref.")
-        if DEFAULTS.get(short_key) == override_value:
+        if KEY_DEFAULTS.get(short_key) == override_value:
             continue
-        if short_key in NOTED:
-            key_note = f"{override_key}: {NOTED[short_key]}"
+        if short_key in NOTES_BY_KEY:
+            key_note = f"{override_key}: {NOTES_BY_KEY[short_key]}"
             reader.notes += [key_note] * (override_value not in ("alltoall",))
-        elif short_key not in READ | OF_MEGATRON_CORE and WITHOUT_MEMORY.fullmatch(short_key) is None:
+        elif short_key not in KEYS_READ | MEGATRON_CORE_KEYS and KEYS_WITHOUT_MEMORY.fullmatch(short_key) is None:
             reader.refuse(override_key[:100], f"{short_repr(override_value)[:40]} is not modelled")
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..engines.registry import engine
-from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, share_of
-from ..launch.rollout import AdditionalModel, ModelLocation, Rollout, States
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_fraction, read_integer
+from ..launch.rollout import AdditionalModel, ModelLocation, ModelState, Rollout
 
-MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
-REFERENCE, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+MODEL_PREFIX, ACTOR_PREFIX = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+REFERENCE_PREFIX, ROLLOUT_PREFIX = "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 
 ENGINE_FLAGS = {
     "vllm": ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len"),
@@ -22,17 +22,17 @@ ENGINE_FLAGS = {
 }
 """Engine of the rollouts → its flags of tensor parallelism, of its share of memory, and of the longest request."""
 
-DIVIDING = ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
+UNMODELLED_SIZES = ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
 """Sizes of the engine's layout that are not modelled."""
 
-OFFLOADED: dict[str, States] = {
+STATES_BY_OFFLOAD_KEY: dict[str, ModelState] = {
     "param_offload": "weights",
     "optimizer_offload": "optimizer",
     "grad_offload": "gradients",
 }
 """Key of a model's engine → the states that it puts on the host between passes."""
 
-SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
+SOURCE_FILES = "verl/workers/fsdp_workers.py, megatron_workers.py"
 """Where the files of verl say what is on a device in each phase."""
 
 
@@ -43,19 +43,19 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
     reader.notes.append("rollouts at their longest")
     engine_name, flags = _engine_and_flags(reader, config)
     sequence_count, token_count = _log_probability_batch(reader, config, actor_run.settings["batch"], rank_tokens)
-    is_compiled = reader.flag(config, f"{ACTOR}.use_torch_compile", True)
-    has_fused_kernels = reader.flag(config, f"{MODEL}.use_fused_kernels")
-    bucket_key = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+    is_compiled = reader.flag(config, f"{ACTOR_PREFIX}.use_torch_compile", True)
+    has_fused_kernels = reader.flag(config, f"{MODEL_PREFIX}.use_fused_kernels")
+    bucket_key = f"{ROLLOUT_PREFIX}.checkpoint_engine.update_weights_bucket_megabytes"
     return Rollout(
-        source=SOURCE,
+        source=SOURCE_FILES,
         engine=engine_name,
         flags=flags,
-        sleeps_while_idle=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
+        sleeps_while_idle=reader.flag(config, f"{ROLLOUT_PREFIX}.free_cache_engine", True),
         is_separate_process=True,
         offloaded_states=frozenset(
             states
-            for states_name, states in OFFLOADED.items()
-            if reader.flag(config, f"{ACTOR}.{section_name}.{states_name}")
+            for states_name, states in STATES_BY_OFFLOAD_KEY.items()
+            if reader.flag(config, f"{ACTOR_PREFIX}.{section_name}.{states_name}")
         ),
         reference_model=_reference_model(reader, config, layout, is_megatron),
         critic_location=_critic_location(reader, config, is_megatron),
@@ -73,9 +73,9 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
 
 def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[str, Any]]:
     """Returns the rollout engine's name and flags; an empty name for an unmodelled engine."""
-    engine_name = str(reader.value(config, f"{ROLLOUT}.name", "vllm"))
+    engine_name = str(reader.value(config, f"{ROLLOUT_PREFIX}.name", "vllm"))
     if engine_name not in ENGINE_FLAGS:
-        reader.notes.append(f"{ROLLOUT}.name {short_repr(engine_name)}: not modelled; its memory is not counted")
+        reader.notes.append(f"{ROLLOUT_PREFIX}.name {short_repr(engine_name)}: not modelled; its memory is not counted")
         return "", {}
     tp_flag, memory_share_flag, length_flag = ENGINE_FLAGS[engine_name]
     length_values = (
@@ -83,23 +83,25 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
         for prompt_or_response in ("prompt", "response")
     )
     flags: dict[str, Any] = {
-        tp_flag: reader.integer(config, f"{ROLLOUT}.tensor_model_parallel_size", 2),
-        memory_share_flag: share_of(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
-        length_flag: reader.optional_integer(config, f"{ROLLOUT}.max_model_len") or sum(length_values),
+        tp_flag: reader.integer(config, f"{ROLLOUT_PREFIX}.tensor_model_parallel_size", 2),
+        memory_share_flag: read_fraction(reader, f"{ROLLOUT_PREFIX}.gpu_memory_utilization", config, 0.5),
+        length_flag: reader.optional_integer(config, f"{ROLLOUT_PREFIX}.max_model_len") or sum(length_values),
     }
     if engine_name == "vllm":
-        flags["max_num_seqs"] = reader.integer(config, f"{ROLLOUT}.max_num_seqs", 256)
-        flags["max_num_batched_tokens"] = reader.integer(config, f"{ROLLOUT}.max_num_batched_tokens", 8192)
-        flags["enforce_eager"] = reader.flag(config, f"{ROLLOUT}.enforce_eager")
-    for size_key in DIVIDING:
-        if config.get(f"{ROLLOUT}.{size_key}") not in (None, 1):
-            reader.refuse(f"{ROLLOUT}.{size_key}", "the engine's rollouts are modelled with tensor parallelism alone")
+        flags["max_num_seqs"] = reader.integer(config, f"{ROLLOUT_PREFIX}.max_num_seqs", 256)
+        flags["max_num_batched_tokens"] = reader.integer(config, f"{ROLLOUT_PREFIX}.max_num_batched_tokens", 8192)
+        flags["enforce_eager"] = reader.flag(config, f"{ROLLOUT_PREFIX}.enforce_eager")
+    for size_key in UNMODELLED_SIZES:
+        if config.get(f"{ROLLOUT_PREFIX}.{size_key}") not in (None, 1):
+            reader.refuse(
+                f"{ROLLOUT_PREFIX}.{size_key}", "the engine's rollouts are modelled with tensor parallelism alone"
+            )
     return engine_name, flags | _engine_arguments(config, engine_name)
 
 
 def _engine_arguments(config: Table, engine_name: str) -> dict[str, Any]:
     """Returns the flags in `engine_kwargs` that change the engine's memory."""
-    key_prefix = f"{ROLLOUT}.engine_kwargs.{engine_name}."
+    key_prefix = f"{ROLLOUT_PREFIX}.engine_kwargs.{engine_name}."
     flag_by_field = {flag.field_name: flag for flag in engine(engine_name).known_flags()}
     flags: dict[str, Any] = {}
     for argument_key, argument_value in config.items():
@@ -118,23 +120,29 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequence_count: 
 
     sequence_count, tokens: those of a micro-batch of the update, which are the default.
     """
-    if reader.flag(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR}.use_dynamic_bsz")):
-        length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
-        default_tokens = reader.integer(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+    if reader.flag(
+        config, f"{ROLLOUT_PREFIX}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR_PREFIX}.use_dynamic_bsz")
+    ):
+        length_key = f"{ROLLOUT_PREFIX}.log_prob_max_token_len_per_gpu"
+        default_tokens = reader.integer(config, f"{ACTOR_PREFIX}.ppo_max_token_len_per_gpu", 16384)
         return 1, reader.integer(config, length_key, default_tokens)
-    micro_batch_value = config.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
+    micro_batch_value = config.get(f"{ROLLOUT_PREFIX}.log_prob_micro_batch_size_per_gpu")
     if micro_batch_value is not None:
-        sequence_count = integer_of(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
+        sequence_count = read_integer(reader, f"{ROLLOUT_PREFIX}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
     return sequence_count, tokens
 
 
 def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_megatron: bool) -> AdditionalModel:
     """Returns the reference model; none without a KL term, or if the frozen weights serve as the reference."""
-    has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
-    has_adapters = any(config.get(f"{MODEL}.{lora_key}") not in (None, 0) for lora_key in ("lora_rank", "lora.rank"))
+    has_kl_term = reader.flag(config, f"{ACTOR_PREFIX}.use_kl_loss") or reader.flag(
+        config, "algorithm.use_kl_in_reward"
+    )
+    has_adapters = any(
+        config.get(f"{MODEL_PREFIX}.{lora_key}") not in (None, 0) for lora_key in ("lora_rank", "lora.rank")
+    )
     if not has_kl_term or has_adapters:
         return AdditionalModel()
-    section_name = f"{REFERENCE}.{'megatron' if is_megatron else 'fsdp_config'}"
+    section_name = f"{REFERENCE_PREFIX}.{'megatron' if is_megatron else 'fsdp_config'}"
     weight_format = str(reader.value(config, f"{section_name}.model_dtype", "fp32")) if not is_megatron else "bf16"
     reference_location: ModelLocation = "host" if reader.flag(config, f"{section_name}.param_offload") else "device"
     shard_count = layout.tp * layout.pp if is_megatron else layout.dp // layout.hsdp_replicas

@@ -15,7 +15,7 @@ from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import OuterGroups, TitanSettings
-from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of
+from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer
 from ..launch.trainer import lora_settings
 
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
@@ -47,10 +47,10 @@ FP32_SHARDS = FrozenModel(
 )
 """The other two bytes of frozen weights whose shards are in fp32."""
 
-IGNORED = ("trainer.", "optim.", "data.", "model.", "use_remove_padding")
+IGNORED_PREFIXES = ("trainer.", "optim.", "data.", "model.", "use_remove_padding")
 """Sections whose other keys change no memory of a step, and a key that changes none."""
 
-READ = argument_names(__file__, "read_by_fine_tuning")
+KEYS_READ = argument_names(__file__, "read_by_fine_tuning")
 
 
 def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def optimizer_settings(reader: LaunchReader, config: Table, section_name: str) -
 def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
     """Returns the training run of a command's overrides. Raises `InputError`, which names file and key."""
     for argument_name in config:
-        if argument_name not in READ and argument_name.startswith(IGNORED):
+        if argument_name not in KEYS_READ and argument_name.startswith(IGNORED_PREFIXES):
             reader.ignored_arguments.append(argument_name)
-        elif argument_name not in READ:
+        elif argument_name not in KEYS_READ:
             reader.refuse(argument_name[:100], "no key that is known")
     world_size = reader.device_count(reader.source.world_size)
     cp = reader.sequence_ranks(config, "ulysses_sequence_parallel_size", world_size)
@@ -119,7 +119,7 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         )
     replica_count = world_size // cp
     if config.get("data.micro_batch_size") is not None:
-        batch = max(1, integer_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
+        batch = max(1, read_integer(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
     else:
         batch = reader.integer(config, "data.micro_batch_size_per_gpu", 4)
     weight_format = str(reader.value(config, "model.fsdp_config.model_dtype", "fp32"))

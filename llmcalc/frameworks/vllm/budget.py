@@ -29,7 +29,7 @@ from .cache_formats import (
 )
 from .compilation import CACHE_VARIABLE, compilation_bytes, has_kernel_autotuning
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
-from .cuda_graphs import GRAPH_SIZES, LARGEST_SIZE, CUDAGraphs, cuda_graphs, graph_mode_of
+from .cuda_graphs import GRAPH_SIZES, LARGEST_DEFAULT_BATCH, CUDAGraphs, cuda_graphs, graph_mode_of
 from .encoder_run import (
     EncoderRequest,
     EncoderRun,
@@ -83,7 +83,7 @@ CONVERTING_WORDS = ("fp8", "bitsandbytes")
 MERGED_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
 """Projections that are parts of one matrix, outside experts."""
 
-FLASH = "FLASH_ATTN"
+FLASH_ATTENTION_BACKEND = "FLASH_ATTN"
 """The name of vLLM's attention by FlashAttention."""
 
 
@@ -94,7 +94,9 @@ class VLLMServer(VLLMSettings):
     def graphs(self) -> CUDAGraphs:
         """The CUDA graphs that the server captures."""
         captures_larger_batches = self.has_model_class(self.engine_record.larger_graphs)
-        default_limit = GRAPH_SIZES[-1] if captures_larger_batches else min(2 * self.decoded_tokens, LARGEST_SIZE)
+        default_limit = (
+            GRAPH_SIZES[-1] if captures_larger_batches else min(2 * self.decoded_tokens, LARGEST_DEFAULT_BATCH)
+        )
         return cuda_graphs(
             self.flags, self.compilation, self.decoded_tokens, self.max_num_batched_tokens, default_limit
         )
@@ -172,7 +174,7 @@ class VLLMServer(VLLMSettings):
         """
         if self.rules.generation == "v0":
             return int(self.engine_record.cuda_graphs.shared_mib * MIB) if self.graphs.graph_count else 0
-        uses_flash_attention = self.flags.get("attention_backend", FLASH) == FLASH
+        uses_flash_attention = self.flags.get("attention_backend", FLASH_ATTENTION_BACKEND) == FLASH_ATTENTION_BACKEND
         splits_sequences = (
             uses_flash_attention
             and self.version_numbers >= FULL_GRAPHS_FROM

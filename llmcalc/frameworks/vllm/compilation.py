@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engines.rank import EngineRank
-from ..engines.versions import Numbers
+from ..engines.versions import VersionNumbers
 
 CACHE_VARIABLE = "VLLM_DISABLE_COMPILE_CACHE"
 """The variable with whose value 1 every start compiles, as a first start does (vllm/envs.py)."""
@@ -21,7 +21,7 @@ TIMES_KERNELS_FROM = (0, 11, 1)
 
 
 def has_kernel_autotuning(
-    version_numbers: Numbers, flags: Mapping[str, Any], compilation_config: Mapping[str, Any]
+    version_numbers: VersionNumbers, flags: Mapping[str, Any], compilation_config: Mapping[str, Any]
 ) -> bool:
     """Whether compilation benchmarks kernels (autotuning). compilation_config: contents of `--compilation-config`."""
     compilation_level = str(compilation_config.get("mode", compilation_config.get("level", 3)))

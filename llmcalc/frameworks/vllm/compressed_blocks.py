@@ -26,7 +26,7 @@ WINDOW_BLOCK_TOKENS = 64
 STATE_BLOCKS = {4: 4, 128: 8}
 """Tokens of an entry → tokens of a block of states (models/deepseek_v4/compressor.py, `CompressorStateCache`)."""
 
-ALIGNMENT = 576
+PAGE_ALIGNMENT = 576
 """Bytes of which a page is a multiple in the cache format `fp8_ds_mla`."""
 
 FLOAT32_BYTES = 4
@@ -129,7 +129,7 @@ def _pages_of_model(engine_rank: EngineRank, has_fp4_entries: bool) -> Iterator[
 
 
 def _align_page(page_bytes: int) -> int:
-    return -(-page_bytes // ALIGNMENT) * ALIGNMENT
+    return -(-page_bytes // PAGE_ALIGNMENT) * PAGE_ALIGNMENT
 
 
 def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:

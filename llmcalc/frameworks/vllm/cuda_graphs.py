@@ -21,19 +21,19 @@ GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 1025, 16))
 INTERACTIVE_SIZES = (*range(1, 33), *GRAPH_SIZES[7:])
 """The batch sizes with `--performance-mode interactivity`."""
 
-LARGEST_SIZE = 512
+LARGEST_DEFAULT_BATCH = 512
 """The largest batch that is captured by default."""
 
-SPLITS = 32
+FLASH_ATTENTION_SPLITS = 32
 """Parts of a sequence that FlashAttention 3 sums in a graph (`flash_attn_max_num_splits_for_cuda_graph`)."""
 
 LARGEST_SPLIT_BATCH = 992
 """The largest batch of a graph in which FlashAttention 3 splits sequences (v1/attention/backends/flash_attn.py)."""
 
-FLASH_ATTENTION_3 = 9
+FLASH_ATTENTION_3_GENERATION = 9
 """NVIDIA's generation of GPUs on which vLLM runs FlashAttention 3 (vllm/v1/attention/backends/fa_utils.py)."""
 
-WIDEST_HEAD = 256
+LARGEST_FLASH_HEAD = 256
 """The largest head size of FlashAttention."""
 
 
@@ -83,15 +83,17 @@ class CUDAGraphs(NamedTuple):
 
         A buffer holds each part of each query of the largest batch (csrc/flash_attn, `out_accum`).
         """
-        splits_sequences = int(float(compute_capability or 0)) == FLASH_ATTENTION_3 and element_bytes == 2
+        splits_sequences = int(float(compute_capability or 0)) == FLASH_ATTENTION_3_GENERATION and element_bytes == 2
         if not splits_sequences or not 0 < self.largest_batch_size <= LARGEST_SPLIT_BATCH:
             return 0
         query_widths = [
             mixer.num_attention_heads * (mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads)
             for mixer, _ in mixers(engine_rank.preset.model)
-            if isinstance(mixer, Attention) and (mixer.head_dim or 0) <= WIDEST_HEAD
+            if isinstance(mixer, Attention) and (mixer.head_dim or 0) <= LARGEST_FLASH_HEAD
         ]
-        return SPLITS * self.largest_batch_size * max(query_widths, default=0) // engine_rank.layout.tp * 4
+        return (
+            FLASH_ATTENTION_SPLITS * self.largest_batch_size * max(query_widths, default=0) // engine_rank.layout.tp * 4
+        )
 
 
 def cuda_graphs(

@@ -67,10 +67,10 @@ LARGEST_HEAP = 16 * (2**31 - 1)
 """Largest size of DeepEP's low-latency buffers (github.com/vllm-project/vllm/issues/57894)."""
 
 MIB = 2**20
-HEAP_STEP = 512 * MIB
+HEAP_STEP_BYTES = 512 * MIB
 """Bytes by which NVSHMEM's heap grows (NVSHMEM_CUMEM_GRANULARITY)."""
 
-BLOCK = 128
+SCALE_BLOCK_ELEMENTS = 128
 """Elements of a row with a scale of their own."""
 
 
@@ -138,10 +138,10 @@ def exchange_buffer_bytes(
             f"{flag_name} {dispatched_tokens:,}: the buffers of deepep_low_latency would take "
             f"{heap_bytes / 2**30:,.1f} GiB, and DeepEP has at most 32; expected at most {most_tokens:,}"
         )
-    return buffer_bytes + -(-heap_bytes // HEAP_STEP) * HEAP_STEP
+    return buffer_bytes + -(-heap_bytes // HEAP_STEP_BYTES) * HEAP_STEP_BYTES
 
 
-DEFAULT_WINDOW = 1000
+DEFAULT_WINDOW_STEPS = 1000
 """Default of `window_size`: steps whose loads of the experts are kept (vllm/config/parallel.py, `EPLBConfig`)."""
 
 
@@ -205,7 +205,7 @@ def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_coun
     return (
         copy_bytes
         + layer_bytes
-        + 4 * int(eplb_config.get("window_size", DEFAULT_WINDOW)) * (rank_experts.layer_count * expert_count)
+        + 4 * int(eplb_config.get("window_size", DEFAULT_WINDOW_STEPS)) * (rank_experts.layer_count * expert_count)
     )
 
 
@@ -214,11 +214,11 @@ def low_latency_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
 
     tokens: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
     """
-    sent_token_bytes = 16 + max(2 * hidden_size, hidden_size + 4 * (hidden_size // BLOCK))
-    returned_token_bytes = 4 * (hidden_size // BLOCK) + 2 * hidden_size
+    sent_token_bytes = 16 + max(2 * hidden_size, hidden_size + 4 * (hidden_size // SCALE_BLOCK_ELEMENTS))
+    returned_token_bytes = 4 * (hidden_size // SCALE_BLOCK_ELEMENTS) + 2 * hidden_size
     sent_bytes = max(tokens * sent_token_bytes, expert_count * tokens * returned_token_bytes)
     received_bytes = expert_count * tokens * max(sent_token_bytes, returned_token_bytes)
-    signal_bytes = -(-4 * expert_count // BLOCK) * BLOCK
+    signal_bytes = -(-4 * expert_count // SCALE_BLOCK_ELEMENTS) * SCALE_BLOCK_ELEMENTS
     return 2 * (sent_bytes + received_bytes + signal_bytes)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError
-from ..engines.versions import Numbers, ranges_at
+from ..engines.versions import VersionNumbers, ranges_at
 from .versions import VLLMRecord, VLLMRules
 
 SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
@@ -18,7 +18,7 @@ SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 
 def rules_with_sampler(
     engine_record: VLLMRecord,
-    version_numbers: Numbers,
+    version_numbers: VersionNumbers,
     base_rules: VLLMRules,
     flags: Mapping[str, Any],
     has_second_runner: bool,
@@ -43,7 +43,7 @@ def rules_with_sampler(
 
 
 def assumes_torch_sampler(
-    vllm_record: VLLMRecord, version_numbers: Numbers, flags: Mapping[str, Any], has_second_runner: bool
+    vllm_record: VLLMRecord, version_numbers: VersionNumbers, flags: Mapping[str, Any], has_second_runner: bool
 ) -> bool:
     """Whether torch's sampler is assumed, although vLLM would prefer an installed FlashInfer."""
     version_ranges = ranges_at(vllm_record.flashinfer_sampler, version_numbers)

@@ -16,7 +16,7 @@ from ...components.mixers.mla import MLA
 from ...components.mixers.pooled_indexer import PooledIndexer
 from ...errors import InputError
 from ...frozen import frozen
-from ..engines.rank import INDEXER, EngineRank, StateCache, TokenCache, float8_bytes, mixers
+from ..engines.rank import INDEXER_KIND, EngineRank, StateCache, TokenCache, float8_bytes, mixers
 from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import VLLMRules
 
@@ -160,8 +160,8 @@ def block_pool(
     pooled_key_bytes = _pooled_key_bytes(engine_rank)
     if not pooled_key_bytes:
         return _pool_of_layer_groups(layer_caches, recurrent_states, element_bytes, block_size, state_blocks)
-    attention_caches = [cache for cache in layer_caches if cache.kind != INDEXER]
-    indexer_layer_count = sum(cache.layer_count for cache in layer_caches if cache.kind == INDEXER)
+    attention_caches = [cache for cache in layer_caches if cache.kind != INDEXER_KIND]
+    indexer_layer_count = sum(cache.layer_count for cache in layer_caches if cache.kind == INDEXER_KIND)
     pool = _pool_of_layer_groups(attention_caches, recurrent_states, element_bytes, block_size, state_blocks)
     key_bytes = math.ceil(pooled_key_bytes * pool.block_size) * indexer_layer_count
     return BlockPool(pool.block_bytes + key_bytes, pool.block_size, (*pool.groups, LayerGroup(1, None, CURRENT_STATE)))

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..logs.log_contents import (
-    AMOUNT,
-    COUNT,
-    VERSION,
+    MEMORY_AMOUNT,
+    VERSION_NUMBER,
+    WHOLE_NUMBER,
     LogTerm,
     LogValues,
     ParsedLog,
     argument_pairs,
-    pattern,
+    line_pattern,
     sizes_of_groups,
 )
 from ..logs.log_text import LogText
@@ -23,54 +23,63 @@ from .compilation import CACHE_VARIABLE
 GIB = 2**30
 
 PATTERNS = (
-    pattern("vLLM API server version", rf"version (?P<version>{VERSION})"),
-    pattern("LLM engine (v", rf"\((?P<version>{VERSION})"),
-    pattern("█  version", rf"version (?P<version>{VERSION})"),
-    pattern("Starting to load model ", r"model (?P<model>[^ ]{1,300}?)\.\.\."),
-    pattern("odel loading took", rf"took (?P<weights>{AMOUNT})"),
-    pattern("oading model weights took", rf"took (?P<weights>{AMOUNT})"),
+    line_pattern("vLLM API server version", rf"version (?P<version>{VERSION_NUMBER})"),
+    line_pattern("LLM engine (v", rf"\((?P<version>{VERSION_NUMBER})"),
+    line_pattern("█  version", rf"version (?P<version>{VERSION_NUMBER})"),
+    line_pattern("Starting to load model ", r"model (?P<model>[^ ]{1,300}?)\.\.\."),
+    line_pattern("odel loading took", rf"took (?P<weights>{MEMORY_AMOUNT})"),
+    line_pattern("oading model weights took", rf"took (?P<weights>{MEMORY_AMOUNT})"),
     # 0.6.4, in one line
-    pattern("total_gpu_memory=", rf"=(?P<total>{AMOUNT})"),
-    pattern("peak_torch_memory=", rf"=(?P<peak>{AMOUNT})"),
-    pattern("non_torch_memory=", rf"=(?P<non_torch>{AMOUNT})"),
-    pattern("kv_cache_size=", rf"=(?P<kv_cache>{AMOUNT})"),
+    line_pattern("total_gpu_memory=", rf"=(?P<total>{MEMORY_AMOUNT})"),
+    line_pattern("peak_torch_memory=", rf"=(?P<peak>{MEMORY_AMOUNT})"),
+    line_pattern("non_torch_memory=", rf"=(?P<non_torch>{MEMORY_AMOUNT})"),
+    line_pattern("kv_cache_size=", rf"=(?P<kv_cache>{MEMORY_AMOUNT})"),
     # 0.6.5 to 0.10 (V0)
-    pattern("total_gpu_memory (", rf"\((?P<total>{AMOUNT})"),
-    pattern("gpu_memory_utilization (", rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}})\) = (?P<budget>{AMOUNT})"),
-    pattern("model weights take ", rf"take (?P<weights>{AMOUNT})"),
-    pattern("non_torch_memory takes ", rf"takes (?P<non_torch>{AMOUNT})"),
-    pattern("activation peak memory takes ", rf"takes (?P<profile_run>{AMOUNT})"),
-    pattern("reserved for KV Cache is ", rf"is (?P<kv_cache>{AMOUNT})"),
-    pattern(" GPU blocks: ", rf": (?P<blocks>{COUNT})"),
-    pattern(" cuda blocks: ", rf": (?P<blocks>{COUNT})"),
-    pattern(" CUDA blocks: ", rf": (?P<blocks>{COUNT})"),
-    # V1
-    pattern("Requested memory: ", rf": (?P<gpu_memory_utilization>[0-9.]{{1,9}}) \(util\), (?P<budget>{AMOUNT})"),
-    pattern("torch peak memory increase: ", rf": (?P<profile_run>{AMOUNT})"),
-    pattern("non-torch forward increase memory: ", rf": (?P<non_torch>{AMOUNT})"),
-    pattern("weights memory: ", rf": (?P<weights>{AMOUNT})"),
-    pattern("Available KV cache memory: ", rf": (?P<kv_cache>{AMOUNT})"),
-    pattern("Current kv cache memory in use is ", rf"is (?P<kv_cache>{AMOUNT})"),
-    pattern("GPU KV cache size: ", rf": (?P<kv_tokens>{COUNT}) tokens"),
-    pattern("Estimated CUDA graph memory: ", rf": (?P<estimated_graphs>{AMOUNT})"),
-    pattern("CUDA graph pool memory: ", rf", (?P<estimated_graphs>{AMOUNT}) \(estimated\)"),
-    pattern("Graph capturing finished in ", rf" took (?P<cuda_graphs>{AMOUNT})"),
-    pattern("The current --gpu-memory-utilization=", r"=(?P<gpu_memory_utilization>[0-9]\.[0-9]{1,9})"),
-    pattern("Maximum concurrency for ", rf"for (?P<max_model_len>{COUNT}) tokens"),
-    pattern("Using max model len ", rf"len (?P<max_model_len>{COUNT})"),
-    pattern("max_num_batched_tokens=", rf"=(?P<max_num_batched_tokens>{COUNT})"),
-    pattern("Free memory on device", r"/(?P<total_gib>[0-9.]{1,9}) ?GiB\)"),
-    pattern("total consumed (from mem_get_info): ", rf": (?P<consumed>{AMOUNT})"),
-    # what a running engine says that it took (compile_or_warm_up_model)
-    pattern(
-        "Desired GPU memory utilization is (", rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}}), (?P<budget>{AMOUNT})"
+    line_pattern("total_gpu_memory (", rf"\((?P<total>{MEMORY_AMOUNT})"),
+    line_pattern(
+        "gpu_memory_utilization (", rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}})\) = (?P<budget>{MEMORY_AMOUNT})"
     ),
-    pattern("Actual usage is ", rf"is (?P<weights>{AMOUNT}) for weight,"),
-    pattern("Actual usage is ", rf"is (?P<consumed>{AMOUNT}) for consumed memory"),
-    pattern("Actual usage is ", rf", (?P<profile_run>{AMOUNT}) for peak activation, {AMOUNT} for non-torch"),
-    pattern("Actual usage is ", rf"consumed memory[^,]{{0,60}}, (?P<peak_with_graphs>{AMOUNT}) for peak activation"),
-    pattern("for peak activation, ", rf", (?P<non_torch>{AMOUNT}) for non-torch memory"),
-    pattern("for peak activation, ", rf" and (?P<cuda_graphs>{AMOUNT}) for CUDAGraph memory"),
+    line_pattern("model weights take ", rf"take (?P<weights>{MEMORY_AMOUNT})"),
+    line_pattern("non_torch_memory takes ", rf"takes (?P<non_torch>{MEMORY_AMOUNT})"),
+    line_pattern("activation peak memory takes ", rf"takes (?P<profile_run>{MEMORY_AMOUNT})"),
+    line_pattern("reserved for KV Cache is ", rf"is (?P<kv_cache>{MEMORY_AMOUNT})"),
+    line_pattern(" GPU blocks: ", rf": (?P<blocks>{WHOLE_NUMBER})"),
+    line_pattern(" cuda blocks: ", rf": (?P<blocks>{WHOLE_NUMBER})"),
+    line_pattern(" CUDA blocks: ", rf": (?P<blocks>{WHOLE_NUMBER})"),
+    # V1
+    line_pattern(
+        "Requested memory: ", rf": (?P<gpu_memory_utilization>[0-9.]{{1,9}}) \(util\), (?P<budget>{MEMORY_AMOUNT})"
+    ),
+    line_pattern("torch peak memory increase: ", rf": (?P<profile_run>{MEMORY_AMOUNT})"),
+    line_pattern("non-torch forward increase memory: ", rf": (?P<non_torch>{MEMORY_AMOUNT})"),
+    line_pattern("weights memory: ", rf": (?P<weights>{MEMORY_AMOUNT})"),
+    line_pattern("Available KV cache memory: ", rf": (?P<kv_cache>{MEMORY_AMOUNT})"),
+    line_pattern("Current kv cache memory in use is ", rf"is (?P<kv_cache>{MEMORY_AMOUNT})"),
+    line_pattern("GPU KV cache size: ", rf": (?P<kv_tokens>{WHOLE_NUMBER}) tokens"),
+    line_pattern("Estimated CUDA graph memory: ", rf": (?P<estimated_graphs>{MEMORY_AMOUNT})"),
+    line_pattern("CUDA graph pool memory: ", rf", (?P<estimated_graphs>{MEMORY_AMOUNT}) \(estimated\)"),
+    line_pattern("Graph capturing finished in ", rf" took (?P<cuda_graphs>{MEMORY_AMOUNT})"),
+    line_pattern("The current --gpu-memory-utilization=", r"=(?P<gpu_memory_utilization>[0-9]\.[0-9]{1,9})"),
+    line_pattern("Maximum concurrency for ", rf"for (?P<max_model_len>{WHOLE_NUMBER}) tokens"),
+    line_pattern("Using max model len ", rf"len (?P<max_model_len>{WHOLE_NUMBER})"),
+    line_pattern("max_num_batched_tokens=", rf"=(?P<max_num_batched_tokens>{WHOLE_NUMBER})"),
+    line_pattern("Free memory on device", r"/(?P<total_gib>[0-9.]{1,9}) ?GiB\)"),
+    line_pattern("total consumed (from mem_get_info): ", rf": (?P<consumed>{MEMORY_AMOUNT})"),
+    # what a running engine says that it took (compile_or_warm_up_model)
+    line_pattern(
+        "Desired GPU memory utilization is (",
+        rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}}), (?P<budget>{MEMORY_AMOUNT})",
+    ),
+    line_pattern("Actual usage is ", rf"is (?P<weights>{MEMORY_AMOUNT}) for weight,"),
+    line_pattern("Actual usage is ", rf"is (?P<consumed>{MEMORY_AMOUNT}) for consumed memory"),
+    line_pattern(
+        "Actual usage is ", rf", (?P<profile_run>{MEMORY_AMOUNT}) for peak activation, {MEMORY_AMOUNT} for non-torch"
+    ),
+    line_pattern(
+        "Actual usage is ", rf"consumed memory[^,]{{0,60}}, (?P<peak_with_graphs>{MEMORY_AMOUNT}) for peak activation"
+    ),
+    line_pattern("for peak activation, ", rf", (?P<non_torch>{MEMORY_AMOUNT}) for non-torch memory"),
+    line_pattern("for peak activation, ", rf" and (?P<cuda_graphs>{MEMORY_AMOUNT}) for CUDAGraph memory"),
 )
 
 TOO_LITTLE_FREE = "is less than desired GPU memory utilization"
@@ -117,7 +126,7 @@ CONFIG_FIELDS = {
 COMPILATION_LINES = ("Compiling a graph for compile range", "Compiling a graph for dynamic shape")
 """Lines of a start whose cache of compiled graphs was empty (compilation/backends.py)."""
 
-FIRST_START = f"the log is of a first start, which compiled the model: computed with {CACHE_VARIABLE}=1"
+FIRST_START_NOTE = f"the log is of a first start, which compiled the model: computed with {CACHE_VARIABLE}=1"
 """The remark on a start with an empty cache of compiled graphs (vLLM issues 54122, 54383)."""
 
 
@@ -164,7 +173,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         wrong_term="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal_line else "",
         suggested_flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal_line),
         oom_flag="--max-num-seqs",
-        note=FIRST_START if is_compiled else "",
+        note=FIRST_START_NOTE if is_compiled else "",
         layout_note="" if is_layout_shown else layout_note,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError
 from ..engines.rank import EngineRank, architectures
-from ..engines.versions import Numbers, ranges_at
+from ..engines.versions import VersionNumbers, ranges_at
 from .versions import SecondModelRunner, VLLMRecord, VLLMRules
 
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
@@ -27,7 +27,7 @@ ANY_DRAFT_FROM = (0, 30)
 
 
 def second_runner(
-    vllm_record: VLLMRecord, version_numbers: Numbers, engine_rank: EngineRank, flags: Mapping[str, Any]
+    vllm_record: VLLMRecord, version_numbers: VersionNumbers, engine_rank: EngineRank, flags: Mapping[str, Any]
 ) -> SecondModelRunner | None:
     """Returns the second model runner's memory rules if the server uses it; None if it uses the first one.
 
@@ -50,7 +50,7 @@ def second_runner(
 
 
 def _is_second_runner_default(
-    runner_rules: SecondModelRunner, version_numbers: Numbers, engine_rank: EngineRank, flags: Mapping[str, Any]
+    runner_rules: SecondModelRunner, version_numbers: VersionNumbers, engine_rank: EngineRank, flags: Mapping[str, Any]
 ) -> bool:
     """Whether the second model runner runs a model by default, without an environment variable."""
     if runner_rules.models == "all":

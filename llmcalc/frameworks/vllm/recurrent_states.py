@@ -21,10 +21,10 @@ from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...errors import InputError
 from ...units import DTYPE_BITS
 from ..engines.flags import AUTO_WORDS
-from ..engines.rank import SAME_FORMATS, EngineRank, StateCache, architectures, mixers
+from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, StateCache, architectures, mixers
 from .versions import StateRules
 
-ALIGNMENT = 16
+BLOCK_TOKEN_MULTIPLE = 16
 """Tokens of which attention's block is a multiple where it adopts the size of a state."""
 
 MAMBA_CHUNK_TOKENS = 2048
@@ -48,8 +48,8 @@ class StateBlocks(NamedTuple):
     storage_mode: str = "current"
     draft_tokens: int = 0
     checkpoint_count: int = 0
-    alignment: int = ALIGNMENT
-    byte_ratios: Mapping[str, Fraction] = SAME_FORMATS
+    alignment: int = BLOCK_TOKEN_MULTIPLE
+    byte_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
 
     def blocks_of_request(self, request_tokens: int, block_tokens: int) -> int:
         """Returns the state blocks of a layer group for one request of this length. block_tokens: tokens per block."""
@@ -140,7 +140,7 @@ def _state_blocks(
         storage_mode = _state_storage_mode(
             engine_rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
         )
-    state_alignment = engine_rules.latent_alignment if engine_rank.up_projection_size else ALIGNMENT
+    state_alignment = engine_rules.latent_alignment if engine_rank.up_projection_size else BLOCK_TOKEN_MULTIPLE
     if "block_size" in flags and engine_rules.aligns_to_block_size:
         state_alignment = max(state_alignment, block_size)
     if storage_mode == "all":

@@ -19,7 +19,7 @@ from ...parallel.layout import Layout
 from ...parallel.rank_program import routed_experts
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
-from ..engines.rank import EngineRank, MissingKernels, architectures, key_heads, mixers
+from ..engines.rank import EngineRank, MissingKernels, architectures, key_head_counts, mixers
 from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
@@ -48,7 +48,7 @@ Logs: "Forcing kv cache block size to 64 for FlashMLASparse backend" (0.13), "Se
 DEEPSEEK_V32_INDEXER backend" (index:65913604092).
 """
 
-SCHEMES = {
+SCHEME_BY_QUANTIZATION = {
     "fp8": "fp8",  # one scale of a matrix (layers/quantization/fp8.py, `scaled_fp8_quant(layer.weight, scale=None)`)
     "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4",
     "bitsandbytes": "nf4",  # of plain weights, with float32 scales (bitsandbytes_loader.py, `quantize_4bit`)
@@ -181,7 +181,9 @@ class VLLMSettings(EngineServer):
         rank_count = self.context_ranks
         if rank_count == 1:
             return
-        key_head_count = 1 if self.rank_of_stage(0).up_projection_size else min(key_heads(self.preset.model), default=1)
+        key_head_count = (
+            1 if self.rank_of_stage(0).up_projection_size else min(key_head_counts(self.preset.model), default=1)
+        )
         first_version = CONTEXT_RANKS_FROM[key_head_count > 1]
         if self.version_numbers < first_version:
             first_version_text = ".".join(map(str, first_version))
@@ -372,7 +374,7 @@ class VLLMSettings(EngineServer):
     def quantize(self) -> str | None:
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
         quantization_flag = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
-        return self.scheme_of(quantization_flag, SCHEMES)
+        return self.scheme_of(quantization_flag, SCHEME_BY_QUANTIZATION)
 
     @property
     def max_num_seqs(self) -> int:

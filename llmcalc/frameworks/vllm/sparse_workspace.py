@@ -14,7 +14,7 @@ from ..engines.rank import EngineRank, float8_bytes, mixers
 INDEXED_SEQUENCES = 40
 """Longest sequences whose indexer keys the workspace holds."""
 
-PROMPTS_AT_ONCE = 4
+GATHERED_PROMPTS = 4
 """Prompts whose keys compressed attention gathers at once (`PREFILL_CHUNK_SIZE`)."""
 
 INT32_BYTES, BFLOAT16_BYTES = 4, 2
@@ -43,7 +43,7 @@ def _reserved_bytes(mixer: CompressedAttention, max_model_len: int, max_num_batc
         + min(max_model_len - batch_tokens, window - 1)
         + (0 if tokens_per_entry is None else max_model_len // tokens_per_entry)
     )
-    gathered_key_count = PROMPTS_AT_ONCE * keys_per_prompt * mixer.head_dim * BFLOAT16_BYTES
+    gathered_key_count = GATHERED_PROMPTS * keys_per_prompt * mixer.head_dim * BFLOAT16_BYTES
     if tokens_per_entry is None or mixer.indexer is None:
         return [gathered_key_count + batch_tokens * (window + 1) * INT32_BYTES]
     index_bytes = batch_tokens * (mixer.indexer.index_topk + window + 1) * INT32_BYTES

@@ -15,7 +15,7 @@ from ..engines.versions import (
     EngineRecord,
     MeasuredCudaContext,
     MeasuredOverhead,
-    Numbers,
+    VersionNumbers,
     VersionRange,
     VersionRules,
     has_link,
@@ -206,7 +206,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     context: tuple[MeasuredCudaContext, ...] = Field(min_length=1)
     cuda_graphs: GraphEstimate
 
-    def defaults(self, version_numbers: Numbers, hardware: Hardware) -> BatchDefaults:
+    def defaults(self, version_numbers: VersionNumbers, hardware: Hardware) -> BatchDefaults:
         """Returns the default batch limits of a version on a device, by the device's memory and name."""
         memory_gib = hardware.capacity_bytes / 2**30
         device_names = f"{hardware.name} {hardware.title}".lower()
@@ -217,7 +217,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
             and not any(device_name_part in device_names for device_name_part in batch_defaults.not_on)
         )
 
-    def last_supported_version(self, class_names: tuple[str, ...], version_numbers: Numbers) -> str | None:
+    def last_supported_version(self, class_names: tuple[str, ...], version_numbers: VersionNumbers) -> str | None:
         """Returns the last version with a class for a model; None if the version `version_numbers` has such a class.
 
         class_names: the classes in `architectures` of the model's config.
@@ -240,26 +240,26 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         ]  # fmt: skip
         return [*super().class_notes(class_names, engine_version), *last_version_notes]
 
-    def classes_without_float16(self, version_numbers: Numbers) -> tuple[str, ...]:
+    def classes_without_float16(self, version_numbers: VersionNumbers) -> tuple[str, ...]:
         """Returns the classes of models that a version refuses to run in float16."""
         version_ranges = ranges_at(self.without_float16, version_numbers)
         return version_ranges[-1].classes if version_ranges else ()
 
-    def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> VideoFrames | None:
+    def frames_of_videos(self, version_numbers: VersionNumbers, patch_size: int) -> VideoFrames | None:
         """Returns the frames of the longest video in the profile run for a patch size; None if none is stated."""
         version_ranges = ranges_at(self.video_frames, version_numbers)
         return next((video_frames for video_frames in version_ranges if video_frames.patch_size == patch_size), None)
 
-    def videos_as_images(self, version_numbers: Numbers) -> VideosAsImages | None:
+    def videos_as_images(self, version_numbers: VersionNumbers) -> VideosAsImages | None:
         """Returns the rules by which a version reads videos as images; None for a version without such encoders."""
         version_ranges = ranges_at(self.videos_of_images, version_numbers)
         return version_ranges[-1] if version_ranges else None
 
-    def state_rules(self, version_numbers: Numbers) -> StateRules:
+    def state_rules(self, version_numbers: VersionNumbers) -> StateRules:
         """Returns a version's rules for recurrent states; earlier versions have the first rules."""
         return (ranges_at(self.recurrent_states, version_numbers) or self.recurrent_states)[-1]
 
-    def page_layout(self, version_numbers: Numbers) -> PageLayout:
+    def page_layout(self, version_numbers: VersionNumbers) -> PageLayout:
         """Returns the arrangement of compressed attention's pages in a version's cache blocks.
 
         Raises `InputError` for a version before those that have it.
@@ -270,7 +270,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
             raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first_version} on")
         return version_ranges[-1].layout
 
-    def padded_experts(self, version_numbers: Numbers, hardware: Hardware) -> PaddedExperts:
+    def padded_experts(self, version_numbers: VersionNumbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts in a version on a device."""
         compute_capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
         version_ranges = ranges_at(self.mxfp4, version_numbers)
@@ -281,7 +281,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         )
 
     def overhead_outside_torch(
-        self, version_numbers: Numbers, hardware: Hardware, device_count: int, stage_count: int
+        self, version_numbers: VersionNumbers, hardware: Hardware, device_count: int, stage_count: int
     ) -> MemoryOutsideTorch:
         """Returns the newest measurement of memory outside torch on at most this many devices and stages.
 

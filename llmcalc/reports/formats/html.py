@@ -7,7 +7,7 @@ from html import escape
 
 from ..document import Report, Row, Table, cell_text, printable_report
 
-CELL = "padding:1px 10px;border:none;background:none"
+CELL_STYLE = "padding:1px 10px;border:none;background:none"
 
 
 def tables_html(report: Report) -> str:
@@ -24,7 +24,7 @@ def _table_html(table: Table) -> Iterator[str]:
     if table.rows:
         yield '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
         heading_cells = "".join(
-            f'<th scope="col" style="{CELL};text-align:{column.justify}">{escape(column.title)}</th>'
+            f'<th scope="col" style="{CELL_STYLE};text-align:{column.justify}">{escape(column.title)}</th>'
             for column in table.columns
         )
         yield f'<thead style="border-bottom:1px solid currentColor"><tr>{heading_cells}</tr></thead>'
@@ -42,6 +42,8 @@ def _row_html(table: Table, row: Row) -> str:
         padding_style = f";padding-left:{10 + 16 * row.depth}px" if column_index == 0 and row.depth else ""
         colour = f";color:{cell_value.colour}" if column.is_bar and cell_value and cell_value.colour else ""
         cell_html = escape(cell_text(column, cell_value))
-        row_cells.append(f'<td style="{CELL};text-align:{column.justify}{padding_style}{colour}">{cell_html}</td>')
+        row_cells.append(
+            f'<td style="{CELL_STYLE};text-align:{column.justify}{padding_style}{colour}">{cell_html}</td>'
+        )
     bold_style = ' style="font-weight:bold"' if row.is_bold else ""
     return f"<tr{bold_style}>{''.join(row_cells)}</tr>"

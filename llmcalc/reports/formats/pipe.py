@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from ..bars import LENGTHS, TextBar
+from ..bars import BAR_LENGTHS, TextBar
 from ..document import Report, Row, Table, cell_text, printable_report
 
 INDENT = "  "
-GAP = "  "
+COLUMN_GAP = "  "
 
 
 def can_render(report: Report, output_stream: IO[str]) -> bool:
@@ -29,7 +29,8 @@ def _breaks_cells(report: Report, line_width: int) -> bool:
     """Whether a table with columns that may be broken is wider than `line_width`."""
     return any(
         any(column.may_wrap for column in table.columns)
-        and len(INDENT) + sum(_column_widths(_cell_texts(table))) + len(GAP) * (len(table.columns) - 1) > line_width
+        and len(INDENT) + sum(_column_widths(_cell_texts(table))) + len(COLUMN_GAP) * (len(table.columns) - 1)
+        > line_width
         for table in with_fitting_bars(printable_report(report).tables, line_width)
         if table.rows
     )
@@ -79,9 +80,11 @@ def _bar_length(table: Table, line_width: int) -> int:
     if not bar_fractions:
         return 0
     bar_width = (
-        line_width - len(INDENT) - sum(len(GAP) + width for width in _column_widths(_cell_texts(table.without_bars())))
+        line_width
+        - len(INDENT)
+        - sum(len(COLUMN_GAP) + width for width in _column_widths(_cell_texts(table.without_bars())))
     )
-    return next((bar_length for bar_length in LENGTHS if round(max(bar_fractions) * bar_length) <= bar_width), 0)
+    return next((bar_length for bar_length in BAR_LENGTHS if round(max(bar_fractions) * bar_length) <= bar_width), 0)
 
 
 def _table_with_bars(table: Table, bar_length: int) -> Table:
@@ -116,12 +119,12 @@ def line_count(table: Table, line_width: int) -> int:
         return heading_line_count
     cell_texts = _cell_texts(table)
     fixed_width = sum(
-        column_width + len(GAP)
+        column_width + len(COLUMN_GAP)
         for column_width, cell_column in zip(_column_widths(cell_texts), table.columns, strict=True)
         if not cell_column.may_wrap
     ) + len(INDENT)
     wrapped_column_count = max(1, sum(column.may_wrap for column in table.columns))
-    wrapped_width = max(1, (line_width - fixed_width) // wrapped_column_count - len(GAP))
+    wrapped_width = max(1, (line_width - fixed_width) // wrapped_column_count - len(COLUMN_GAP))
     row_line_count = sum(
         max(
             -(-len(cell_text) // wrapped_width) if cell_column.may_wrap else 1
@@ -152,12 +155,12 @@ def _grid_lines(table: Table) -> Iterator[str]:
     column_widths = _column_widths(cell_texts)
     for line_index, row_cells in enumerate(cell_texts):
         if line_index == 1:
-            yield INDENT + "─" * (sum(column_widths) + len(GAP) * (len(column_widths) - 1))
+            yield INDENT + "─" * (sum(column_widths) + len(COLUMN_GAP) * (len(column_widths) - 1))
         padded_cells = [
             cell_text.rjust(column_width) if column.justify == "right" else cell_text.ljust(column_width)
             for cell_text, column_width, column in zip(row_cells, column_widths, table.columns, strict=True)
         ]
-        yield INDENT + GAP.join(padded_cells)
+        yield INDENT + COLUMN_GAP.join(padded_cells)
 
 
 def indented_lines(note_text: str, line_width: int, hanging_indent: str = "") -> Iterator[str]:

@@ -10,10 +10,10 @@ from typing import IO, Any
 from ...characters import printable
 from ..document import DisplayedValue, LinkedNote, Report, Row, Table, cell_text, printable_report
 
-TARGET = "target"
+TARGET_COLUMN = "target"
 """The first column of every CSV file: the TARGET of the row."""
 
-WITHIN = " / "
+NAME_SEPARATOR = " / "
 """Separator of nested names in CSV, such as `layers / mlp`, where text has an indent."""
 
 
@@ -44,9 +44,9 @@ def write_csv(report: Report, output_stream: IO[str]) -> None:
     csv_writer = library.writer(output_stream, lineterminator="\n")
     tables = [table.without_bars() for table in printable_report(report).with_split_lists().tables]
     column_keys = [column.key for column in tables[0].columns]
-    has_targets = column_keys[0] == TARGET
+    has_targets = column_keys[0] == TARGET_COLUMN
     csv_writer.writerow(
-        [_escape_spreadsheet_formula(key) for key in (column_keys if has_targets else [TARGET, *column_keys])]
+        [_escape_spreadsheet_formula(key) for key in (column_keys if has_targets else [TARGET_COLUMN, *column_keys])]
     )
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == column_keys:
@@ -59,10 +59,10 @@ def write_csv(report: Report, output_stream: IO[str]) -> None:
                 )
 
 
-FORMULA = tuple("=+-@＝＋－＠")
+FORMULA_CHARACTERS = tuple("=+-@＝＋－＠")
 """Characters that begin a formula in a spreadsheet."""
 
-NO_FORMULA = re.compile(
+HARMLESS_CELL = re.compile(
     r"[=+-]"  # a sign alone: a verdict of `verify`, a value that is left out
     r"|[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?( ?%)?"  # a number
     r"|--[a-z][a-z-]*( -{0,2}[\w][\w.,:/=-]*)*"  # options and their values, `--tp 2 --lora 16`: names alone, no call
@@ -75,7 +75,11 @@ def _escape_spreadsheet_formula(raw_value: Any) -> Any:
     if isinstance(raw_value, int | float):
         return raw_value
     cell_text = printable(str(raw_value))
-    return f"'{cell_text}" if cell_text.startswith(FORMULA) and not NO_FORMULA.fullmatch(cell_text) else cell_text
+    return (
+        f"'{cell_text}"
+        if cell_text.startswith(FORMULA_CHARACTERS) and not HARMLESS_CELL.fullmatch(cell_text)
+        else cell_text
+    )
 
 
 def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any]]:
@@ -102,10 +106,14 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
         for row_cells in _rows_with_parents(table)
     ]
     cleaned_rows = [{key: None if raw_value == "" else raw_value for key, raw_value in row.items()} for row in raw_rows]
-    return cleaned_rows if column_keys[0] == TARGET else [{TARGET: table.target, **row} for row in cleaned_rows]
+    return (
+        cleaned_rows
+        if column_keys[0] == TARGET_COLUMN
+        else [{TARGET_COLUMN: table.target, **row} for row in cleaned_rows]
+    )
 
 
-REST = "rest"
+REST_NAME = "rest"
 """Name of what the parts of a row leave of it."""
 
 
@@ -124,7 +132,7 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
             nested_rows[row_index + 1 :],
         )
         child_rows = [child_row for child_row in rows_below if child_row.depth == row.depth + 1]
-        full_name, row_cells = WITHIN.join(row_names), row.cells[1:]
+        full_name, row_cells = NAME_SEPARATOR.join(row_names), row.cells[1:]
         if child_rows:
             row_cells = [
                 _remainder_after_parts(cell, [child_row.cells[column_index] for child_row in child_rows])
@@ -135,7 +143,7 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
                 isinstance(cell_number, int) and cell_number for cell_number in cell_numbers
             ):
                 continue  # nothing is left, or the parts have a column that is not added up, such as repeats
-            full_name = f"{full_name}{WITHIN}{REST}"
+            full_name = f"{full_name}{NAME_SEPARATOR}{REST_NAME}"
         leaf_rows.append(row._replace(cells=[full_name, *row_cells], depth=0))
     return leaf_rows
 
@@ -155,7 +163,7 @@ def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
     for row in table.rows:
         first_cell, *other_cells = (_csv_value(raw_value) for raw_value in row.cells)
         parent_names[row.depth :] = [str(first_cell)]
-        yield [WITHIN.join(parent_names) if row.depth else first_cell, *other_cells]
+        yield [NAME_SEPARATOR.join(parent_names) if row.depth else first_cell, *other_cells]
 
 
 def _raw_value(cell_value: Any) -> Any:
@@ -202,10 +210,10 @@ def _markdown_table(table: Table, output_stream: IO[str]) -> None:
         output_stream.write(f"\n{_note_paragraph(note)}\n")
 
 
-APART = "&#8203;"
+ZERO_WIDTH_SPACE = "&#8203;"
 """Zero-width space. Inside a mention or an address it prevents a link, which a backslash does not on GitHub."""
 
-MARKUP = re.compile(
+MARKDOWN_MARKUP = re.compile(
     r"(?P<mark>[\\`*~\[|]|(?<!\w)_++|_++(?!\w))"  # code, links, columns, emphasis (`_` is none within a word)
     r"|(?P<entity>&(?=#?\w+;)|<(?=[a-z/!?])|\$)"  # HTML, formulas
     r"|(?P<reference>@|#(?=\d)|gh-(?=\d)|/(?=/)|www(?=\.)|:(?=[\w+-]+:))",  # mentions, issues, addresses, emoji
@@ -213,7 +221,7 @@ MARKUP = re.compile(
 )
 """Characters with a meaning in Markdown or in a comment on GitHub."""
 
-ENTITIES = {"&": "&amp;", "<": "&lt;", "$": "&#36;"}
+HTML_ENTITIES = {"&": "&amp;", "<": "&lt;", "$": "&#36;"}
 
 
 def escape_markdown(markdown_text: str) -> str:
@@ -228,25 +236,25 @@ def escape_markdown(markdown_text: str) -> str:
             case "mark":
                 return "".join(f"\\{character}" for character in markup_match[0])
             case "entity":
-                return ENTITIES[markup_match[0]]
-        return markup_match[0] + APART
+                return HTML_ENTITIES[markup_match[0]]
+        return markup_match[0] + ZERO_WIDTH_SPACE
 
-    return MARKUP.sub(escape, markdown_text)
+    return MARKDOWN_MARKUP.sub(escape, markdown_text)
 
 
-BLOCK = re.compile(r"\d+(?=[.)](\s|$))|(?=#+(\s|$)|>|[+-](\s|$)|-[-\s]*$|=+$)")
+MARKDOWN_BLOCK_START = re.compile(r"\d+(?=[.)](\s|$))|(?=#+(\s|$)|>|[+-](\s|$)|-[-\s]*$|=+$)")
 """Beginning of a heading, a quotation, a rule or a list in Markdown. A backslash after it makes a plain paragraph."""
 
-ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
+WEB_ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
 """A web address without characters that could end a link or begin another."""
 
 
 def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
-    note_segments = ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
+    note_segments = WEB_ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
     paragraph = "".join(
         segment if segment_index % 2 else escape_markdown(segment)
         for segment_index, segment in enumerate(note_segments)
     )
-    block_marker = BLOCK.match(paragraph)
+    block_marker = MARKDOWN_BLOCK_START.match(paragraph)
     return paragraph if block_marker is None else f"{block_marker[0]}\\{paragraph[block_marker.end() :]}"

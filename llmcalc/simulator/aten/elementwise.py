@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..autograd import record
 from ..strides import Shape, broadcast_shape
-from ..tensor import BOOL, Dtype, Gradient, Needs, Tensor
+from ..tensor import BOOL, Dtype, NeedsInputGrad, OptionalGradient, Tensor
 from .views import ViewOperations, result_type
 
 SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "logsigmoid", "abs", "log", "log1p", "cos", "sin", "asinh"})
@@ -28,7 +28,7 @@ class ElementwiseOperations(ViewOperations):
     def sub(self, a: Tensor, b: Tensor) -> Tensor:
         """Subtracts b from a."""
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> Sequence[OptionalGradient]:
             return output_gradient, self.new_like(output_gradient) if needs_input_grad[1] else None
 
         return record(self.graph, "sub", (a, b), self.new_like(a, b), backward)
@@ -55,7 +55,9 @@ class ElementwiseOperations(ViewOperations):
         """Multiplies two tensors."""
         operands_to_save = saved_factors(a, b)
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *saved_tensors: Tensor
+        ) -> Sequence[OptionalGradient]:
             return (
                 self.new_like(output_gradient, saved_tensors[0]) if needs_input_grad[0] else None,
                 self.new_like(output_gradient, saved_tensors[-1]) if needs_input_grad[1] else None,
@@ -67,7 +69,9 @@ class ElementwiseOperations(ViewOperations):
         """Divides a by b."""
         operands_to_save = (b, a) if b.needs_grad else (b,)
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *saved_tensors: Tensor
+        ) -> Sequence[OptionalGradient]:
             gradient_b = self._divisor_gradient(output_gradient, *saved_tensors) if needs_input_grad[1] else None
             return self.new_like(output_gradient, saved_tensors[0]) if needs_input_grad[0] else None, gradient_b
 
@@ -82,7 +86,7 @@ class ElementwiseOperations(ViewOperations):
     def square(self, x: Tensor) -> Tensor:
         """Squares each element. Any other constant power allocates the same bytes."""
 
-        def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, x: Tensor) -> Sequence[OptionalGradient]:
             base_power = self.new_like(x)
             doubled_power = self.new_like(base_power)
             return (self.new_like(output_gradient, doubled_power),)
@@ -92,7 +96,7 @@ class ElementwiseOperations(ViewOperations):
     def rsqrt(self, x: Tensor) -> Tensor:
         output = self.new_like(x)
 
-        def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, output: Tensor) -> Sequence[OptionalGradient]:
             scaled_gradient, power = self.new_like(output_gradient), self.new_like(output)
             return (self.new_like(scaled_gradient, power),)
 
@@ -102,7 +106,7 @@ class ElementwiseOperations(ViewOperations):
         """Runs a function whose gradient is the output gradient times a factor of the saved output."""
         output = self.new_like(x)
 
-        def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, output: Tensor) -> Sequence[OptionalGradient]:
             gradient_factor = self.new_like(output)
             return (self.new_like(output_gradient, gradient_factor),)
 
@@ -117,7 +121,7 @@ class ElementwiseOperations(ViewOperations):
     def clamp(self, x: Tensor, has_both_limits: bool = False) -> Tensor:
         """Limits x to a minimum, a maximum or both (`clamp_backward`)."""
 
-        def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, x: Tensor) -> Sequence[OptionalGradient]:
             limit_masks = [
                 self.compare(x) for _ in range(2 if has_both_limits else 1)
             ]  # the first takes their conjunction in place
@@ -128,7 +132,7 @@ class ElementwiseOperations(ViewOperations):
     def absolute(self, x: Tensor) -> Tensor:
         """Returns |x|, whose gradient is multiplied by the sign of x."""
 
-        def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, x: Tensor) -> Sequence[OptionalGradient]:
             sign = self.new_like(x)
             return (self.new_like(output_gradient, sign),)
 
@@ -139,7 +143,9 @@ class ElementwiseOperations(ViewOperations):
         return record(self.graph, "sign", (x,), lambda: self.new_like(x), self.new_gradient(x.shape))
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, a: Tensor, b: Tensor
+        ) -> Sequence[OptionalGradient]:
             return tuple(
                 self._minimum_gradient(output_gradient, a, b) if needs_grad else None for needs_grad in needs_input_grad
             )
@@ -171,7 +177,9 @@ class ElementwiseOperations(ViewOperations):
     def logaddexp(self, a: Tensor, b: Tensor) -> Tensor:
         """Computes log(eᵃ + eᵇ)."""
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, a: Tensor, b: Tensor
+        ) -> Sequence[OptionalGradient]:
             return tuple(
                 self._logaddexp_gradient(output_gradient, a, b) if needs_grad else None
                 for needs_grad in needs_input_grad
@@ -200,7 +208,9 @@ class ElementwiseOperations(ViewOperations):
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Selects elements of a where the condition is true, otherwise of b."""
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, condition: Tensor
+        ) -> Sequence[OptionalGradient]:
             return tuple(
                 self._masked_gradient(output_gradient, condition) if needs_grad else None
                 for needs_grad in needs_input_grad
@@ -239,7 +249,7 @@ class ElementwiseOperations(ViewOperations):
         output, input_shape = self.graph.new_tensor(self._reduced_shape(x, axis, keepdim), x.dtype), x.shape
         axis = axis % len(input_shape)
 
-        def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad) -> Sequence[OptionalGradient]:
             return (self.expand(output_gradient if keepdim else self.unsqueeze(output_gradient, axis), input_shape),)
 
         return record(self.graph, "sum", (x,), output, backward)
@@ -253,7 +263,7 @@ class ElementwiseOperations(ViewOperations):
         autograd_graph = self.graph
         output = autograd_graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
-        def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, output: Tensor) -> Sequence[OptionalGradient]:
             gradient = autograd_graph.new_tensor(output.shape, output.dtype)
             gradient_product = (
                 autograd_graph.new_tensor(output.shape, output.dtype) if autograd_graph.multiprocessors else None
@@ -270,7 +280,7 @@ class ElementwiseOperations(ViewOperations):
         output = self.graph.new_tensor(shape[:-1], dtype)
         del exponentials
 
-        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *__: Tensor) -> Sequence[OptionalGradient]:
             shifted_x = self.graph.new_tensor(shape, dtype)
             probabilities = self.graph.new_tensor(shape, dtype)
             gradient = self.graph.new_tensor(shape, dtype)
@@ -290,7 +300,9 @@ class ElementwiseOperations(ViewOperations):
             self.graph, "nll_loss", (log_probs,), output, self._gradient_like_saved, log_probs, labels, weight
         )
 
-    def _gradient_like_saved(self, gradient: Tensor, _: Needs, saved_tensor: Tensor, *__: Tensor) -> Sequence[Gradient]:
+    def _gradient_like_saved(
+        self, gradient: Tensor, _: NeedsInputGrad, saved_tensor: Tensor, *__: Tensor
+    ) -> Sequence[OptionalGradient]:
         """Allocates a contiguous gradient with the shape and the number format of the first saved tensor."""
         return (self.graph.new_tensor(saved_tensor.shape, saved_tensor.dtype),)
 

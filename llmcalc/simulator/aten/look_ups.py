@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...algebra import Number
 from ..autograd import record
 from ..strides import Shape
-from ..tensor import FLOAT32, INT64, Backward, Gradient, Needs, Tensor
+from ..tensor import FLOAT32, INT64, BackwardFunction, NeedsInputGrad, OptionalGradient, Tensor
 from .products import ProductOperations
 
 
@@ -29,7 +29,9 @@ class LookUpOperations(ProductOperations):
         """Replaces elements along x's last axis by elements of `new_values`, or by a constant."""
         shapes = x.shape, index.shape
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, _: Tensor
+        ) -> Sequence[OptionalGradient]:
             return [
                 self.graph.new_tensor(shape, output_gradient.dtype) if needs_grad else None
                 for shape, needs_grad in zip(shapes, needs_input_grad, strict=False)
@@ -44,13 +46,13 @@ class LookUpOperations(ProductOperations):
         backward = self._gather_backward(x.shape)
         return record(self.graph, "index_select", (x,), lambda: self.graph.new_tensor(shape, dtype), backward, index)
 
-    def _gather_backward(self, shape: Shape) -> Backward:
+    def _gather_backward(self, shape: Shape) -> BackwardFunction:
         """Returns the backward function of a gather, whose gradient is zeros with added elements.
 
         A TorchDispatchMode adds them out of place.
         """
 
-        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *__: Tensor) -> Sequence[OptionalGradient]:
             zero_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
             return (zero_gradient if self.graph.adds_in_place else self.new_like(zero_gradient),)
 

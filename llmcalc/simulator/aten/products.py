@@ -8,10 +8,10 @@ from typing import TypeAlias
 from ...algebra import Number, are_equal
 from ..autograd import record
 from ..strides import Shape, Strides, broadcast_shape, count, is_size_one
-from ..tensor import FLOAT32, Gradient, Needs, Tensor
+from ..tensor import FLOAT32, NeedsInputGrad, OptionalGradient, Tensor
 from .elementwise import ElementwiseOperations, saved_factors
 
-Layout: TypeAlias = tuple[Shape, Strides | None]
+TensorLayout: TypeAlias = tuple[Shape, Strides | None]
 """The shape and the strides of a tensor; None for contiguous strides."""
 
 
@@ -38,12 +38,14 @@ class ProductOperations(ElementwiseOperations):
         return self._biased_product("baddbmm", bias, a, b, shape, gradient_layouts)
 
     def _product(
-        self, operation_name: str, a: Tensor, b: Tensor, shape: Shape, gradient_layouts: Sequence[Layout]
+        self, operation_name: str, a: Tensor, b: Tensor, shape: Shape, gradient_layouts: Sequence[TensorLayout]
     ) -> Tensor:
         """Multiplies a and b. shape: the product's shape. gradient_layouts: layouts of the gradients of a and b."""
         operands_to_save, dtype = saved_factors(a, b), a.dtype
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *_: Tensor
+        ) -> Sequence[OptionalGradient]:
             gradients = self._empty_gradients(output_gradient, reversed(gradient_layouts), reversed(needs_input_grad))
             return gradients[::-1]
 
@@ -53,12 +55,20 @@ class ProductOperations(ElementwiseOperations):
         return record(self.graph, operation_name, (a, b), make_product, backward, *operands_to_save)
 
     def _biased_product(
-        self, operation_name: str, bias: Tensor, a: Tensor, b: Tensor, shape: Shape, gradient_layouts: Sequence[Layout]
+        self,
+        operation_name: str,
+        bias: Tensor,
+        a: Tensor,
+        b: Tensor,
+        shape: Shape,
+        gradient_layouts: Sequence[TensorLayout],
     ) -> Tensor:
         """Adds a bias to the product of a and b. shape, gradient_layouts: as in `_product`."""
         operands_to_save, dtype = saved_factors(a, b), a.dtype
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *_: Tensor
+        ) -> Sequence[OptionalGradient]:
             gradients = self._empty_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])
             return output_gradient if needs_input_grad[0] else None, *gradients
 
@@ -68,8 +78,8 @@ class ProductOperations(ElementwiseOperations):
         return record(self.graph, operation_name, (bias, a, b), make_product, backward, *operands_to_save)
 
     def _empty_gradients(
-        self, gradient: Tensor, gradient_layouts: Iterable[Layout], needs_input_grad: Iterable[bool]
-    ) -> list[Gradient]:
+        self, gradient: Tensor, gradient_layouts: Iterable[TensorLayout], needs_input_grad: Iterable[bool]
+    ) -> list[OptionalGradient]:
         """Allocates the needed gradients in the incoming gradient's number format, in order; None for the others."""
         return [
             self.graph.new_tensor(shape, gradient.dtype, strides) if needs_gradient else None
@@ -145,7 +155,9 @@ class ProductOperations(ElementwiseOperations):
             is_column_major = is_size_one(matrix.strides[1]) and not is_size_one(matrix.strides[2])
             gradient_layouts.append((matrix.shape, (n_in * n_out, 1, n_in) if is_column_major else None))
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *_: Tensor
+        ) -> Sequence[OptionalGradient]:
             gradients = self._empty_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])
             return self.graph.new_tensor(row_shape, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
 
@@ -180,9 +192,11 @@ class ProductOperations(ElementwiseOperations):
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape = (x.shape[0], weight.shape[0], length, *x.shape[3:])
         inputs = (x, weight) if bias is None else (x, weight, bias)
-        gradient_layouts: list[Layout] = [(tensor.shape, None) for tensor in inputs]
+        gradient_layouts: list[TensorLayout] = [(tensor.shape, None) for tensor in inputs]
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *_: Tensor
+        ) -> Sequence[OptionalGradient]:
             return self._empty_gradients(output_gradient, gradient_layouts, needs_input_grad)
 
         def make_output() -> Tensor:
@@ -191,7 +205,7 @@ class ProductOperations(ElementwiseOperations):
         return record(self.graph, "convolution", inputs, make_output, backward, x, weight)
 
 
-def _gradient_layout(x: Tensor) -> Layout:
+def _gradient_layout(x: Tensor) -> TensorLayout:
     """Returns shape and strides of the gradient of x, in the order of x's axes (`mm_mat1_backward`)."""
     is_column_major = is_size_one(x.strides[0]) and are_equal(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if is_column_major else None

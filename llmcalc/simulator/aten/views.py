@@ -8,7 +8,7 @@ from ...algebra import Number
 from .. import strides as layout
 from ..autograd import AutogradGraph, record, record_all
 from ..strides import Shape, broadcast_shape, contiguous_strides, count, is_dense, is_size_one
-from ..tensor import AutogradNode, Backward, Dtype, Gradient, Needs, Tensor, promoted_dtype
+from ..tensor import AutogradNode, BackwardFunction, Dtype, NeedsInputGrad, OptionalGradient, Tensor, promoted_dtype
 
 
 class ViewOperations:
@@ -32,14 +32,14 @@ class ViewOperations:
         strides = layout.elementwise_strides(tuple([(x.shape, x.strides) for x in tensors]), shape)
         return self.graph.new_tensor(shape, result_dtype if dtype is None else dtype, strides)
 
-    def new_gradient(self, shape: Shape) -> Backward:
+    def new_gradient(self, shape: Shape) -> BackwardFunction:
         """Returns a backward function that allocates one gradient of a shape."""
         return lambda gradient, _, *__: (self.graph.new_tensor(shape, gradient.dtype),)
 
     # --- views -------------------------------------------------------------------------------------------------------
 
     def _view(
-        self, x: Tensor, shape: Shape, strides: layout.Strides, operation_name: str, backward: Backward
+        self, x: Tensor, shape: Shape, strides: layout.Strides, operation_name: str, backward: BackwardFunction
     ) -> Tensor:
         view, autograd_graph = x.view(shape, strides), self.graph
         if autograd_graph.is_grad_enabled and (x.node is not None or x.is_leaf):
@@ -135,7 +135,7 @@ class ViewOperations:
         ]
         shapes = [view.shape for view in views]
 
-        def join_gradients(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+        def join_gradients(gradients: list[OptionalGradient], _: NeedsInputGrad) -> Sequence[OptionalGradient]:
             """Concatenates the gradients of the views."""
             zero_gradients = [
                 self.graph.new_tensor(shape, dtype) for shape, g in zip(shapes, gradients, strict=True) if g is None
@@ -153,7 +153,7 @@ class ViewOperations:
         shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
         views = [x.view(shape, strides) for _ in range(input_shape[axis])]
 
-        def stack_gradients(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+        def stack_gradients(gradients: list[OptionalGradient], _: NeedsInputGrad) -> Sequence[OptionalGradient]:
             """Stacks the gradients of the views."""
             zero_gradients = [self.graph.new_tensor((), dtype) for g in gradients if g is None]
             stacked_gradient = self.graph.new_tensor(input_shape, dtype)
@@ -248,7 +248,7 @@ class ViewOperations:
         shape, strides, dtype = base.shape, base.strides, base.dtype
         slice_shape = (*shape[:axis], slice_size, *shape[axis + 1 :])
 
-        def scale_backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
+        def scale_backward(output_gradient: Tensor, _: NeedsInputGrad) -> Sequence[OptionalGradient]:
             base_gradient = self.graph.new_tensor(shape, dtype, strides)
             slice_gradient = self.graph.new_tensor(slice_shape, dtype)
             scaled_gradient = self.new_like(slice_gradient)
@@ -270,7 +270,7 @@ class ViewOperations:
         """Writes x into a part of `base` in place (`CopySlices`). `base` is unusable afterwards."""
         shape, strides, x_shape = base.shape, base.strides, x.shape
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> Sequence[OptionalGradient]:
             base_gradient = self.graph.new_tensor(shape, output_gradient.dtype, strides)
             gradient = self.graph.new_tensor(x_shape, output_gradient.dtype)
             slice_gradient = self.new_like(gradient) if needs_input_grad[0] else None

@@ -21,14 +21,14 @@ from ...parallel.layout import Layout
 from ..aten import Aten
 from ..autograd import AutogradGraph, record
 from ..strides import Shape, elementwise_strides
-from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
+from ..tensor import FLOAT32, INT64, Dtype, NeedsInputGrad, OptionalGradient, Tensor
 from .eager import EagerKernels
 from .eager.attention import AttentionKernels
 
 MOST_RANKS = 256
 """Most ranks of a ring whose rounds are replayed."""
 
-CHUNKS = 2
+CHUNKS_PER_RANK = 2
 """Parts of each sequence that a rank has."""
 
 DISTINCT_ROUNDS = 3
@@ -76,7 +76,7 @@ def sequence_tokens_of_rank(layout: Layout, seq: int) -> int:
 
     Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
     """
-    chunk_count = CHUNKS * layout.cp
+    chunk_count = CHUNKS_PER_RANK * layout.cp
     if layout.cp > MOST_RANKS:
         raise InputError(
             f"--cp {layout.cp}: a round of torch's ring is replayed for each rank; expected at most {MOST_RANKS}"
@@ -86,7 +86,7 @@ def sequence_tokens_of_rank(layout: Layout, seq: int) -> int:
     if layout.cp > 1 and seq % chunk_count:
         nearest_length = max(chunk_count, seq - seq % chunk_count)
         raise InputError(
-            f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS} parts of it; expected {nearest_length}"
+            f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS_PER_RANK} parts of it; expected {nearest_length}"
         )
     return seq // layout.cp
 
@@ -153,7 +153,7 @@ class RingAttentionKernels(EagerKernels):
         output, *other_outputs = outputs
         del outputs
 
-        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
             return ring_kernels.backward(output_gradient, *saved_tensors[:5])
 
         return record(autograd_graph, kernel_name, (q, k, v), output, backward, q, k, v, output, *other_outputs)
@@ -227,12 +227,12 @@ class AttentionOutputMerger:
 
 def first_half_of_rows(aten: Aten, x: Tensor) -> Tensor:
     """Returns half of a tensor's rows on this rank."""
-    return aten.slice(x, x.shape[ROW_AXIS] // CHUNKS, ROW_AXIS)
+    return aten.slice(x, x.shape[ROW_AXIS] // CHUNKS_PER_RANK, ROW_AXIS)
 
 
 def partial_update(aten: Aten, full_output: Tensor) -> Tensor:
     """Returns a copy of a tensor with new values in half of the rows (`_partial_update`)."""
-    half_outputs = [first_half_of_rows(aten, full_output)] * CHUNKS
+    half_outputs = [first_half_of_rows(aten, full_output)] * CHUNKS_PER_RANK
     return aten.cat(half_outputs, ROW_AXIS)
 
 
@@ -278,7 +278,7 @@ class RingKernels:
 
     def backward(
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsumexp: Tensor
-    ) -> list[Gradient]:
+    ) -> list[OptionalGradient]:
         """Runs the backward pass of ring attention (torch's `_templated_ring_attention_backward`)."""
         aten, (rank, ring_size) = self.aten, (self.ring.rank, self.ring.ranks)
         grad_query, grad_key, grad_value = (aten.new_like(x, dtype=FLOAT32) for x in (query, key, value))
@@ -325,7 +325,7 @@ class RingKernels:
 
     def _copy_second_half(self, logsumexp: Tensor) -> Tensor:
         """Copies the second half of the logsumexp."""
-        return self.aten.contiguous(self.aten.slice(logsumexp, logsumexp.shape[ROW_AXIS] // CHUNKS, ROW_AXIS))
+        return self.aten.contiguous(self.aten.slice(logsumexp, logsumexp.shape[ROW_AXIS] // CHUNKS_PER_RANK, ROW_AXIS))
 
     def _join_keys_and_values(self, key: Tensor, value: Tensor) -> Tensor:
         """Concatenates keys and values: `torch.cat([key.flatten(), value.flatten()])`."""

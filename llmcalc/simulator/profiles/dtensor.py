@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ...algebra import Number, ceil_div
 from ...components.norm import Norm
 from ...errors import InputError
-from ...flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, Step
+from ...flow.program import UNEXECUTED_ROLES, AlternativeBranches, ModuleScope, ProgramItem, Step
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, PlacementTracker, has_tokens
@@ -38,14 +38,14 @@ from ...parallel.rank_program import (
 )
 from ...workload.rows import TOKENS
 from ..autograd import record
-from ..lowering import ModuleFrame, Path
+from ..lowering import ModuleFrame, ModulePath
 from ..meter import AllocationPlace
 from ..strides import Shape, is_size_one
-from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, AutogradNode, Backward, Dtype, Needs, Tensor
+from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, AutogradNode, BackwardFunction, Dtype, NeedsInputGrad, Tensor
 from .eager import EagerKernels
 from .eager.scans.module_steps import ModuleSteps, module_steps
 
-INPUT_WRAPPED = "from_local"
+WRAPPED_INPUT_NODE = "from_local"
 """The name of the node behind what products with a divided output read."""
 
 
@@ -317,21 +317,21 @@ class DTensorKernels(EagerKernels):
                 self.module_inputs[-1].append((id(recorded_value), x, local_tensor))
                 self.store_without_reshape(recorded_value, local_tensor)
             return
-        if not x.needs_grad or (isinstance(x.node, AutogradNode) and x.node.name == INPUT_WRAPPED):
+        if not x.needs_grad or (isinstance(x.node, AutogradNode) and x.node.name == WRAPPED_INPUT_NODE):
             return
         local_tensor = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
         self.module_inputs[-1].append((id(recorded_value), x, local_tensor))
         self.store_without_reshape(recorded_value, local_tensor)
 
-    def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
+    def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: BackwardFunction) -> Tensor:
         """Wraps the input of a module's linear layers in a DTensor; torch.compile removes the wrapper."""
         self.graph.has_tensor_subclasses = not self.choices.compiled
-        dtensor = record(self.graph, INPUT_WRAPPED, [x], local_tensor, backward)
+        dtensor = record(self.graph, WRAPPED_INPUT_NODE, [x], local_tensor, backward)
         self.graph.has_tensor_subclasses = False
         return dtensor
 
     def norm(
-        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: ModulePath | None = None
     ) -> Tensor:
         """Runs a norm, on distributed tensors if tokens are sharded (`SequenceParallel`)."""
         self.graph.has_tensor_subclasses = self.token_ranks > 1 and not self.choices.compiled
@@ -340,10 +340,10 @@ class DTensorKernels(EagerKernels):
         finally:
             self.graph.has_tensor_subclasses = False
 
-    def _all_reduce_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+    def _all_reduce_gradient(self, gradient: Tensor, needs_input_grad: NeedsInputGrad) -> list[Tensor]:
         return [self.all_reduce(gradient)]
 
-    def _reduce_scatter_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+    def _reduce_scatter_gradient(self, gradient: Tensor, needs_input_grad: NeedsInputGrad) -> list[Tensor]:
         return [self.reduce_scatter(gradient)]
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
@@ -425,7 +425,7 @@ class DTensorKernels(EagerKernels):
     def _record_full_table_gradient(self, weight: Tensor, output: Tensor, index: Tensor, table_shape: Shape) -> Tensor:
         """Records a look-up whose gradient has all rows: `embedding_dense_backward_strategy` supports no sharding."""
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
+        def backward(output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *_: Tensor) -> list[Tensor]:
             return [self.graph.new_tensor(table_shape, output_gradient.dtype)]
 
         embeddings = record(self.graph, "embedding", [weight], output, backward, index)
@@ -458,7 +458,7 @@ class DTensorKernels(EagerKernels):
         log_probs = record(self.graph, "log_softmax", [x], output, lambda g, *_: [g], output)
         loss, total_weight = self._nll_loss_forward(log_probs)
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
+        def backward(output_gradient: Tensor, needs_input_grad: NeedsInputGrad, x: Tensor, *_: Tensor) -> list[Tensor]:
             return [self._nll_loss_and_log_softmax_backward(x)]
 
         return record(self.graph, "nll_loss", [log_probs], loss, backward, log_probs, labels, total_weight)
@@ -523,12 +523,12 @@ class DTensorKernels(EagerKernels):
         return logit_gradient
 
 
-def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
+def named_steps(scope_items: Iterable[ProgramItem], path: str = "") -> Iterator[tuple[str, Step]]:
     """Yields the executed operations with module paths."""
     for scope_item in scope_items:
         if isinstance(scope_item, AlternativeBranches):
             yield from named_steps(next(iter(scope_item.branches.values())).items, path)
-        elif scope_item.node_fields.get("optional") or scope_item.node_fields.get("role") in NEVER_RUN:
+        elif scope_item.node_fields.get("optional") or scope_item.node_fields.get("role") in UNEXECUTED_ROLES:
             continue
         else:
             step_path = ".".join(filter(None, (path, scope_item.name)))

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ...frozen import frozen
 
-Known = Literal["run on meta", "source", "untested"]
+MemorySource = Literal["run on meta", "source", "untested"]
 """How the memory of a kernel is known.
 
 run on meta: the library's own Python ran on PyTorch's meta device, with kernel launches that do nothing, and every
@@ -42,7 +42,7 @@ class PublishedKernel:
     name: str
     library: str
     source_location: str
-    memory_source: Known
+    memory_source: MemorySource
     note: str
 
 
@@ -61,84 +61,89 @@ LIBRARIES = {
     )
 }
 
-EXTENSIONS = "its CUDA extensions: source"
+EXTENSIONS_REMARK = "its CUDA extensions: source"
 
-RUN: Known = "run on meta"
-SOURCE: Known = "source"
+RUN_ON_META: MemorySource = "run on meta"
+SOURCE_CODE: MemorySource = "source"
 
-_KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, Known, str]]] = {
+_KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, MemorySource, str]]] = {
     "causal_conv1d": [
-        ("causal_conv1d_fn", "causal_conv1d_interface.py, CausalConv1dFn", RUN, EXTENSIONS),
-        ("causal_conv1d_cuda", "csrc/causal_conv1d.cpp", SOURCE, "copies a gradient that is stored in another order"),
+        ("causal_conv1d_fn", "causal_conv1d_interface.py, CausalConv1dFn", RUN_ON_META, EXTENSIONS_REMARK),
+        (
+            "causal_conv1d_cuda",
+            "csrc/causal_conv1d.cpp",
+            SOURCE_CODE,
+            "copies a gradient that is stored in another order",
+        ),
     ],
     "mamba_ssm": [
-        ("selective_scan_fn", "ops/selective_scan_interface.py, SelectiveScanFn", RUN, EXTENSIONS),
-        ("mamba_inner_fn", "ops/selective_scan_interface.py, MambaInnerFn", RUN, EXTENSIONS),
-        ("selective_scan_cuda", "csrc/selective_scan/selective_scan.cpp", SOURCE, ""),
-        ("mamba_chunk_scan_combined", "ops/triton/ssd_combined.py, MambaChunkScanCombinedFn", RUN, ""),
+        ("selective_scan_fn", "ops/selective_scan_interface.py, SelectiveScanFn", RUN_ON_META, EXTENSIONS_REMARK),
+        ("mamba_inner_fn", "ops/selective_scan_interface.py, MambaInnerFn", RUN_ON_META, EXTENSIONS_REMARK),
+        ("selective_scan_cuda", "csrc/selective_scan/selective_scan.cpp", SOURCE_CODE, ""),
+        ("mamba_chunk_scan_combined", "ops/triton/ssd_combined.py, MambaChunkScanCombinedFn", RUN_ON_META, ""),
         (
             "mamba_split_conv1d_scan_combined",
             "ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn",
-            RUN,
-            EXTENSIONS,
+            RUN_ON_META,
+            EXTENSIONS_REMARK,
         ),
-        ("rmsnorm_fn", "ops/triton/layernorm_gated.py, LayerNormFn", RUN, ""),
+        ("rmsnorm_fn", "ops/triton/layernorm_gated.py, LayerNormFn", RUN_ON_META, ""),
     ],
     "fla": [
-        ("chunk_gated_delta_rule", "ops/gated_delta_rule/chunk.py, ChunkGatedDeltaRuleFunction", RUN, ""),
-        ("chunk_kda", "ops/kda/chunk.py, ChunkKDAFunction", RUN, ""),
+        ("chunk_gated_delta_rule", "ops/gated_delta_rule/chunk.py, ChunkGatedDeltaRuleFunction", RUN_ON_META, ""),
+        ("chunk_kda", "ops/kda/chunk.py, ChunkKDAFunction", RUN_ON_META, ""),
         (
             "fused_recurrent_gated_delta_rule",
             "ops/gated_delta_rule/fused_recurrent.py",
-            SOURCE,
+            SOURCE_CODE,
             "for prompts of up to 64 tokens; that of Kimi delta attention holds the same",
         ),
-        ("chunk_delta_rule", "ops/delta_rule/chunk.py, ChunkDeltaRuleFunction", RUN, ""),
+        ("chunk_delta_rule", "ops/delta_rule/chunk.py, ChunkDeltaRuleFunction", RUN_ON_META, ""),
         (
             "fused_recurrent_delta_rule",
             "ops/delta_rule/fused_recurrent.py, FusedRecurrentFunction",
-            RUN,
+            RUN_ON_META,
             "for sequences of up to 64 tokens",
         ),
-        ("chunk_retention", "ops/simple_gla/chunk.py, ChunkSimpleGLAFunction", RUN, ""),
-        ("chunk_gla", "ops/gla/chunk.py, ChunkGLAFunction", RUN, ""),
+        ("chunk_retention", "ops/simple_gla/chunk.py, ChunkSimpleGLAFunction", RUN_ON_META, ""),
+        ("chunk_gla", "ops/gla/chunk.py, ChunkGLAFunction", RUN_ON_META, ""),
         (
             "fused_recurrent_decay",
             "ops/common/fused_recurrent.py, FusedRecurrentFunction",
-            RUN,
+            RUN_ON_META,
             "for sequences of up to 64 tokens",
         ),
-        ("rotary_embedding (fla)", "modules/rotary.py, RotaryEmbeddingFunction", RUN, ""),
-        ("causal_conv1d (fla)", "modules/conv/triton/ops.py, CausalConv1dFunction", RUN, ""),
-        ("rms_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN, ""),
-        ("rms_norm_linear", "modules/layernorm.py, LayerNormLinearFunction", RUN, ""),
-        ("rms_norm (fla)", "modules/layernorm.py, LayerNormFunction", RUN, ""),
-        ("layer_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN, ""),
+        ("rotary_embedding (fla)", "modules/rotary.py, RotaryEmbeddingFunction", RUN_ON_META, ""),
+        ("causal_conv1d (fla)", "modules/conv/triton/ops.py, CausalConv1dFunction", RUN_ON_META, ""),
+        ("rms_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN_ON_META, ""),
+        ("rms_norm_linear", "modules/layernorm.py, LayerNormLinearFunction", RUN_ON_META, ""),
+        ("rms_norm (fla)", "modules/layernorm.py, LayerNormFunction", RUN_ON_META, ""),
+        ("layer_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN_ON_META, ""),
     ],
     "mlstm_kernels": [
         (
             "mlstm_chunkwise__xl_chunk",
             "torch/chunkwise/triton_xl_chunk",
-            RUN,
+            RUN_ON_META,
             "what torch.compile fuses is counted by its results",
         ),
         (
             "mlstm_recurrent_step__triton",
             "torch/recurrent/triton_step.py",
-            SOURCE,
+            SOURCE_CODE,
             "for the tokens of a prompt that fill no chunk",
         ),
     ],
-    "lightning_attn": [("lightning_attn_func", "ops/triton/lightning_attn2.py, LightningAttention2", RUN, "")],
+    "lightning_attn": [("lightning_attn_func", "ops/triton/lightning_attn2.py, LightningAttention2", RUN_ON_META, "")],
     "jetai": [
         (
             "dynamic_conv_triton_autograd",
             "jetai/modeling/hf/dconv_fwdbwd.py, DynamicConvTritonFunc",
-            RUN,
+            RUN_ON_META,
             "in training; prompts and tokens are not modelled",
         )
     ],
-    "transformers": [("RwkvLinearAttention", "models/rwkv/modeling_rwkv.py", RUN, "")],
+    "transformers": [("RwkvLinearAttention", "models/rwkv/modeling_rwkv.py", RUN_ON_META, "")],
 }
 """Library → (name, file and class, how its memory is known, what else a reader should know) of each kernel."""
 

@@ -8,9 +8,9 @@ from ...algebra import Number
 from ...frozen import frozen
 from ..aten import Aten
 from ..autograd import record
-from ..tensor import Gradient, Needs, Tensor
+from ..tensor import NeedsInputGrad, OptionalGradient, Tensor
 
-Optional = Tensor | None
+OptionalTensor = Tensor | None
 
 
 @frozen
@@ -32,10 +32,10 @@ H100 = Accelerator(132, 232448)
 def record_function(
     aten: Aten,
     operation_name: str,
-    optional_inputs: Sequence[Optional],
+    optional_inputs: Sequence[OptionalTensor],
     output: Tensor,
-    backward: Callable[..., Sequence[Gradient]],
-    saved_tensors: Sequence[Optional],
+    backward: Callable[..., Sequence[OptionalGradient]],
+    saved_tensors: Sequence[OptionalTensor],
 ) -> Tensor:
     """Records an autograd.Function whose forward pass has already computed `output`.
 
@@ -47,7 +47,7 @@ def record_function(
     tensor_indices = [tensor_index for tensor_index, x in enumerate(optional_inputs) if x is not None]
     saved_flags = [x is not None for x in saved_tensors]
 
-    def node_backward(g: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+    def node_backward(g: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
         saved_iterator = iter(saved_tensors)
         input_gradients = backward(g, *[next(saved_iterator) if is_saved else None for is_saved in saved_flags])
         return [input_gradients[tensor_index] for tensor_index in tensor_indices]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from ..aten import Aten
 from ..strides import is_size_one
-from ..tensor import FLOAT32, Gradient, Tensor
-from .autograd_function import Optional, record_function
+from ..tensor import FLOAT32, OptionalGradient, Tensor
+from .autograd_function import OptionalTensor, record_function
 
 
 def causal_conv1d_fwd(aten: Aten, x: Tensor) -> Tensor:
@@ -20,8 +20,8 @@ def causal_conv1d_fwd(aten: Aten, x: Tensor) -> Tensor:
 
 
 def causal_conv1d_bwd(
-    aten: Aten, x: Tensor, weight: Tensor, bias: Optional, dout: Tensor, dx: Optional = None
-) -> tuple[Tensor, Tensor, Optional]:
+    aten: Aten, x: Tensor, weight: Tensor, bias: OptionalTensor, dout: Tensor, dx: OptionalTensor = None
+) -> tuple[Tensor, Tensor, OptionalTensor]:
     """Computes the causal convolution's gradients of x, weight and bias (cpp_functions.py:113).
 
     dx: the tensor for x's gradient, if allocated.
@@ -44,7 +44,7 @@ def _copy_to_strides(aten: Aten, x: Tensor, dout: Tensor) -> None:
         aten.clone(dout)
 
 
-def causal_conv1d_fn(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None) -> Tensor:
+def causal_conv1d_fn(aten: Aten, x: Tensor, weight: Tensor, bias: OptionalTensor = None) -> Tensor:
     """Runs a causal convolution of x with weight [channels, width] (causal_conv1d_interface.py:9).
 
     An activation changes no memory.
@@ -55,7 +55,7 @@ def causal_conv1d_fn(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = Non
             x = aten.contiguous(x)
         return x, causal_conv1d_fwd(aten, x)
 
-    def backward(dout: Tensor, x: Tensor, weight: Tensor, bias: Optional) -> Sequence[Gradient]:
+    def backward(dout: Tensor, x: Tensor, weight: Tensor, bias: OptionalTensor) -> Sequence[OptionalGradient]:
         if not is_size_one(dout.strides[2]) and not is_size_one(dout.strides[1]):
             dout = aten.contiguous(dout)
         return causal_conv1d_bwd(aten, x, weight, bias, dout)

@@ -14,26 +14,34 @@ from typing import Any
 
 from ...algebra import Number, are_equal, ceil_div, exact_div, minimum
 from ..aten import Aten
-from ..tensor import FLOAT32, Gradient, Tensor
-from .autograd_function import H100, Accelerator, Optional, next_power_of_two, record_function
+from ..tensor import FLOAT32, OptionalGradient, Tensor
+from .autograd_function import H100, Accelerator, OptionalTensor, next_power_of_two, record_function
 
-CHUNK = 64
+CHUNK_TOKENS = 64
 """The tokens that a kernel computes at once."""
 
-HOPPER, ADA = 232448, 101376
+HOPPER_SHARED_MEMORY, ADA_SHARED_MEMORY = 232448, 101376
 """The shared memory per block from which fla takes larger tiles (fla/utils/_accelerator.py:196)."""
 
 
 def tile_width(head_size: Number, accelerator: Accelerator) -> int:
     """Returns the tile width of a head (fla/ops/common/chunk_o.py:730)."""
-    widest_tile = 128 if accelerator.shared_memory >= HOPPER else 64 if accelerator.shared_memory >= ADA else 32
+    widest_tile = (
+        128
+        if accelerator.shared_memory >= HOPPER_SHARED_MEMORY
+        else 64
+        if accelerator.shared_memory >= ADA_SHARED_MEMORY
+        else 32
+    )
     return min(max(next_power_of_two(head_size), 16), widest_tile)
 
 
 # --- the short convolution -------------------------------------------------------------------------------------------
 
 
-def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, has_activation: bool = True) -> Tensor:
+def causal_conv1d(
+    aten: Aten, x: Tensor, weight: Tensor, bias: OptionalTensor = None, has_activation: bool = True
+) -> Tensor:
     """Runs a short causal convolution (`CausalConv1dFunction`). x: [B, T, channels]; weight: [channels, width].
 
     Source: fla/modules/conv/triton/ops.py:357.
@@ -41,8 +49,8 @@ def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, 
     has_activation: whether SiLU follows, inside the kernel.
     """
 
-    def backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Optional) -> Sequence[Gradient]:
-        chunk_count = x.shape[0] * ceil_div(x.shape[1], CHUNK)
+    def backward(dy: Tensor, x: Tensor, weight: Tensor, bias: OptionalTensor) -> Sequence[OptionalGradient]:
+        chunk_count = x.shape[0] * ceil_div(x.shape[1], CHUNK_TOKENS)
         _y = aten.new_tensor(x.shape, x.dtype) if has_activation else None
         dx = aten.new_like(x)
         dw = aten.new_tensor((chunk_count, *weight.shape), FLOAT32)
@@ -67,7 +75,7 @@ def rms_norm_gated(aten: Aten, x: Tensor, g: Tensor, weight: Tensor, accelerator
 
 
 def layer_norm_gated(
-    aten: Aten, x: Tensor, g: Tensor, weight: Tensor, bias: Optional, accelerator: Accelerator = H100
+    aten: Aten, x: Tensor, g: Tensor, weight: Tensor, bias: OptionalTensor, accelerator: Accelerator = H100
 ) -> Tensor:
     """Computes norm(x) · activation(g): a LayerNorm, or an RMSNorm if bias is None (`LayerNormGatedFunction`)."""
     shape = x.shape
@@ -76,8 +84,8 @@ def layer_norm_gated(
         return aten.flatten(x, 0, -2)
 
     def backward(
-        dy: Tensor, x: Tensor, g: Tensor, weight: Tensor, bias: Optional, mean: Optional, rstd: Tensor
-    ) -> Sequence[Gradient]:
+        dy: Tensor, x: Tensor, g: Tensor, weight: Tensor, bias: OptionalTensor, mean: OptionalTensor, rstd: Tensor
+    ) -> Sequence[OptionalGradient]:
         dy = aten.contiguous(dy)
         dx, dg = aten.new_tensor(x.shape, x.dtype), aten.new_tensor(x.shape, x.dtype)
         partial_shape = minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]
@@ -102,7 +110,7 @@ def rms_norm(aten: Aten, x: Tensor, weight: Tensor, accelerator: Accelerator = H
     """Computes an RMSNorm over the last axis (`LayerNormFunction`, fla/modules/layernorm.py)."""
     shape = x.shape
 
-    def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Sequence[Gradient]:
+    def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Sequence[OptionalGradient]:
         _dy = aten.flatten(aten.contiguous(dy), 0, -2)
         dx = aten.new_tensor(x.shape, x.dtype)
         dw = aten.new_tensor((minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]), FLOAT32)
@@ -126,7 +134,9 @@ def rms_norm_linear(
     """
     shape = x.shape
 
-    def backward(dy: Tensor, x: Tensor, norm_weight: Tensor, weight: Tensor, rstd: Tensor) -> Sequence[Gradient]:
+    def backward(
+        dy: Tensor, x: Tensor, norm_weight: Tensor, weight: Tensor, rstd: Tensor
+    ) -> Sequence[OptionalGradient]:
         dy = aten.flatten(dy, 0, -2)
         d_normed = aten.linear(dy, aten.transpose(weight, 0, 1))
         dx, y, dnorm = _norm_linear_bwd(aten, x, norm_weight, accelerator)
@@ -165,14 +175,14 @@ def _l2norm_fwd(aten: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
 def _fwd_h(aten: Aten, k: Tensor, u: Tensor, heads: Number, head_size: Number) -> tuple[Tensor, Tensor]:
     """Computes the state before each chunk, and the corrected values (fla/ops/common/chunk_delta_h.py:687)."""
     batch, tokens = k.shape[:2]
-    h = aten.new_tensor((batch, ceil_div(tokens, CHUNK), heads, u.shape[-1], head_size), k.dtype)
+    h = aten.new_tensor((batch, ceil_div(tokens, CHUNK_TOKENS), heads, u.shape[-1], head_size), k.dtype)
     return h, aten.new_like(u)
 
 
 def _bwd_dhu(aten: Aten, q: Tensor, dv: Tensor, heads: Number, head_size: Number) -> tuple[Tensor, Tensor]:
     """Computes the gradients of the states and of the corrected values (fla/ops/common/chunk_delta_h.py:747)."""
     batch, tokens = q.shape[:2]
-    dh = aten.new_tensor((batch, ceil_div(tokens, CHUNK), heads, dv.shape[-1], head_size), q.dtype)
+    dh = aten.new_tensor((batch, ceil_div(tokens, CHUNK_TOKENS), heads, dv.shape[-1], head_size), q.dtype)
     return dh, aten.new_like(dv)
 
 
@@ -225,7 +235,7 @@ def _gdn_chunks(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Te
     batch, tokens, _, head_size = k.shape
     heads = v.shape[2]
     g = aten.new_like(g, dtype=FLOAT32)
-    a = aten.new_tensor((batch, tokens, heads, CHUNK), k.dtype)
+    a = aten.new_tensor((batch, tokens, heads, CHUNK_TOKENS), k.dtype)
     _w, u = aten.new_tensor((batch, tokens, heads, head_size), k.dtype), aten.new_like(v)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
     return aten.new_like(v_new), g, a
@@ -287,8 +297,8 @@ def chunk_gated_delta_rule(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    a_log: Optional = None,
-    dt_bias: Optional = None,
+    a_log: OptionalTensor = None,
+    dt_bias: OptionalTensor = None,
     accelerator: Accelerator = H100,
 ) -> Tensor:
     """Runs the chunked gated delta rule with L2 norms of q and k (fla/ops/gated_delta_rule/chunk.py:253).
@@ -297,7 +307,7 @@ def chunk_gated_delta_rule(
     activations of g and beta; without them g is the log decay in float32 and beta follows its sigmoid.
     """
 
-    def backward(do: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+    def backward(do: Tensor, *saved_tensors: Any) -> Sequence[OptionalGradient]:
         q, _, k, _, v, g, beta_raw, beta, _, g_input, a_log, dt_bias = saved_tensors
         do = aten.contiguous(do)
         gate = None
@@ -342,7 +352,9 @@ def chunk_gated_delta_rule_without_norms(
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, in fp32, and beta: [B, T, HV].
     """
 
-    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> Sequence[Gradient]:
+    def backward(
+        do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a: Tensor
+    ) -> Sequence[OptionalGradient]:
         dq, dk, dv, db, dg = _gdn_bwd(aten, q, k, v, g, beta, aten.contiguous(do), None, accelerator)
         return aten.to(dq, q.dtype), aten.to(dk, k.dtype), aten.to(dv, v.dtype), dg, aten.to(db, beta.dtype)
 
@@ -362,7 +374,7 @@ def chunk_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) 
     q, k: [B, T, H, K]; v: [B, T, H, V]; beta: [B, T, H], behind its sigmoid.
     """
 
-    def backward(do: Tensor, *saved_tensors: Tensor) -> Sequence[Gradient]:
+    def backward(do: Tensor, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
         q, _, k, _, v, beta, _ = saved_tensors
         dq, dk, dv, db = _delta_bwd(aten, q, k, v, beta, aten.contiguous(do))
         dq = aten.new_like(q)
@@ -381,7 +393,7 @@ def chunk_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) 
 def _delta_chunks(aten: Aten, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Computes the output and the inverse triangular matrix of each chunk (fla/ops/delta_rule/chunk.py:17)."""
     heads, head_size = k.shape[2:]
-    a = aten.new_tensor((*k.shape[:3], CHUNK), FLOAT32)
+    a = aten.new_tensor((*k.shape[:3], CHUNK_TOKENS), FLOAT32)
     a = aten.new_like(a, dtype=k.dtype)
     _w, u = aten.new_like(k), aten.new_like(v)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
@@ -406,7 +418,7 @@ def fused_recurrent_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta
     q, k: [B, T, H, K]; v: [B, T, H, V]; beta: [B, T, H], behind its sigmoid.
     """
 
-    def backward(do: Tensor, *saved_tensors: Tensor) -> Sequence[Gradient]:
+    def backward(do: Tensor, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
         q, _, k, _, u, beta = saved_tensors
         do = aten.contiguous(do)
         dq, dk, dv, db = _recurrent_delta_bwd(aten, q, k, u, beta)
@@ -441,7 +453,7 @@ def _recurrent_delta_bwd(aten: Aten, q: Tensor, k: Tensor, u: Tensor, beta: Tens
 def _chunk_states(aten: Aten, k: Tensor, v: Tensor, dtype: Any) -> Tensor:
     """Allocates a state, or its gradient, for each chunk (fla/ops/common/chunk_h.py, `chunk_fwd_h`, `chunk_bwd_dh`)."""
     batch, tokens, heads, head_size = k.shape
-    return aten.new_tensor((batch, ceil_div(tokens, CHUNK), heads, head_size, v.shape[-1]), dtype)
+    return aten.new_tensor((batch, ceil_div(tokens, CHUNK_TOKENS), heads, head_size, v.shape[-1]), dtype)
 
 
 def chunk_retention(aten: Aten, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -450,7 +462,7 @@ def chunk_retention(aten: Aten, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k: [B, T, H, K]; v: [B, T, H, V].
     """
 
-    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g_gamma: Tensor) -> Sequence[Gradient]:
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g_gamma: Tensor) -> Sequence[OptionalGradient]:
         do = aten.contiguous(do)
         _h, _dh = _chunk_states(aten, k, v, FLOAT32), _chunk_states(aten, k, v, FLOAT32)
         dq, dk = aten.new_like(q), aten.new_like(k)
@@ -482,7 +494,7 @@ def chunk_gla(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
     """
     saves_sums = g.dtype == FLOAT32
 
-    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, a: Tensor) -> Sequence[Gradient]:
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, a: Tensor) -> Sequence[OptionalGradient]:
         dq, dk, dv, dg = _gla_bwd(aten, q, k, v, g if saves_sums else None, aten.contiguous(do))
         return aten.to(dq, q.dtype), aten.to(dk, k.dtype), dv, aten.to(dg, g.dtype)
 
@@ -503,14 +515,14 @@ def _gla_fwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tenso
 
 def _gla_scores(aten: Aten, k: Tensor) -> Tensor:
     """Computes each chunk's scores; heads above 256 are computed in parts of 128 channels, which are added."""
-    a = aten.new_tensor((*k.shape[:3], CHUNK), FLOAT32)
+    a = aten.new_tensor((*k.shape[:3], CHUNK_TOKENS), FLOAT32)
     if k.shape[-1] > 256:
         _partial_scores = aten.new_tensor((ceil_div(k.shape[-1], 128), *k.shape[:3], 16), FLOAT32)
     return a
 
 
 def _gla_bwd(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g_sum: Optional, do: Tensor
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g_sum: OptionalTensor, do: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Runs the backward pass of chunked gated linear attention (fla/ops/gla/chunk.py, `chunk_gla_bwd`).
 
@@ -519,19 +531,19 @@ def _gla_bwd(
     g_sum = aten.new_like(k, dtype=FLOAT32) if g_sum is None else g_sum
     _h, _dh = _chunk_states(aten, k, v, FLOAT32), _chunk_states(aten, k, v, FLOAT32)
     dv = aten.new_like(do)
-    _da = aten.new_tensor((*v.shape[:3], CHUNK), FLOAT32)
+    _da = aten.new_tensor((*v.shape[:3], CHUNK_TOKENS), FLOAT32)
     dq, dk = aten.new_like(q, dtype=FLOAT32), aten.new_like(k, dtype=FLOAT32)
     dg = aten.new_like(g_sum)
     return aten.new_like(dq), aten.new_like(dk), dv, dg
 
 
-def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Optional = None) -> Tensor:
+def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: OptionalTensor = None) -> Tensor:
     """Runs linear attention with a decay token by token in one kernel (fla/ops/common/fused_recurrent.py).
 
     q, k: [B, T, H, K]; v: [B, T, H, V]. g: the log decay per key channel, as q; by default that of retention.
     """
 
-    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, o: Tensor) -> Sequence[Gradient]:
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, o: Tensor) -> Sequence[OptionalGradient]:
         _do = aten.contiguous(do)
         dq, dk, dv, dg = _recurrent_decay_bwd(aten, q, k, v, g if is_by_channel else None)
         return aten.to(dq, q.dtype), aten.to(dk, k.dtype), aten.to(dv, v.dtype), dg
@@ -554,8 +566,8 @@ def _tile_count(x: Tensor) -> Number:
 
 
 def _recurrent_decay_bwd(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Optional
-) -> tuple[Tensor, Tensor, Tensor, Optional]:
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: OptionalTensor
+) -> tuple[Tensor, Tensor, Tensor, OptionalTensor]:
     """Runs the backward pass of recurrent linear attention; the gradients of each tile are added."""
     dq, dk = (aten.new_tensor((_tile_count(v), *x.shape), FLOAT32) for x in (q, k))
     dv = aten.new_tensor((_tile_count(k), *v.shape), FLOAT32)
@@ -574,7 +586,7 @@ def rotary_embedding(aten: Aten, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     The backward pass copies the gradient of the output.
     """
 
-    def backward(dy: Tensor, cos: Tensor, sin: Tensor) -> Sequence[Gradient]:
+    def backward(dy: Tensor, cos: Tensor, sin: Tensor) -> Sequence[OptionalGradient]:
         _dy = aten.contiguous(dy)
         _copy = aten.new_like(_dy)
         return aten.new_like(_dy), None, None
@@ -617,7 +629,10 @@ def _kda_fwd(
 def _kda_intra_fwd(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, ...]:
     """Computes each chunk's query-key and key-key products and WY factors (fla/ops/kda/chunk_intra.py:794)."""
     row_shape = *k.shape[:2], heads
-    aqk, akk = aten.new_tensor((*row_shape, CHUNK), k.dtype), aten.new_tensor((*row_shape, CHUNK), k.dtype)
+    aqk, akk = (
+        aten.new_tensor((*row_shape, CHUNK_TOKENS), k.dtype),
+        aten.new_tensor((*row_shape, CHUNK_TOKENS), k.dtype),
+    )
     _diagonal = aten.new_tensor((*row_shape, 16), FLOAT32)
     return aqk, akk, *_kda_w_u(aten, k, v, heads)
 
@@ -637,7 +652,7 @@ def _kda_bwd(
     beta: Tensor,
     akk: Tensor,
     do: Tensor,
-    g_sum: Optional,
+    g_sum: OptionalTensor,
     gate: tuple[Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor, ...]:
     """Runs the backward pass of chunked Kimi delta attention (fla/ops/kda/chunk_bwd.py:435).
@@ -653,7 +668,7 @@ def _kda_bwd(
     _w, u, kg = _kda_w_u(aten, k, v, value_heads)
     _qg = aten.new_like(kg)
     _h, _v_new = _fwd_h(aten, k, u, value_heads, head_size)
-    _daqk = aten.new_tensor((batch, tokens, value_heads, CHUNK), FLOAT32)
+    _daqk = aten.new_tensor((batch, tokens, value_heads, CHUNK_TOKENS), FLOAT32)
     dv = aten.new_like(do)
     _dh, dv = _bwd_dhu(aten, q, dv, value_heads, head_size)
     dq, dk, dv, db, dg, _dakk = _kda_fused(aten, v, g_sum, beta, akk)
@@ -689,8 +704,8 @@ def chunk_kda(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    a_log: Optional = None,
-    dt_bias: Optional = None,
+    a_log: OptionalTensor = None,
+    dt_bias: OptionalTensor = None,
 ) -> Tensor:
     """Runs chunked Kimi delta attention with L2 norms of q and k (fla/ops/kda/chunk.py:24, `ChunkKDAFunction`).
 
@@ -699,7 +714,7 @@ def chunk_kda(
     lower bound of the gate makes no difference.
     """
 
-    def backward(do: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+    def backward(do: Tensor, *saved_tensors: Any) -> Sequence[OptionalGradient]:
         q, _, k, _, v, g_sum, g_input, beta_raw, beta, a_log, dt_bias, _, akk = saved_tensors
         do = aten.contiguous(do)
         gate = None if a_log is None or dt_bias is None else (g_input, a_log, dt_bias)

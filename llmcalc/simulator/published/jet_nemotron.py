@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..aten import Aten
-from ..tensor import Gradient, Tensor
+from ..tensor import OptionalGradient, Tensor
 from .autograd_function import record_function
 
 
 def dynamic_conv(aten: Aten, x: Tensor, filters: Tensor) -> Tensor:
     """Convolves each token with its own filters. x: [B, T, channels]; filters: [B, T, channels · width]."""
 
-    def backward(_dy: Tensor, x: Tensor, filters: Tensor) -> Sequence[Gradient]:
+    def backward(_dy: Tensor, x: Tensor, filters: Tensor) -> Sequence[OptionalGradient]:
         _dense = aten.contiguous(_dy)
         return aten.new_like(x), aten.new_like(filters)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..aten import Aten
-from ..tensor import Gradient, Tensor
+from ..tensor import OptionalGradient, Tensor
 from .autograd_function import next_power_of_two, record_function
 
 LARGEST_HEAD = 128
@@ -36,7 +36,7 @@ def lightning_attn_func(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Ten
 def lightning_attn2(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """Runs the kernel of lightning attention for heads up to `LARGEST_HEAD` (triton/lightning_attn2.py:432)."""
 
-    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Sequence[Gradient]:
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Sequence[OptionalGradient]:
         do = aten.contiguous(do)
         return aten.new_like(q), aten.new_like(k), aten.new_like(v), None
 

@@ -14,11 +14,11 @@ from typing import Any
 from ...algebra import Number, ceil_div, exact_div, minimum
 from ..aten import Aten
 from ..strides import is_size_one
-from ..tensor import FLOAT32, Dtype, Gradient, Tensor
-from .autograd_function import H100, Accelerator, Optional, next_power_of_two, record_function
+from ..tensor import FLOAT32, Dtype, OptionalGradient, Tensor
+from .autograd_function import H100, Accelerator, OptionalTensor, next_power_of_two, record_function
 from .causal_conv1d import causal_conv1d_bwd, causal_conv1d_fwd
 
-CHUNK = 2048
+CHUNK_TOKENS = 2048
 """The tokens between two states that the selective scan keeps."""
 
 STATES_INDEX = 7
@@ -52,14 +52,18 @@ def split_tokens(aten: Aten, x: Tensor, batch: Number) -> Tensor:
 # --- the selective scan of Mamba -------------------------------------------------------------------------------------
 
 
-def _scan_fwd(aten: Aten, u: Tensor, delta: Tensor, a: Tensor, z: Optional) -> tuple[Tensor, Tensor, Optional]:
+def _scan_fwd(
+    aten: Aten, u: Tensor, delta: Tensor, a: Tensor, z: OptionalTensor
+) -> tuple[Tensor, Tensor, OptionalTensor]:
     """Runs the selective scan's forward kernel (selective_scan.cpp:227).
 
     Returns the output, the states between chunks with their products, and the gated output.
     """
     out_z = None if z is None else aten.new_like(z)
     output = aten.new_like(delta)
-    chunk_states = aten.new_tensor((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
+    chunk_states = aten.new_tensor(
+        (u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK_TOKENS), a.shape[1] * 2), a.dtype
+    )
     return output, chunk_states, out_z
 
 
@@ -71,12 +75,12 @@ def _scan_bwd(
     b: Tensor,
     c: Tensor,
     d: Tensor,
-    z: Optional,
+    z: OptionalTensor,
     delta_bias: Tensor,
-    output: Optional,
-    dz: Optional = None,
+    output: OptionalTensor,
+    dz: OptionalTensor = None,
     recompute_out_z: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Optional]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, OptionalTensor, OptionalTensor]:
     """Runs the selective scan's backward kernel (selective_scan.cpp:338).
 
     Returns the gradients of u, Δ, A, B, C, D, the bias of Δ and z, and the gated output again.
@@ -91,7 +95,15 @@ def _scan_bwd(
 
 
 def selective_scan_with_states(
-    aten: Aten, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Optional, delta_bias: Tensor
+    aten: Aten,
+    u: Tensor,
+    delta: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    z: OptionalTensor,
+    delta_bias: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Runs Mamba's selective scan, and returns its output and states (selective_scan_interface.py:38).
 
@@ -102,7 +114,7 @@ def selective_scan_with_states(
     """
     has_groups = len(b.shape) == 4
 
-    def forward(u: Tensor, delta: Tensor, b: Tensor, c: Tensor, z: Optional) -> tuple[Optional, ...]:
+    def forward(u: Tensor, delta: Tensor, b: Tensor, c: Tensor, z: OptionalTensor) -> tuple[OptionalTensor, ...]:
         u, delta, b, c = (_with_contiguous_rows(aten, x) for x in (u, delta, b, c))
         z = None if z is None else _with_contiguous_rows(aten, z)
         if not has_groups:
@@ -112,7 +124,7 @@ def selective_scan_with_states(
             return output, u, delta, a, b, c, d, delta_bias, chunk_states, None, None
         return out_z, u, delta, a, b, c, d, delta_bias, chunk_states, z, output
 
-    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[OptionalGradient]:
         u, delta, a, b, c, d, delta_bias, _, z, output = saved_tensors
         if not is_size_one(dout.strides[-1]):
             dout = aten.contiguous(dout)
@@ -147,7 +159,7 @@ def mamba_inner_fn(  # noqa: PLR0915
     aten: Aten,
     xz: Tensor,
     conv1d_weight: Tensor,
-    conv1d_bias: Optional,
+    conv1d_bias: OptionalTensor,
     x_proj_weight: Tensor,
     delta_proj_weight: Tensor,
     out_proj_weight: Tensor,
@@ -167,10 +179,10 @@ def mamba_inner_fn(  # noqa: PLR0915
             xz = aten.contiguous(xz)
         batch = xz.shape[0]
         x, z = split_halves(aten, xz)
-        conv1d_out: Optional = causal_conv1d_fwd(aten, x)
+        conv1d_out: OptionalTensor = causal_conv1d_fwd(aten, x)
         assert conv1d_out is not None
         x_dbl = aten.linear(tokens_first(aten, conv1d_out), x_proj_weight)
-        delta: Optional = _project_delta(aten, x_dbl, delta_proj_weight, batch)
+        delta: OptionalTensor = _project_delta(aten, x_dbl, delta_proj_weight, batch)
         assert delta is not None
         b, c = _copy_state_matrix(aten, x_dbl, state_size, batch), _copy_state_matrix(aten, x_dbl, state_size, batch)
         output, chunk_states, out_z = _scan_fwd(aten, conv1d_out, delta, a, z)
@@ -179,7 +191,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         y = aten.linear(aten.transpose(out_z, 1, 2), out_proj_weight)
         return y, xz, x_dbl, b, c, chunk_states, output
 
-    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[OptionalGradient]:
         *inputs, a, b, c, d, delta_bias, _, output = saved_tensors
         xz, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight = inputs
         batch = xz.shape[0]
@@ -261,8 +273,8 @@ def _bmm_chunk_fwd(aten: Aten, c: Tensor, chunk_size: Number) -> Tensor:
 
 
 def _combined_fwd(
-    aten: Aten, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, chunk_size: Number, z: Optional
-) -> tuple[Tensor, Optional, Tensor, Tensor, Tensor, Tensor]:
+    aten: Aten, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, chunk_size: Number, z: OptionalTensor
+) -> tuple[Tensor, OptionalTensor, Tensor, Tensor, Tensor, Tensor]:
     """Runs the forward pass of Mamba-2's chunked scan (ssd_combined.py:338, `_mamba_chunk_scan_combined_fwd`).
 
     Returns the gated output and the output before the gate (the same without a gate), Δ, the sums of log decays, the
@@ -316,16 +328,16 @@ def _combined_bwd(
     output: Tensor,
     chunk_size: Number,
     d: Tensor,
-    z: Optional,
+    z: OptionalTensor,
     dt_bias: Tensor,
     accelerator: Accelerator,
-    dx: Optional = None,
-    ddt: Optional = None,
-    db: Optional = None,
-    dc: Optional = None,
-    dz: Optional = None,
+    dx: OptionalTensor = None,
+    ddt: OptionalTensor = None,
+    db: OptionalTensor = None,
+    dc: OptionalTensor = None,
+    dz: OptionalTensor = None,
     recompute_output: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Tensor, Optional]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, OptionalTensor, Tensor, OptionalTensor]:
     """Runs the backward pass of Mamba-2's chunked scan, and recomputes the gated output (ssd_combined.py:402)."""
     dout = _with_contiguous_rows(aten, dout)
     batch, tokens, heads, dim = x.shape
@@ -339,8 +351,8 @@ def _combined_bwd(
     _cb = _bmm_chunk_fwd(aten, c, chunk_size)
     chunk_states = _chunk_state_fwd(aten, b, x, dt)
     chunk_states, _final_state = _state_passing_fwd(aten, chunk_states)
-    outz: Optional = output
-    dd: Optional = None
+    outz: OptionalTensor = output
+    dd: OptionalTensor = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
         dd = aten.new_tensor((blocks_per_chunk, batch, chunk_count, heads, 1), FLOAT32)
         dz = aten.new_like(z) if dz is None else dz
@@ -366,7 +378,7 @@ def _combined_bwd(
 
 
 def _chunk_scan_gradients(
-    aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional
+    aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: OptionalTensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the chunked scan's gradients of x, Δ and D (ssd_combined.py:261, `_chunk_scan_chunk_state_bwd_dx`)."""
     batch, heads, chunk_count, chunk_size = shape
@@ -394,7 +406,7 @@ def mamba_chunk_scan_with_state(
     c: Tensor,
     chunk_size: Number,
     d: Tensor,
-    z: Optional,
+    z: OptionalTensor,
     dt_bias: Tensor,
     accelerator: Accelerator = H100,
 ) -> tuple[Tensor, Tensor]:
@@ -406,7 +418,7 @@ def mamba_chunk_scan_with_state(
     Returns the output and the last state, [batch, heads, dim, state] in float32.
     """
 
-    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[OptionalGradient]:
         output, x, dt, _, a, b, c, d, z, dt_bias = saved_tensors
         dx, ddt, da, db, dc, dd, dz, dbias, _ = _combined_bwd(
             aten, dout, x, dt, a, b, c, output, chunk_size, d, z, dt_bias, accelerator
@@ -421,7 +433,7 @@ def mamba_chunk_scan_with_state(
     return record_function(aten, "MambaChunkScanCombinedFn", inputs, output, backward, saved_tensors), final_state
 
 
-def _linear_or_input(aten: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
+def _linear_or_input(aten: Aten, x: Tensor, weight: OptionalTensor, bias: OptionalTensor) -> Tensor:
     """Computes x·Wᵀ + b, or returns x if there is no weight."""
     return x if weight is None else aten.linear(x, weight, bias)
 
@@ -430,16 +442,16 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     aten: Aten,
     zxbcdt: Tensor,
     conv1d_weight: Tensor,
-    conv1d_bias: Optional,
+    conv1d_bias: OptionalTensor,
     dt_bias: Tensor,
     a: Tensor,
     d: Tensor,
     chunk_size: Number,
     dim: Number,
     group_count: Number,
-    rmsnorm_weight: Optional,
-    outproj_weight: Optional,
-    outproj_bias: Optional,
+    rmsnorm_weight: OptionalTensor,
+    outproj_weight: OptionalTensor,
+    outproj_bias: OptionalTensor,
     accelerator: Accelerator = H100,
 ) -> Tensor:
     """Runs a Mamba-2 mixer after the input projection (ssd_combined.py:820, `MambaSplitConv1dScanCombinedFn`).
@@ -470,7 +482,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
             _split_heads_by_size(aten, state_size, c),
         )
 
-    def forward() -> tuple[Tensor, Tensor, Optional]:
+    def forward() -> tuple[Tensor, Tensor, OptionalTensor]:
         z, u, dt = split_parts(zxbcdt)
         x, b, c = split_convolved(u)
         if rmsnorm_weight is None:
@@ -482,7 +494,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         output = aten.unflatten(output, 0, zxbcdt.shape[:2])
         return _linear_or_input(aten, output, outproj_weight, outproj_bias), out_x, rstd
 
-    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
+    def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[OptionalGradient]:
         *inputs, rmsnorm_weight, _, outproj_weight, outproj_bias = saved_tensors
         zxbcdt, conv1d_weight, conv1d_bias, output, a, d, dt_bias = inputs
         row_shape = output.shape[:2]
@@ -499,8 +511,8 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
         dout = _split_heads_by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
-        drmsnorm_weight: Optional = None
-        _recomputed_out: Optional = out_recompute
+        drmsnorm_weight: OptionalTensor = None
+        _recomputed_out: OptionalTensor = out_recompute
         if rmsnorm_weight is None:
             _, ddt, da, db, dc, dd, _, dbias, _recomputed_out = _combined_bwd(
                 aten,
@@ -589,7 +601,7 @@ def _norm_bwd(
 
 
 def rmsnorm_fn(
-    aten: Aten, x: Tensor, weight: Tensor, z: Optional, group_count: Number, accelerator: Accelerator = H100
+    aten: Aten, x: Tensor, weight: Tensor, z: OptionalTensor, group_count: Number, accelerator: Accelerator = H100
 ) -> Tensor:
     """Runs a grouped RMSNorm with an optional gate z (layernorm_gated.py:362, `LayerNormFn` with is_rms_norm).
 
@@ -600,7 +612,7 @@ def rmsnorm_fn(
     def flatten_rows(x: Tensor) -> Tensor:
         return _with_contiguous_rows(aten, aten.flatten(x, 0, -2))
 
-    def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, z: Optional) -> Sequence[Gradient]:
+    def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, z: OptionalTensor) -> Sequence[OptionalGradient]:
         dy = flatten_rows(dy)
         dx = aten.new_like(x)
         dz = None if z is None else aten.new_like(z)

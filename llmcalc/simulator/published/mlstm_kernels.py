@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from ...algebra import Number, are_equal, ceil_div, exact_div
 from ..aten import Aten
-from ..tensor import FLOAT32, Gradient, Tensor
+from ..tensor import FLOAT32, OptionalGradient, Tensor
 from .autograd_function import next_power_of_two, record_function
 
-LEAST, WHOLE = 16, 128
-"""The fewest tokens of a chunk. Sequences of fewer than `WHOLE` tokens are one chunk."""
+LEAST_CHUNK_TOKENS, LEAST_CHUNKED_TOKENS = 16, 128
+"""The fewest tokens of a chunk. Sequences of fewer than `LEAST_CHUNKED_TOKENS` tokens are one chunk."""
 
 
 def pad_to_chunks(tokens: Number, chunk_size: Number) -> Number:
@@ -26,9 +26,9 @@ def supports(tokens: Number, chunk_size: Number) -> bool:
     """Whether the kernel supports these sizes, which must be powers of two (kernel_param_heuristics.py:44)."""
     padded_tokens = pad_to_chunks(tokens, chunk_size)
     return bool(
-        chunk_size >= LEAST
+        chunk_size >= LEAST_CHUNK_TOKENS
         and next_power_of_two(chunk_size) == chunk_size
-        and (padded_tokens >= WHOLE or next_power_of_two(padded_tokens) == padded_tokens)
+        and (padded_tokens >= LEAST_CHUNKED_TOKENS or next_power_of_two(padded_tokens) == padded_tokens)
     )
 
 
@@ -53,7 +53,7 @@ def mlstm_chunkwise(
     """
     tokens = q.shape[2]
     padded_tokens = pad_to_chunks(tokens, chunk_size)
-    chunk_size = chunk_size if padded_tokens >= WHOLE else padded_tokens
+    chunk_size = chunk_size if padded_tokens >= LEAST_CHUNKED_TOKENS else padded_tokens
     if are_equal(padded_tokens, tokens):
         return _run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk_size)[0]
     padded_tensors = [
@@ -85,7 +85,7 @@ def mlstm_with_states(
     """
     remaining_tokens, outputs = q.shape[2], []
     states = _allocate_state_tensors(aten, k, v) if states is None else states
-    while chunk_size >= LEAST:
+    while chunk_size >= LEAST_CHUNK_TOKENS:
         whole_chunk_tokens = remaining_tokens // chunk_size * chunk_size
         if whole_chunk_tokens:
             h, states = _run_chunkwise(
@@ -146,7 +146,7 @@ def _run_chunkwise(
 
     def backward(
         dh: Tensor, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, n: Tensor, m: Tensor
-    ) -> Sequence[Gradient]:
+    ) -> Sequence[OptionalGradient]:
         """Runs the backward kernels of chunkwise mLSTM (triton_xl_chunk/bw.py:26)."""
         dh = aten.contiguous(dh)
         _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk_size)

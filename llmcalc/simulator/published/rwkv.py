@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..aten import Aten
-from ..tensor import BFLOAT16, FLOAT16, FLOAT32, Gradient, Tensor
+from ..tensor import BFLOAT16, FLOAT16, FLOAT32, OptionalGradient, Tensor
 from .autograd_function import record_function
 
 
@@ -34,7 +34,7 @@ def rwkv_linear_attention(
 
     def backward(
         g: Tensor, decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, _: Tensor
-    ) -> Sequence[Gradient]:
+    ) -> Sequence[OptionalGradient]:
         g_decay = aten.new_like(decay, dtype=BFLOAT16 if dtype is BFLOAT16 else FLOAT32)
         g_first, g_key, g_value = aten.new_like(time_first), aten.new_like(key), aten.new_like(value)
         if dtype is FLOAT16:

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import InputError
 from .header import MOST_TENSORS, BoundedReader, Checkpoint, StoredTensor, open_checkpoint, require_no_overlap
 
-TYPES: dict[int, tuple[str, int, int]] = {
+GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
     2: ("Q4_0", 32, 18),
@@ -52,12 +52,12 @@ TYPES: dict[int, tuple[str, int, int]] = {
 }
 """Number of a ggml type → its name, elements per block, bytes per block."""
 
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-STRING, ARRAY = 8, 9
-LONGEST_KEPT = 64
+SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING_TYPE, ARRAY_TYPE = 8, 9
+LONGEST_STORED_ARRAY = 64
 """Largest array of metadata that is kept, in elements; longer ones, such as vocabularies, are skipped."""
 
-MOST_PAIRS = 10_000
+MOST_METADATA_ENTRIES = 10_000
 """Largest number of metadata entries. Published files have under 200."""
 
 MOST_ELEMENTS = 2_000_000
@@ -83,10 +83,10 @@ def read_gguf(path: Path) -> Checkpoint:
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
         tensor_count = bounded_reader.read_number("Q", "tensor_count")
         metadata_count = bounded_reader.read_number("Q", "metadata_kv_count")
-        if tensor_count > MOST_TENSORS or metadata_count > MOST_PAIRS:
+        if tensor_count > MOST_TENSORS or metadata_count > MOST_METADATA_ENTRIES:
             raise InputError(
                 f"{path}: {tensor_count:,} tensors and {metadata_count:,} metadata entries; expected at most "
-                f"{MOST_TENSORS:,} and {MOST_PAIRS:,} (not a GGUF file, or a damaged one)"
+                f"{MOST_TENSORS:,} and {MOST_METADATA_ENTRIES:,} (not a GGUF file, or a damaged one)"
             )
         metadata: dict[str, Any] = {}
         array_element_counter = _ElementCount()
@@ -155,28 +155,30 @@ def _read_value(
     array_element_counter: _ElementCount,
     depth: int = 0,
 ) -> Any:
-    if value_type in SCALARS:
-        return bounded_reader.read_number(SCALARS[value_type], metadata_key)
-    if value_type == STRING:
+    if value_type in SCALAR_FORMATS:
+        return bounded_reader.read_number(SCALAR_FORMATS[value_type], metadata_key)
+    if value_type == STRING_TYPE:
         return _read_text(bounded_reader, metadata_key)
-    if value_type != ARRAY or depth > 4:
+    if value_type != ARRAY_TYPE or depth > 4:
         raise bounded_reader.error(metadata_key, f"metadata type {value_type} is not known")
     element_type = bounded_reader.read_number("I", metadata_key)
     element_count = bounded_reader.read_number("Q", metadata_key)
-    if element_type in SCALARS:
-        if element_count <= LONGEST_KEPT:
-            return [bounded_reader.read_number(SCALARS[element_type], metadata_key) for _ in range(element_count)]
-        bounded_reader.skip_bytes(element_count * struct.calcsize("<" + SCALARS[element_type]), metadata_key)
+    if element_type in SCALAR_FORMATS:
+        if element_count <= LONGEST_STORED_ARRAY:
+            return [
+                bounded_reader.read_number(SCALAR_FORMATS[element_type], metadata_key) for _ in range(element_count)
+            ]
+        bounded_reader.skip_bytes(element_count * struct.calcsize("<" + SCALAR_FORMATS[element_type]), metadata_key)
         return f"{element_count:,} values"
-    if element_type not in (STRING, ARRAY):
+    if element_type not in (STRING_TYPE, ARRAY_TYPE):
         raise bounded_reader.error(metadata_key, f"metadata type {element_type} is not known")
     array_element_counter.add(bounded_reader, metadata_key, element_count)
-    if element_count <= LONGEST_KEPT:
+    if element_count <= LONGEST_STORED_ARRAY:
         return [
             _read_value(bounded_reader, element_type, metadata_key, array_element_counter, depth + 1)
             for _ in range(element_count)
         ]
-    if element_type == STRING:
+    if element_type == STRING_TYPE:
         bounded_reader.skip_texts(element_count, metadata_key)
     else:
         for _ in range(element_count):
@@ -195,9 +197,9 @@ def _read_tensor(bounded_reader: BoundedReader) -> tuple[StoredTensor, int]:
     ]  # stored fastest axis first
     ggml_type = bounded_reader.read_number("I", tensor_name)
     data_offset = bounded_reader.read_number("Q", tensor_name)
-    if ggml_type not in TYPES or any(axis_length > 2**48 for axis_length in shape):
+    if ggml_type not in GGML_TYPES or any(axis_length > 2**48 for axis_length in shape):
         raise bounded_reader.error(tensor_name, f"type {ggml_type} of shape {list(shape)} is not known")
-    dtype, block_elements, block_bytes = TYPES[ggml_type]
+    dtype, block_elements, block_bytes = GGML_TYPES[ggml_type]
     element_count = StoredTensor(tensor_name, dtype, shape, 0).elements
     if shape and shape[-1] % block_elements:
         raise bounded_reader.error(

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import InputError, short_repr, suggest
 from .header import Checkpoint
 
-KEYS = {
+FIELD_BY_KEY = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -30,7 +30,7 @@ KEYS = {
 }
 """Key of every architecture, after its name → the field of the config."""
 
-LATENT_KEYS = {
+LATENT_FIELD_BY_KEY = {
     "attention.q_lora_rank": "q_lora_rank",
     "attention.kv_lora_rank": "kv_lora_rank",
     "rope.dimension_count": "qk_rope_head_dim",
@@ -110,7 +110,7 @@ def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str
 
 
 def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-    config_fields = _read_metadata(checkpoint, architecture, LATENT_KEYS)
+    config_fields = _read_metadata(checkpoint, architecture, LATENT_FIELD_BY_KEY)
     head_fields = _read_metadata(
         checkpoint,
         architecture,
@@ -181,7 +181,7 @@ def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:
     config: _Config = {
         "model_type": model_type,
         "architectures": [architecture_text],
-        **_read_metadata(checkpoint, architecture, KEYS),
+        **_read_metadata(checkpoint, architecture, FIELD_BY_KEY),
     }
     embedding_tensor = next((tensor for tensor in checkpoint.tensors if tensor.name == "token_embd.weight"), None)
     if embedding_tensor is None or len(embedding_tensor.shape) != 2:

@@ -18,7 +18,7 @@ MOST_TENSORS = 220_000
 """Largest number of tensors of a checkpoint. DeepSeek-V3 has 91,000; 1T parameters in 4 bits have about 210,000."""
 
 
-_PART = 2**20
+_READ_BYTES = 2**20
 """Bytes that are read at a time where many small texts follow each other."""
 
 
@@ -109,7 +109,7 @@ class BoundedReader:
         file_buffer, offset = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
             if len(file_buffer) - offset < 8:
-                next_bytes = self.read_bytes(min(_PART, self.size - self.position), header_field)
+                next_bytes = self.read_bytes(min(_READ_BYTES, self.size - self.position), header_field)
                 file_buffer, offset = file_buffer[offset:] + next_bytes, 0
             if len(file_buffer) - offset < 8:
                 self._check_bytes_left(self.size, header_field)  # raises: the file ends here

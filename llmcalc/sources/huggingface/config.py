@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
-from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
+from ...components.base import LARGEST_SIZE, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
 from ...errors import InputError, short_repr, similar_name
 from .unknown_fields import UnknownField, field_name_words
 
-IRRELEVANT = frozenset(
+IRRELEVANT_FIELDS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path _num_labels
     add_cross_attention architectures attention_dropout attention_probs_dropout_prob attention_softmax_in_fp32
@@ -37,12 +37,12 @@ IRRELEVANT = frozenset(
 )
 """Fields of any family that change no count: tokens, sampling, dropout, initialisation, precision of a checkpoint."""
 
-WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
-DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
-SIZES = (*WIDTHS, *DEPTHS)
+WIDTH_FIELDS = ("hidden_size", "d_model", "n_embd", "dim")
+DEPTH_FIELDS = ("num_hidden_layers", "n_layer", "num_layers")
+SIZE_FIELDS = (*WIDTH_FIELDS, *DEPTH_FIELDS)
 """Fields of a text model, of which one is at the top of a config without a section for it."""
 
-MOST: dict[str, int] = {
+LARGEST_FIELD_VALUES: dict[str, int] = {
     **dict.fromkeys(
         ("num_hidden_layers", "num_layers", "num_decoder_layers", "decoder_layers", "num_blocks", "depth"), MOST_LAYERS
     ),
@@ -51,7 +51,9 @@ MOST: dict[str, int] = {
     ),
     "merger_times": 16,  # each leaves a quarter of an image's patches or fewer
 }
-"""Field, under its usual name → its largest value, because adapters list layers one by one. `LARGEST` for other fields.
+"""Field, under its usual name → its largest value, because adapters list layers one by one.
+
+The largest value of other fields is `LARGEST_SIZE`.
 """
 
 
@@ -185,7 +187,7 @@ class Config:
         return self.has(field_name) and isinstance(self.get(field_name), list | tuple)
 
     def integer(self, *field_names: str) -> int:
-        """Returns the positive integer in a field. Numbers of layers and experts are bounded by `MOST`."""
+        """Returns the positive integer in a field. `LARGEST_FIELD_VALUES` bounds numbers of layers and experts."""
         return self._read_integer(field_names, 1, "a positive whole number")
 
     def integer_fields(self, *field_names: str) -> dict[str, int]:
@@ -205,7 +207,7 @@ class Config:
         return replace(self, aliases={}).integer(field_name)
 
     def _read_integer(self, field_names: tuple[str, ...], minimum: int, expected_text: str) -> int:
-        field_value, maximum = self.get(*field_names), MOST.get(field_names[0], LARGEST)
+        field_value, maximum = self.get(*field_names), LARGEST_FIELD_VALUES.get(field_names[0], LARGEST_SIZE)
         if not is_json_integer(field_value) or not minimum <= field_value <= maximum:
             limit_text = f", at most {maximum}" if is_json_integer(field_value) and field_value > maximum else ""
             raise self.error(self._name_in_config(field_names), field_value, expected_text + limit_text)
@@ -236,9 +238,9 @@ class Config:
         """Returns the number in a field, of at least `minimum`."""
 
         def is_accepted_value(field_value: Any) -> bool:
-            return is_number(field_value) and minimum <= field_value <= LARGEST  # false for NaN
+            return is_number(field_value) and minimum <= field_value <= LARGEST_SIZE  # false for NaN
 
-        field_value = self._checked_value(field_names, is_accepted_value, f"a number from {minimum} to {LARGEST}")
+        field_value = self._checked_value(field_names, is_accepted_value, f"a number from {minimum} to {LARGEST_SIZE}")
         return field_value if isinstance(field_value, float) else float(field_value)
 
     def text(self, *field_names: str) -> str:
@@ -250,7 +252,7 @@ class Config:
 
         def is_accepted_value(field_value: Any) -> bool:
             return isinstance(field_value, list | tuple) and all(
-                is_json_integer(list_element) and 0 <= list_element <= LARGEST for list_element in field_value
+                is_json_integer(list_element) and 0 <= list_element <= LARGEST_SIZE for list_element in field_value
             )
 
         return list(self._checked_value(field_names, is_accepted_value, "a list of whole numbers"))
@@ -346,7 +348,7 @@ class Config:
         parent_config: the outer config of a nested table; it receives the unknown fields and the default sizes.
         """
         parent_config = parent_config or self
-        known_fields = self.fields_read | IRRELEVANT | ignored_fields
+        known_fields = self.fields_read | IRRELEVANT_FIELDS | ignored_fields
         known_fields |= {name for name, alias in self.aliases.items() if alias in known_fields} - self.unread_aliases
         layer_count = self.config_fields.get(
             self.aliases.get("num_hidden_layers", ""), self.config_fields.get("num_hidden_layers")

@@ -10,7 +10,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line, short_repr
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .description import read_description
-from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTIONS, architecture_of
+from .head_kinds import ARTIFACT_FILE, PROJECTION_BY_CLASS, PROJECTION_FIELD, architecture_of
 from .model_type import with_model_type
 from .other_config_forms import config_of_other_form
 from .registry import family_of, model_type_of_class_name, usual_name
@@ -121,7 +121,7 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
 
 def _is_colbert(config: Mapping[str, Any]) -> bool:
     """Whether a config's class projects tokens to vectors, whose size another file of the folder may state."""
-    projection = PROJECTIONS.get(architecture_of(config))
+    projection = PROJECTION_BY_CLASS.get(architecture_of(config))
     return projection is not None and projection.size_field == PROJECTION_FIELD
 
 

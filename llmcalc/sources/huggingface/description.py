@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
 from ...errors import InputError, short_repr
-from .config import SIZES, Config, is_json_integer
+from .config import SIZE_FIELDS, Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
 from .family import Deviation, Family, is_untied
-from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTIONS, architecture_of, head_kind_of_config
+from .head_kinds import ARTIFACT_FILE, PROJECTION_BY_CLASS, PROJECTION_FIELD, architecture_of, head_kind_of_config
 from .parts import with_router_fields
 from .registry import (
-    FILE_OF,
-    OTHER_NAMES,
+    FILE_BY_TYPE,
+    OTHER_TYPE_NAMES,
     causal_class,
     family_of,
     has_grouped_router,
@@ -124,7 +124,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     }
     if family.is_decoder:
         text_fields["architectures"] = [causal_class(text_model_type, f"{section_name}.", config_data)]
-    if text_model_type in FILE_OF and isinstance(text_section.get(family_of(text_model_type).text_section), dict):
+    if text_model_type in FILE_BY_TYPE and isinstance(text_section.get(family_of(text_model_type).text_section), dict):
         path, inner_fields, text_model_type = text_model_of({**text_fields, "model_type": text_model_type})
         return f"{section_name}.{path}", inner_fields, text_model_type
     return f"{section_name}.", text_fields, text_model_type
@@ -132,7 +132,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
 
 def _states_text_model(family: Family, root_config: Mapping[str, Any]) -> bool:
     """Whether a wrapper's config has a section for its text model, or the text model's sizes at the top level."""
-    return root_config.get(family.text_section) is not None or any(size in root_config for size in SIZES)
+    return root_config.get(family.text_section) is not None or any(size in root_config for size in SIZE_FIELDS)
 
 
 def _with_defaults_of_wrapper(text_family: Family, root_family: Family, root_config: Mapping[str, Any]) -> Family:
@@ -223,7 +223,7 @@ def _library_class_names_in_lower_case() -> frozenset[str]:
     return frozenset(class_name.lower() for class_names in library_class_names().values() for class_name in class_names)
 
 
-PREDICTION_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+MTP_COUNT_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Fields with a number of modules of multi-token prediction."""
 
 
@@ -233,7 +233,7 @@ def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
     unknown_names = {unknown_field.path.rpartition(".")[2] for unknown_field in config.unknown_fields}
     return [
         f"{name}: the multi-token-prediction modules are not counted"
-        for name in PREDICTION_FIELDS
+        for name in MTP_COUNT_FIELDS
         if name not in noted_fields | unknown_names
         and is_json_integer(config.config_fields.get(name))
         and config.config_fields[name] > 0
@@ -274,7 +274,7 @@ def _class_projection(
     config: Config, root_config: Mapping[str, Any], text_hidden_size: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the head of a class that projects every token's hidden state, with remarks. config: the text model's."""
-    projection = PROJECTIONS[architecture_of(root_config)]
+    projection = PROJECTION_BY_CLASS[architecture_of(root_config)]
     sized_config = (
         config if projection.size_field in config.config_fields else Config(root_config, {}, config.model_type)
     )
@@ -331,7 +331,7 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
 def _remark_on_sizes_beside_section(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
     """Returns a remark on top-level sizes in a wrapper's config that its class reads only in a section."""
     family, class_facts = family_of(model_type), library_classes()
-    size_fields = [field_name for field_name in SIZES if root_config.get(field_name) is not None]
+    size_fields = [field_name for field_name in SIZE_FIELDS if root_config.get(field_name) is not None]
     if (
         family.text_type is None
         or family.source
@@ -396,10 +396,12 @@ def _wrapper_towers(
 
 def _uncounted_encoder_remarks(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
     """Returns a remark for each encoder that is not counted because the config's class is not supported."""
-    from .towers import SECTIONS
+    from .towers import TOWER_SECTIONS
 
     encoder_remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
-    encoder_sections = (section_name for section_name in SECTIONS if isinstance(root_config.get(section_name), dict))
+    encoder_sections = (
+        section_name for section_name in TOWER_SECTIONS if isinstance(root_config.get(section_name), dict)
+    )
     return [
         f"{name}: {encoder_remark}" for name in encoder_sections if name not in family_of(model_type).uncounted_fields
     ]
@@ -408,8 +410,8 @@ def _uncounted_encoder_remarks(model_type: str, root_config: Mapping[str, Any]) 
 def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
     return {
-        section_name: {**section_value, "model_type": OTHER_NAMES[section_value["model_type"]]}
-        if isinstance(section_value, dict) and str(section_value.get("model_type")) in OTHER_NAMES
+        section_name: {**section_value, "model_type": OTHER_TYPE_NAMES[section_value["model_type"]]}
+        if isinstance(section_value, dict) and str(section_value.get("model_type")) in OTHER_TYPE_NAMES
         else section_value
         for section_name, section_value in root_config.items()
     }
@@ -494,7 +496,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     if head == "none" and model_fields["head"]["type"] == "latents":
         model_fields["head"] = {"type": "none"}
     projection_notes: list[str] = []
-    if head is None and architecture_of(root_config) in PROJECTIONS:
+    if head is None and architecture_of(root_config) in PROJECTION_BY_CLASS:
         model_fields["head"], projection_notes = _class_projection(config, root_config, model_fields["hidden_size"])
     family_records = (
         (family,) if section_path or root_model_type == model_type else (family, family_of(root_model_type))
@@ -533,7 +535,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         *_tying_remark(root_model_type, root_config, model_fields),
         *_remarks_on_untied_head(family, model_fields),
     ]
-    is_draft = FILE_OF[model_type].startswith("drafts.")
+    is_draft = FILE_BY_TYPE[model_type].startswith("drafts.")
     if "mtp" not in model_fields and model_fields["head"]["type"] == "lm" and not is_draft:
         notes += _remarks_on_prediction(config, notes)
     if head is None:

@@ -14,7 +14,7 @@ from ...errors import InputError, short_repr
 from .config import is_json_integer
 from .head_kinds import architecture_of
 
-CLASSES: dict[str, re.Pattern[str]] = {
+CLASS_PATTERN_BY_TYPE: dict[str, re.Pattern[str]] = {
     kind: re.compile(pattern)
     for kind, pattern in {
         "peagle": r"P(arallel)?Eagle(?=[A-Z]|$)",
@@ -36,13 +36,13 @@ CLASSES: dict[str, re.Pattern[str]] = {
 MTP_CLASS, MTP_TYPE = re.compile(r"(MTP|NextN)(?=[A-Z]|$)"), re.compile(r"(^|_)(mtp|nextn)$")
 """Parts of the names of classes and model types of multi-token-prediction modules as files, as in vLLM and SGLang."""
 
-OTHER_CLASS = re.compile(rf"DFlare|DFlash\d|Medusa|Speculator|Draft(er|Model)|{MTP_CLASS.pattern}")
+OTHER_DRAFT_CLASS = re.compile(rf"DFlare|DFlash\d|Medusa|Speculator|Draft(er|Model)|{MTP_CLASS.pattern}")
 """Part of the names of other drafts' classes: AngelSlim's DFlare, which has projections of its own beside
 DFlash's fields, other layers of DFlash 2, whole models with Medusa's heads, Snowflake's and other speculators,
 modules of multi-token prediction as files.
 """
 
-OTHER_LAYERS = re.compile(r"Eagle2?Deep[Ss]eek|Eagle\d*(MiniCPM|MistralLarge3|Llama4)|DSparkV\d|KimiK3DSpark")
+OTHER_LAYERS_CLASS = re.compile(r"Eagle2?Deep[Ss]eek|Eagle\d*(MiniCPM|MistralLarge3|Llama4)|DSparkV\d|KimiK3DSpark")
 """Part of the names of vLLM's classes of drafts whose layers are not Llama's or Qwen3's."""
 
 FIELDS_OF_OTHER_LAYERS = (
@@ -67,15 +67,15 @@ ATTENTION_MODES = (None, "gqa", "mha")
 LATENT_MODE = dict.fromkeys(("dflash", "dflash2", "dspark", "domino"), ("mla", ("kv_lora_rank", "q_lora_rank")))
 """Model type of a draft → the value of `attention_mode` of latent attention, and fields that are then read."""
 
-OTHER_TYPE = re.compile(rf"^recurrent_drafter$|_(dspark|dflash|eagle)|{MTP_TYPE.pattern}")
+OTHER_DRAFT_TYPE = re.compile(rf"^recurrent_drafter$|_(dspark|dflash|eagle)|{MTP_TYPE.pattern}")
 """The model types of such drafts."""
 
-FIELDS = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}
+DRAFT_TYPE_BY_FIELD = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}
 """Field that only configs of drafts have → the model type of the draft."""
 
-OTHER_FIELDS = ("medusa_num_heads", "hydra_num_heads", "speculators_config", "speculators_model_type")
+OTHER_DRAFT_FIELDS = ("medusa_num_heads", "hydra_num_heads", "speculators_config", "speculators_model_type")
 
-SECTIONS = ("transformer_layer_config", "model", "eagle_config", "dflash_config", "dspark_config")
+FLATTENED_SECTIONS = ("transformer_layer_config", "model", "eagle_config", "dflash_config", "dspark_config")
 """Tables of a draft's config whose fields are read as if they were at its top: the layers' config of speculators, the
 draft's config in vLLM's, the fields of SpecForge.
 """
@@ -98,19 +98,25 @@ def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[
     """
     class_name, stated_model_type = architecture_of(config), config.get("speculators_model_type")
     model_type = config.get("model_type")
-    is_draft = isinstance(model_type, str) and model_type in CLASSES
-    if is_draft and not any(field_name in config for field_name in ("architectures", *SECTIONS)):
+    is_draft = isinstance(model_type, str) and model_type in CLASS_PATTERN_BY_TYPE
+    if is_draft and not any(field_name in config for field_name in ("architectures", *FLATTENED_SECTIONS)):
         return config, []
     draft_type = next(
-        (draft_type for draft_type, class_pattern in CLASSES.items() if class_pattern.search(class_name)), ""
+        (draft_type for draft_type, class_pattern in CLASS_PATTERN_BY_TYPE.items() if class_pattern.search(class_name)),
+        "",
     )
     if isinstance(stated_model_type, str):
-        draft_type = stated_model_type if stated_model_type in CLASSES else ""
-    elif not draft_type and is_draft and not OTHER_CLASS.search(class_name):
+        draft_type = stated_model_type if stated_model_type in CLASS_PATTERN_BY_TYPE else ""
+    elif not draft_type and is_draft and not OTHER_DRAFT_CLASS.search(class_name):
         draft_type = str(model_type)
-    if not draft_type and not OTHER_CLASS.search(class_name) and not isinstance(stated_model_type, str):
+    if not draft_type and not OTHER_DRAFT_CLASS.search(class_name) and not isinstance(stated_model_type, str):
         draft_type = next(
-            (draft_type for field_name, draft_type in FIELDS.items() if config.get(field_name) is not None), ""
+            (
+                draft_type
+                for field_name, draft_type in DRAFT_TYPE_BY_FIELD.items()
+                if config.get(field_name) is not None
+            ),
+            "",
         )
     if not draft_type and not model_type and not class_name and config.get("medusa_num_heads") is not None:
         draft_type = "medusa"
@@ -139,7 +145,7 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
     flattened_fields = (
         dict(SPECULATORS_DEFAULTS.get(draft_type, {})) if config.get("speculators_model_type") is not None else {}
     )
-    for section_name in SECTIONS:
+    for section_name in FLATTENED_SECTIONS:
         section_data = config.get(section_name)
         if section_data is None:
             continue
@@ -149,7 +155,7 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
     layer_fields = config.get("transformer_layer_config") or {}
     if draft_type in ("eagle3", "peagle") and layer_fields.get("model_type") == "qwen3":
         flattened_fields["use_qk_norm"] = True
-    unread_fields = (*SECTIONS, "architectures")
+    unread_fields = (*FLATTENED_SECTIONS, "architectures")
     return {
         **flattened_fields,
         **{field_name: field_value for field_name, field_value in config.items() if field_name not in unread_fields},
@@ -175,7 +181,7 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
         for attention_mode in [*attention_modes, *([] if attention_mode == latent_mode else [attention_mode])]
         if attention_mode not in ATTENTION_MODES
     ]
-    if OTHER_LAYERS.search(class_name):
+    if OTHER_LAYERS_CLASS.search(class_name):
         reason_text = f"architectures: {class_name} is the class"
     elif foreign_fields:
         reason_text = f"{foreign_fields[0]}: {short_repr(config[foreign_fields[0]])} is a field"
@@ -191,17 +197,17 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
 
 def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None:
     """Raises `InputError` for a draft model's config whose model type is that of a whole model."""
-    foreign_fields = [field_name for field_name in OTHER_FIELDS if config.get(field_name) is not None]
+    foreign_fields = [field_name for field_name in OTHER_DRAFT_FIELDS if config.get(field_name) is not None]
     model_type = str(config.get("model_type"))
-    if OTHER_CLASS.search(class_name):
+    if OTHER_DRAFT_CLASS.search(class_name):
         reason_text = f"architectures: {class_name} is"
-    elif OTHER_TYPE.search(model_type):
+    elif OTHER_DRAFT_TYPE.search(model_type):
         reason_text = f"model_type: {model_type} is of"
     elif foreign_fields:
         reason_text = f"{foreign_fields[0]}: {short_repr(config[foreign_fields[0]])} is a field of"
     else:
         return
-    expected_text = f"the config of a whole model, or of a draft of {', '.join(sorted(CLASSES))}"
+    expected_text = f"the config of a whole model, or of a draft of {', '.join(sorted(CLASS_PATTERN_BY_TYPE))}"
     if MTP_CLASS.search(class_name) or MTP_TYPE.search(model_type):
         expected_text = "the config of its target, whose multi-token-prediction modules --with-mtp counts"
     raise InputError(

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from .writes import Writes
+from .field_writers import FieldWriters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...ops import Op
     from .config import Config
 
-Modules: TypeAlias = Mapping[str, str]
+ModuleNames: TypeAlias = Mapping[str, str]
 """Node of the tree → the module of the class that has its weights.
 
 A node is named by its path in its layer (`self_attn.q_proj`) or by the last component of that path; outside of layers
@@ -38,14 +38,14 @@ def _module_tables() -> dict[str, dict[str, str]]:
     return modules_by_family
 
 
-def module_names(table_name: str) -> Modules:
+def module_names(table_name: str) -> ModuleNames:
     """Returns the table of this name in `module_names.json`. The entry `**` names a table to extend."""
     module_of_node = dict(_module_tables()[table_name])
     base_name = module_of_node.pop("**", None)
     return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}
 
 
-def default_module_names(model_type: str) -> Modules:
+def default_module_names(model_type: str) -> ModuleNames:
     """Returns the module names in the table of a model type; empty if it has no table."""
     return module_names(model_type) if model_type in _module_tables() else {}
 
@@ -55,10 +55,10 @@ def field_names(field_list: str) -> frozenset[str]:
     return frozenset(field_list.split())
 
 
-EVERY = ("",)
+EVERY_CLASS = ("",)
 """Class-name suffix that matches all classes."""
 
-CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+CLASSIFIER_ENDINGS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Quirks:
     further_inputs: Callable[[Any], Mapping[str, tuple[int | str, ...]]] = lambda config: {}
 
 
-LOOKS_FOR_THE_END = Quirks(value_reading_classes=("ForSequenceClassification",))
+LAST_TOKEN_QUIRKS = Quirks(value_reading_classes=("ForSequenceClassification",))
 """Quirks of classes that classify a sequence by its last token, which they search for among the ids."""
 
 
@@ -225,11 +225,11 @@ class Family:
     uncounted_encoders: Mapping[str, str] = field(default_factory=dict)
     uncounted_classes: tuple[str, ...] = ()
     uncounted_modules: str = ""
-    field_writers: Writes = field(default_factory=dict)
+    field_writers: FieldWriters = field(default_factory=dict)
     has_older_aliases: bool = False
     has_text_class: bool = True
     write_tower_sections: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-    modules: Modules = field(default_factory=dict)
+    modules: ModuleNames = field(default_factory=dict)
     earlier_names: Mapping[str, str] = field(default_factory=dict)
     unconverted_modules: tuple[str, ...] = ()
     quirks: Quirks = Quirks()

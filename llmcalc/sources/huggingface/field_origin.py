@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...errors import InputError
-from .config import IRRELEVANT
+from .config import IRRELEVANT_FIELDS
 from .description import text_model_of
 from .head_kinds import head_kind_of_config
 from .registry import family_of, typed_config
@@ -73,7 +73,8 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
         if family.read_model is None:
             return ""
         tracked_config = {
-            name: value if name in IRRELEVANT else _tracked_value(value, name) for name, value in text_config.items()
+            name: value if name in IRRELEVANT_FIELDS else _tracked_value(value, name)
+            for name, value in text_config.items()
         }
         model_fields = family.read_model(
             typed_config(tracked_config, model_type, family, head_kind_of_config(config), path_prefix)

@@ -74,7 +74,7 @@ class ClassProjection(NamedTuple):
     has_half_width_layer: bool = False
 
 
-PROJECTIONS = {
+PROJECTION_BY_CLASS = {
     "HF_ColBERT": ClassProjection(128, PROJECTION_FIELD, has_bias=False),
     "JinaEmbeddingsV4Model": ClassProjection(128, "multi_vector_projector_dim"),
     "JinaForRanking": ClassProjection(512, "embedding_size", has_bias=False, has_half_width_layer=True),
@@ -99,12 +99,12 @@ modeling.py in its repository and jina.py of vLLM.
 ARTIFACT_FILE = "artifact.metadata"
 """The file beside a `config.json` in which ColBERT's code states how the model was trained."""
 
-BI_ENCODERS = (
+BI_ENCODER_CLASSES = (
     "BiPali", "BiGemma3", "BiIdefics3", "BiQwen2", "BiQwen2_5", "BiQwen3", "BiQwen3_5", "BiModernVBert", "BiEuroVBert",
 )  # fmt: skip
 """Classes of illuin-tech/colpali that return the hidden state of a token."""
 
-WITHOUT_HEAD = frozenset((*PROJECTIONS, *BI_ENCODERS))
+CLASSES_WITHOUT_HEAD = frozenset((*PROJECTION_BY_CLASS, *BI_ENCODER_CLASSES))
 """Classes without an output head."""
 
 _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rerank|Ranker|Ranking|Retriev|Embedd")
@@ -113,7 +113,7 @@ _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rer
 
 def names_another_head(class_name: str) -> bool:
     """Whether an unknown class's name implies that the class returns scores or vectors instead of logits."""
-    is_known = class_name in WITHOUT_HEAD or class_name.endswith(tuple(HEAD_ENDINGS))
+    is_known = class_name in CLASSES_WITHOUT_HEAD or class_name.endswith(tuple(HEAD_ENDINGS))
     return not is_known and _SCORES_OR_VECTORS.search(class_name) is not None
 
 
@@ -130,6 +130,6 @@ def head_kind_of_config(config_data: Mapping[str, Any]) -> HeadKind:
     causal_class = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
     if class_name and isinstance(causal_class, str) and causal_class.rpartition(".")[2] == class_name:
         return "lm"  # whatever its name ends with (`GlmasrModel` of GLM-ASR's own code)
-    if class_name in WITHOUT_HEAD or names_another_head(class_name):
+    if class_name in CLASSES_WITHOUT_HEAD or names_another_head(class_name):
         return "none"
     return next((head for class_ending, head in HEAD_ENDINGS.items() if class_name.endswith(class_ending)), "lm")

@@ -7,10 +7,10 @@ from typing import Any
 
 from ...errors import InputError
 from .description import read_config
-from .drafts import CLASSES, with_draft_type
+from .drafts import CLASS_PATTERN_BY_TYPE, with_draft_type
 from .head_kinds import architecture_of
 from .registry import (
-    FILE_OF,
+    FILE_BY_TYPE,
     family_of,
     library_class_names,
     model_type_of_class_name,
@@ -52,7 +52,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     """
     config_data, draft_notes = with_draft_type(config_data)
     class_name, model_type = architecture_of(config_data), config_data.get("model_type")
-    if isinstance(model_type, str) and model_type in CLASSES:
+    if isinstance(model_type, str) and model_type in CLASS_PATTERN_BY_TYPE:
         return config_data, draft_notes
     if class_name in WRAPPER_CLASSES:
         root_model_type, root_class_name = WRAPPER_CLASSES[class_name]
@@ -77,7 +77,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
         ]
     if (
         isinstance(model_type, str)
-        and usual_name(model_type) in FILE_OF
+        and usual_name(model_type) in FILE_BY_TYPE
         and _are_different_models(config_data, usual_name(model_type), class_model_type)
     ):
         raise InputError(
@@ -116,7 +116,7 @@ def _are_different_models(config_data: Mapping[str, Any], stated_model_type: str
     reads_any_class = stated_model_type not in library_class_names() or not stated_and_usual_families[0].has_text_class
     if (
         reads_any_class
-        or FILE_OF[stated_model_type] == FILE_OF[model_type]
+        or FILE_BY_TYPE[stated_model_type] == FILE_BY_TYPE[model_type]
         or any(family.read_model is None for family in stated_and_usual_families)
     ):
         return False

@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from ...components.base import LARGEST
+from ...components.base import LARGEST_SIZE
 from ...errors import InputError, short_repr
 from .config import is_json_integer, is_number
 from .family import field_names
 
-META = field_names("""
+META_FIELDS = field_names("""
     dim n_layers n_heads n_kv_heads vocab_size multiple_of ffn_dim_multiplier norm_eps rope_theta use_scaled_rope
     max_batch_size max_seq_len rope_scaling_factor high_freq_factor
     """)
 """Fields of Meta's `params.json` for Llama 1 to 3."""
 
-EXECUTORCH = META | field_names("""
+EXECUTORCH_FIELDS = META_FIELDS | field_names("""
     hidden_dim head_dim attention_qkv_bias use_qk_norm qk_norm_before_rope no_rope_layer_interval attention_multiplier
     residual_multiplier embedding_scale_factor logits_scaling
     """)
@@ -54,7 +54,7 @@ PROGRAMS_WITHOUT_SIZES: dict[frozenset[str], str] = {
 }
 """Fields that only the configs of a program have → the program, and what its configs leave out."""
 
-MISTRAL = field_names(
+MISTRAL_FIELDS = field_names(
     "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size norm_eps rope_theta max_seq_len moe"
 )
 """Fields of Mistral's `params.json`."""
@@ -64,7 +64,7 @@ GPT_OSS_SIZES = field_names("""
     num_hidden_layers vocab_size hidden_size intermediate_size head_dim num_attention_heads num_key_value_heads
     sliding_window
     """)
-GPT_OSS = (
+GPT_OSS_FIELDS = (
     GPT_OSS_SIZES
     | {*GPT_OSS_NAMES.values()}
     | field_names("""
@@ -73,16 +73,16 @@ GPT_OSS = (
 )
 """Fields of OpenAI's `ModelConfig` of gpt-oss, in `original/config.json` of its repositories."""
 
-NANOGPT = field_names("n_layer n_head n_embd block_size bias vocab_size dropout")
-NANOCHAT = field_names("sequence_len sequence_length vocab_size n_layer n_head n_kv_head n_embd")
+NANOGPT_FIELDS = field_names("n_layer n_head n_embd block_size bias vocab_size dropout")
+NANOCHAT_FIELDS = field_names("sequence_len sequence_length vocab_size n_layer n_head n_kv_head n_embd")
 
-MAMBA = field_names("""
+MAMBA_FIELDS = field_names("""
     d_model d_intermediate n_layer vocab_size ssm_cfg attn_layer_idx attn_cfg rms_norm residual_in_fp32 fused_add_norm
     pad_vocab_size_multiple tie_embeddings
     """)
 """Arguments of mamba_ssm's `MambaConfig`."""
 
-SIMUMAX = field_names("""
+SIMUMAX_FIELDS = field_names("""
     model_type model_name attention_type hidden_size head_num kv_head_num head_size intermediate_size layer_num
     vocab_size orig_vocab_size use_swiglu expert_num topk moe_ffn_hidden_size moe_shared_expert_intermediate_size
     dense_layers v_head_dim qk_head_dim qk_pos_emb_head_dim q_lora_rank kv_lora_rank capacity group_linear_mode
@@ -90,7 +90,7 @@ SIMUMAX = field_names("""
     """)
 """Fields of SimuMax's `ModelConfig`."""
 
-MLC = field_names("""
+MLC_FIELDS = field_names("""
     position_embedding_base context_window_size prefill_chunk_size tensor_parallel_shards pipeline_parallel_stages
     max_batch_size attention_sink_size sliding_window_size disaggregation kwargs head_dim
     """)
@@ -99,7 +99,7 @@ MLC = field_names("""
 ALL_LINEAR = "all-linear"
 """PEFT's target that stands for every linear layer."""
 
-MODULE = re.compile(r"[A-Za-z_][\w.-]{0,99}")
+MODULE_NAME = re.compile(r"[A-Za-z_][\w.-]{0,99}")
 """A module's name, and no regular expression."""
 
 
@@ -126,7 +126,7 @@ def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
     for field_name, option_name in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
         field_value = adapter_config.get(field_name) or []
         module_names = field_value if isinstance(field_value, list) else [field_value]
-        option_names = [name for name in module_names if isinstance(name, str) and MODULE.fullmatch(name)]
+        option_names = [name for name in module_names if isinstance(name, str) and MODULE_NAME.fullmatch(name)]
         if field_name == "target_modules" and isinstance(field_value, str) and field_value != ALL_LINEAR:
             option_names = []  # an expression, though it is one word
         if field_name == "modules_to_save":
@@ -183,22 +183,22 @@ def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, An
             )
     if "model_type" in argument_names or "architectures" in argument_names:
         return model_args, []
-    if {"dim", "n_layers", "n_heads", "hidden_dim"} <= argument_names <= MISTRAL:
+    if {"dim", "n_layers", "n_heads", "hidden_dim"} <= argument_names <= MISTRAL_FIELDS:
         return _read_mistral(model_args)
-    if {"dim", "n_layers", "n_heads", "vocab_size"} <= argument_names <= META:
+    if {"dim", "n_layers", "n_heads", "vocab_size"} <= argument_names <= META_FIELDS:
         return _read_meta(model_args)
     if {"dim", "n_layers", "n_heads", "vocab_size"} <= argument_names and argument_names & {
         "use_hf_rope",
         "max_context_len",
     }:
         return _read_executorch(model_args)
-    if GPT_OSS_SIZES | {*GPT_OSS_NAMES.values()} <= argument_names <= GPT_OSS:
+    if GPT_OSS_SIZES | {*GPT_OSS_NAMES.values()} <= argument_names <= GPT_OSS_FIELDS:
         return _read_gpt_oss(model_args)
-    if {"n_layer", "n_head", "n_embd", "block_size"} <= argument_names <= NANOGPT:
+    if {"n_layer", "n_head", "n_embd", "block_size"} <= argument_names <= NANOGPT_FIELDS:
         return {**model_args, "model_type": "nanogpt"}, ["arguments of nanoGPT: read as 'nanogpt', with its tied head"]
-    if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= argument_names <= NANOCHAT:
+    if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= argument_names <= NANOCHAT_FIELDS:
         return _read_nanochat(model_args)
-    if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= argument_names <= MAMBA:
+    if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= argument_names <= MAMBA_FIELDS:
         return _read_mamba(model_args)
     if {"n_layer", "n_head", "n_embd", "n_kv_head", "window_pattern"} <= argument_names:
         raise InputError(
@@ -214,19 +214,19 @@ def _positive_size(model_args: Mapping[str, Any], field_name: str, default_size:
     field_value = model_args.get(field_name, default_size)
     if field_name == "vocab_size" and field_value == -1:
         raise InputError("vocab_size: -1; expected the number of entries of the tokenizer, 32000 for Llama 1 and 2")
-    if not is_json_integer(field_value) or not 0 < field_value <= LARGEST:
+    if not is_json_integer(field_value) or not 0 < field_value <= LARGEST_SIZE:
         raise InputError(f"{field_name}: {short_repr(field_value)}; expected a positive whole number")
     return field_value
 
 
-WITH_A_HEAD = "with an output head of its own (Llama 3.2 1B and 3B have none: --set tie_word_embeddings=true)"
+SEPARATE_HEAD_NOTE = "with an output head of its own (Llama 3.2 1B and 3B have none: --set tie_word_embeddings=true)"
 """The end of the remark on arguments that do not say whether a checkpoint has a weight of its own for the head."""
 
 
 def _read_meta(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Llama's `params.json`: the FFN's width is computed from the model's width (`FeedForward`)."""
     config = {**_shared_fields(model_args), "model_type": "llama", "intermediate_size": _ffn_width(model_args)}
-    return config, [f"params.json of Llama: read as 'llama' {WITH_A_HEAD}"]
+    return config, [f"params.json of Llama: read as 'llama' {SEPARATE_HEAD_NOTE}"]
 
 
 def _ffn_width(model_args: Mapping[str, Any]) -> int:
@@ -242,7 +242,9 @@ def _ffn_width(model_args: Mapping[str, Any]) -> int:
 def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads ExecuTorch's Llama with biases or norms of queries and keys, layers without positions, or multipliers."""
     for field_name, field_value in model_args.items():
-        if field_name not in EXECUTORCH | EXECUTORCH_SETTINGS and field_value != EXECUTORCH_FIXED.get(field_name):
+        if field_name not in EXECUTORCH_FIELDS | EXECUTORCH_SETTINGS and field_value != EXECUTORCH_FIXED.get(
+            field_name
+        ):
             raise InputError(
                 f"{field_name}: {short_repr(field_value)}; expected {short_repr(EXECUTORCH_FIXED.get(field_name))} "
                 "(ExecuTorch's models with another value are not read; the config.json of the model is)"
@@ -289,7 +291,7 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     if matching_types == ["smollm3"]:
         config["no_rope_layer_interval"] = _positive_size(model_args, "no_rope_layer_interval")
     return config | stated_multipliers, [
-        f"arguments of ExecuTorch's Llama: read as '{config['model_type']}' {WITH_A_HEAD}"
+        f"arguments of ExecuTorch's Llama: read as '{config['model_type']}' {SEPARATE_HEAD_NOTE}"
     ]
 
 
@@ -323,7 +325,7 @@ def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     }
     context_length = _positive_size(model_args, "initial_context_length", 4096)
     rope_factor = model_args.get("rope_scaling_factor", 32)
-    if not is_number(rope_factor) or not 0 < rope_factor <= LARGEST:
+    if not is_number(rope_factor) or not 0 < rope_factor <= LARGEST_SIZE:
         raise InputError(f"rope_scaling_factor: {short_repr(rope_factor)}; expected a positive number")
     config |= {
         "model_type": "gpt_oss",
@@ -357,7 +359,7 @@ def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads SimuMax's config. Its models have RMSNorm, no biases and a separate output head."""
-    for field_name in sorted(set(model_args) - SIMUMAX):
+    for field_name in sorted(set(model_args) - SIMUMAX_FIELDS):
         raise InputError(
             f"{field_name}: is no field of SimuMax's models, whose form this is; expected their fields alone"
         )
@@ -391,7 +393,7 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     if _positive_size(model_args, "expert_num", 1) > 1:
         expert_width = _positive_size(model_args, "moe_ffn_hidden_size", config["intermediate_size"])
         shared_width = model_args.get("moe_shared_expert_intermediate_size") or 0
-        if not is_json_integer(shared_width) or not 0 <= shared_width <= LARGEST or shared_width % expert_width:
+        if not is_json_integer(shared_width) or not 0 <= shared_width <= LARGEST_SIZE or shared_width % expert_width:
             raise InputError(
                 f"moe_shared_expert_intermediate_size: {short_repr(shared_width)}; expected a multiple of the width of "
                 f"a routed expert ({expert_width})"
@@ -487,7 +489,7 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 def _read_mlc(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
-    model_config = {name: value for name, value in model_args["model_config"].items() if name not in MLC}
+    model_config = {name: value for name, value in model_args["model_config"].items() if name not in MLC_FIELDS}
     original_fields = model_args["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}
     model_config |= {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...components.base import LARGEST
-from ...components.stack import BASE, MOST_KINDS, table_with_changes
+from ...components.base import LARGEST_SIZE
+from ...components.stack import BASE_LAYER_NAME, MOST_VARIANTS, table_with_changes
 from ...errors import InputError, short_repr
 from .config import Config, is_json_integer, is_number
 from .head_kinds import HEAD_ENDINGS, architecture_of, names_another_head
@@ -103,7 +103,7 @@ def rope(
     rope_fields: Table = {"type": "rope"}
     if rotary_fraction != 1:
         rope_fields["partial_rotary_factor"] = float(rotary_fraction)
-    if isinstance(rope_base, int | float) and 0 < rope_base <= LARGEST:
+    if isinstance(rope_base, int | float) and 0 < rope_base <= LARGEST_SIZE:
         rope_fields["rope_theta"] = float(rope_base)
     return rope_fields
 
@@ -125,11 +125,11 @@ def biases(has_biases: bool, *bias_fields: str) -> Table:
     return dict.fromkeys(bias_fields, True) if has_biases else {}
 
 
-QKV = ("q_bias", "k_bias", "v_bias")
-QKVO = (*QKV, "o_bias")
+QKV_BIASES = ("q_bias", "k_bias", "v_bias")
+QKVO_BIASES = (*QKV_BIASES, "o_bias")
 
 
-def attention_biases(config: Config, bias_fields: Sequence[str] = QKVO) -> Table:
+def attention_biases(config: Config, bias_fields: Sequence[str] = QKVO_BIASES) -> Table:
     """Returns the biases of an attention: all of `bias_fields` or none, depending on `attention_bias`."""
     return biases(config.flag("attention_bias"), *bias_fields)
 
@@ -215,7 +215,10 @@ def decoder(
     if config.optional_integer("max_position_embeddings") is not None:
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
     model_fields |= {"decoder": stack_table, "head": head_table(config, head, score_head, label_count)}
-    if "mtp" in model and model["mtp"].get("layer", BASE) not in {BASE, *stack_table.get("variants", ())}:
+    if "mtp" in model and model["mtp"].get("layer", BASE_LAYER_NAME) not in {
+        BASE_LAYER_NAME,
+        *stack_table.get("variants", ()),
+    }:
         del model["mtp"]["layer"]  # the only kind of layer
     return {**model_fields, **model}
 
@@ -267,7 +270,7 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
     if block["norm_placement"] != "post":
         raise config.error("add_cross_attention", True, f"false: {config.model_type} is not supported with it")
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
-    config.notes.append(IDLE_CROSS_ATTENTION)
+    config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
 
 
 def token_types(segment_type_count: int, task_type_count: int | None = None) -> Table:
@@ -288,13 +291,13 @@ def pooler(is_present: bool, score_count: int | None = None) -> Table:
     )
 
 
-OF_TOKENS = "ForTokenClassification"
-OF_ANSWERS = "ForQuestionAnswering"
-OF_CHOICES = "ForMultipleChoice"
-OF_PAIRS = "ForNextSentencePrediction"
+TOKEN_CLASSIFIER = "ForTokenClassification"
+QUESTION_ANSWERING = "ForQuestionAnswering"
+MULTIPLE_CHOICE = "ForMultipleChoice"
+NEXT_SENTENCE_PREDICTION = "ForNextSentencePrediction"
 """Class-name suffixes of classifiers other than the sequence classifier."""
 
-OF_SIMPLE_ANSWERS = OF_ANSWERS + "Simple"
+SIMPLE_QUESTION_ANSWERING = QUESTION_ANSWERING + "Simple"
 """Class-name suffix of a question-answering class with one linear layer, in families whose other class searches for
 answers by beams.
 """
@@ -306,11 +309,11 @@ def question_answering_head(config: Config) -> Table:
     Raises `InputError` for the class of the family that searches for answers by beams.
     """
     class_name = class_name_of_config(config)
-    if class_name.endswith(OF_ANSWERS):
+    if class_name.endswith(QUESTION_ANSWERING):
         raise config.error(
             "architectures", class_name, f"{class_name}Simple or another class without beam search over answers"
         )
-    if not class_name.endswith(OF_SIMPLE_ANSWERS):
+    if not class_name.endswith(SIMPLE_QUESTION_ANSWERING):
         return {}
     config.head_kind = "classification"
     return {"head": {"type": "classification", "num_labels": class_count(config), "over": "token"}}
@@ -331,7 +334,9 @@ def scores_sequences(config: Config) -> bool:
 
     This is also true for a classifier whose class name is neither for tokens nor for answers.
     """
-    return config.head_kind == "classification" and not class_name_of_config(config).endswith((OF_TOKENS, OF_ANSWERS))
+    return config.head_kind == "classification" and not class_name_of_config(config).endswith(
+        (TOKEN_CLASSIFIER, QUESTION_ANSWERING)
+    )
 
 
 def class_name_of_config(config: Config) -> str:
@@ -409,19 +414,19 @@ def head_table(
     if config.head_kind == "classification" and not scores_sequences(config):
         return {
             "type": "classification",
-            "num_labels": answer_score_count if class_name.endswith(OF_ANSWERS) else class_count(config),
+            "num_labels": answer_score_count if class_name.endswith(QUESTION_ANSWERING) else class_count(config),
             "over": "token",
             "bias": has_token_bias,
         }
     if config.head_kind == "classification":
-        compares_texts = class_name.endswith((OF_CHOICES, OF_PAIRS))
+        compares_texts = class_name.endswith((MULTIPLE_CHOICE, NEXT_SENTENCE_PREDICTION))
         if compares_texts and score_head is None:
             raise config.error(
                 "architectures",
                 class_name,
                 f"a class of {config.model_type} (--head lm or --head none counts another head)",
             )
-        label_count = class_count(config) if not compares_texts else 1 if class_name.endswith(OF_CHOICES) else 2
+        label_count = class_count(config) if not compares_texts else 1 if class_name.endswith(MULTIPLE_CHOICE) else 2
         return {
             "type": "classification",
             "num_labels": label_count,
@@ -475,7 +480,7 @@ def moe(expert_count: int, top_k: int, expert: Table, shared_expert: Table | Non
     return moe_fields if shared_expert is None else {**moe_fields, "shared_expert": shared_expert}
 
 
-IDLE_CROSS_ATTENTION = (
+IDLE_CROSS_ATTENTION_NOTE = (
     "cross-attention: its parameters are counted; its products with the encoder's output are not counted"
 )
 """The remark on a decoder whose encoder is not described."""
@@ -744,9 +749,9 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
                 kind_label if kind_label not in layer_variants else f"{kind_label}_{layer_index}"
             )
             layer_variants[variant_name] = layer_changes
-            if len(layer_variants) > MOST_KINDS:
+            if len(layer_variants) > MOST_VARIANTS:
                 raise InputError(
-                    f"num_hidden_layers: {len(layers)} layers of more than {MOST_KINDS} kinds; expected layers "
+                    f"num_hidden_layers: {len(layers)} layers of more than {MOST_VARIANTS} kinds; expected layers "
                     "that are more alike"
                 )
         layer_kinds.append(variant_name)

@@ -17,17 +17,17 @@ from .config import Config
 from .family import Family, default_module_names
 from .head_kinds import architecture_of
 
-FILES: dict[str, tuple[str, ...]] = {
+TYPES_BY_FILE: dict[str, tuple[str, ...]] = {
     file: tuple(kinds) for file, kinds in json.loads(Path(__file__).with_name("families.json").read_text()).items()
 }
 """File in `families` (`bert.electra`: a folder and a file) → the model types that it reads, in the order in which
 `convert` tries them. It is generated from the files' records by `python -m tests.sources.test_registry`.
 """
 
-FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
+FILE_BY_TYPE = {kind: file for file, kinds in TYPES_BY_FILE.items() for kind in kinds}
 """Model type → the file that reads it."""
 
-OTHER_NAMES = {
+OTHER_TYPE_NAMES = {
     "minimax_m3": "minimax_m3_vl",
     "aria_moe_lm": "aria_text",
     "DeepseekOCR": "deepseek_vl_v2",
@@ -56,7 +56,7 @@ vLLM's class of Ovis 2.5 runs Ovis 2.6 too, whose model types say which text mod
 """
 
 
-CODE_FIELDS = {
+TYPE_BY_CODE_FIELD = {
     ("nomic_bert", "moe_every_n_layers"): "nomic_bert_moe",
     ("kimi_linear", "attn_res_block_size"): "kimi_k3_text",
     ("bailing_hybrid", "q_lora_rank"): "bailing_moe_v3",
@@ -81,7 +81,7 @@ With a path (`attn_config.rope`) it is a field of a table.
 Nucleotide Transformer 2 states no model type, or that of its class's name.
 """
 
-SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
+TYPE_BY_SPELLING = {kind.replace("-", "_"): kind for kind in FILE_BY_TYPE} | OTHER_TYPE_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
 
 
@@ -145,12 +145,12 @@ def model_type_of_class_name(class_name: str) -> str:
 
 
 def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
-    """Returns the model type that reads a config with a field of `CODE_FIELDS`; empty without one or with 0."""
+    """Returns the model type that reads a config with a field of `TYPE_BY_CODE_FIELD`; empty without one or with 0."""
     config_type = config_data.get("model_type") or model_type_of_class_name(architecture_of(config_data))
     return next(
         (
             model_type
-            for (stated_model_type, field_name), model_type in CODE_FIELDS.items()
+            for (stated_model_type, field_name), model_type in TYPE_BY_CODE_FIELD.items()
             if config_type == stated_model_type and _has_field_value(config_data, field_name)
         ),
         "",
@@ -167,19 +167,19 @@ def _has_field_value(config_data: Mapping[str, Any], field_path: str) -> bool:
 
 def model_types() -> list[str]:
     """Returns all supported model types, sorted."""
-    return sorted(FILE_OF)
+    return sorted(FILE_BY_TYPE)
 
 
 @cache
 def _add_unlisted_families() -> None:
-    """Adds the families of files that are missing in `FILES`."""
+    """Adds the families of files that are missing in `TYPES_BY_FILE`."""
     for family_file in family_files():
-        if family_file not in FILES:
-            FILE_OF.update(dict.fromkeys(families_of_file(family_file), family_file))
+        if family_file not in TYPES_BY_FILE:
+            FILE_BY_TYPE.update(dict.fromkeys(families_of_file(family_file), family_file))
 
 
 def family_files() -> list[str]:
-    """Returns the names of all family files, also of those missing in `FILES`."""
+    """Returns the names of all family files, also of those missing in `TYPES_BY_FILE`."""
     from pkgutil import iter_modules
 
     families_folder = Path(__file__).with_name("families")
@@ -207,7 +207,7 @@ def _with_defaults(family: Family, model_type: str) -> Family:
 
 def usual_name(model_type: str) -> str:
     """Returns a model type in the class's spelling, from a spelling with `_` for `-` or a folder name."""
-    return SPELLED.get(model_type.replace("-", "_"), model_type)
+    return TYPE_BY_SPELLING.get(model_type.replace("-", "_"), model_type)
 
 
 def family_of(model_type: str, section_path: str = "", config: Mapping[str, Any] | None = None) -> Family:
@@ -218,13 +218,13 @@ def family_of(model_type: str, section_path: str = "", config: Mapping[str, Any]
 
     Raises `InputError`, which lists near names, for an unknown model type.
     """
-    if model_type not in FILE_OF:
+    if model_type not in FILE_BY_TYPE:
         _add_unlisted_families()
-    if model_type not in FILE_OF:
+    if model_type not in FILE_BY_TYPE:
         suggestion = suggest(model_type, model_types())
         advice_text = _unsupported_type_advice({"model_type": model_type} if config is None else config)
         raise InputError(f"{section_path}model_type: '{model_type}' is not supported.{suggestion} ({advice_text})")
-    return families_of_file(FILE_OF[model_type])[model_type]
+    return families_of_file(FILE_BY_TYPE[model_type])[model_type]
 
 
 @cache
@@ -290,7 +290,7 @@ UNDESCRIBED_PARTS = {
 }
 """Model type of published code → what its layers have that no part of a description has."""
 
-IN_TOML = "its layers can be described in TOML, whose fields llmcalc schema lists"
+TOML_ADVICE = "its layers can be described in TOML, whose fields llmcalc schema lists"
 """What can be done about a config of a model type that is not supported."""
 
 
@@ -308,14 +308,14 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     if undescribed_part is not None:
         return f"its layers have {undescribed_part}, which a description in TOML does not have either"
     if "auto_map" in config:
-        return f"its classes are code of its own repository (auto_map), which llmcalc never runs; {IN_TOML}"
+        return f"its classes are code of its own repository (auto_map), which llmcalc never runs; {TOML_ADVICE}"
     known_classes = other_classes()["classes"].get(usual_name(config["model_type"]), [])
     if known_classes:
         return (
             f"its classes in transformers, {', '.join(known_classes[:4])}, are no language model; with one of them in "
             "architectures, llmcalc params --measure counts it"
         )
-    return f"transformers has no class for it either; {IN_TOML}"
+    return f"transformers has no class for it either; {TOML_ADVICE}"
 
 
 def causal_class(model_type: str, section_path: str, config: Mapping[str, Any]) -> str:

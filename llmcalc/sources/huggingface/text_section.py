@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError, short_repr
-from .config import DEPTHS, SIZES, WIDTHS
+from .config import DEPTH_FIELDS, SIZE_FIELDS, WIDTH_FIELDS
 from .description import ConfigDescription
-from .registry import FILE_OF, family_of, usual_name
+from .registry import FILE_BY_TYPE, family_of, usual_name
 
 OTHER_TEXT_SECTIONS = ("text_config", "llm_config", "lm_config", "language_config", "decoder_config")
 """Names of the section in published configs, such as `lm_config` of GLM-ASR and `decoder_config` of VibeVoice in their
 own forms.
 """
 
-USUAL_SIZES = {**dict.fromkeys(WIDTHS, "hidden_size"), **dict.fromkeys(DEPTHS, "num_hidden_layers")}
+USUAL_SIZE_NAMES = {**dict.fromkeys(WIDTH_FIELDS, "hidden_size"), **dict.fromkeys(DEPTH_FIELDS, "num_hidden_layers")}
 """A size's name in published configs → its usual one."""
 
 
@@ -28,10 +28,10 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     config = _with_replaced_sections(config)
     model_type = config.get("model_type")
     stated_model_type = usual_name(model_type) if isinstance(model_type, str) else ""
-    family = family_of(stated_model_type) if stated_model_type in FILE_OF else None
+    family = family_of(stated_model_type) if stated_model_type in FILE_BY_TYPE else None
     if family is None or family.text_type is None or config.get(family.text_section) is not None:
         return config, []
-    if any(size_field in config for size_field in SIZES):
+    if any(size_field in config for size_field in SIZE_FIELDS):
         return config, []
     section_names = [name for name, section in config.items() if isinstance(section, dict) and name.endswith("_config")]
     nested_sections = [name for name in section_names if isinstance(config[name].get(family.text_section), dict)]
@@ -88,11 +88,11 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
         if not is_text_section and not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():
             continue
         for name, size in section_value.items():
-            size_name = USUAL_SIZES.get(name, str(name))
-            is_compared = name in WIDTHS or (is_text_section and type(size) is int)
+            size_name = USUAL_SIZE_NAMES.get(name, str(name))
+            is_compared = name in WIDTH_FIELDS or (is_text_section and type(size) is int)
             compared_sizes = default_text_sizes if is_text_section else default_sizes
             if is_compared and size not in compared_sizes.get(size_name, [size]):
-                size_text = f"a width, {short_repr(size)}" if name in WIDTHS else f"{name} = {short_repr(size)}"
+                size_text = f"a width, {short_repr(size)}" if name in WIDTH_FIELDS else f"{name} = {short_repr(size)}"
                 raise InputError(
                     f"{unknown_field.path}: a section with {size_text}, which the class of "
                     f"'{config_description.model_type}' does not read; expected the sizes where that class has them"

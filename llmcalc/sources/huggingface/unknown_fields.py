@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError, short_repr
 
-ALLOW = "--allow-unknown"
+ALLOW_OPTION = "--allow-unknown"
 """The option that ignores all unknown fields; in Python `allow_unknown=True`."""
 
 COUNTING_WORDS = frozenset({"num", "n", "size", "dim", "dims", "of", "per", "max", "total", "number"})
@@ -19,10 +19,10 @@ SIZED_THINGS = frozenset(
 )
 """Words for the parts of an architecture that have a number or a size."""
 
-SEGMENTS = "type_vocab_size"
+SEGMENT_COUNT_FIELD = "type_vocab_size"
 """BERT's number of segments, which configs of decoders have as a leftover (those of `hf-internal-testing`)."""
 
-PER_LAYER = "per_layer_config"
+PER_LAYER_FIELD = "per_layer_config"
 """The table of transformers with a layer's number → its values of fields, where they differ from the config's."""
 
 
@@ -59,7 +59,7 @@ class UnknownField(NamedTuple):
         """
         field_name = self.path.rpartition(".")[2]
         name_words = field_name.lower().split("_")
-        if field_name == PER_LAYER and isinstance(self.value, dict):
+        if field_name == PER_LAYER_FIELD and isinstance(self.value, dict):
             return any(self.value.values())
         if isinstance(self.value, list) and len(self.value) == self.layer_count:
             layer_numbers = {list_value for list_value in self.value if type(list_value) is int}
@@ -91,13 +91,13 @@ def require_known(unknown_fields: Sequence[UnknownField], model_type: str, is_de
         for unknown_field in unknown_fields
         if not unknown_field.restates_read_field
         and (unknown_field.intended_name or unknown_field.is_size)
-        and not (is_decoder and unknown_field.path.rpartition(".")[2] == SEGMENTS)
+        and not (is_decoder and unknown_field.path.rpartition(".")[2] == SEGMENT_COUNT_FIELD)
     ]
     if problem_texts:
         field_noun = "unknown field" if len(problem_texts) == 1 else "unknown fields"
         raise InputError(
             f"{', '.join(problem_texts)}: {field_noun} of a {model_type} config; expected the name corrected or the "
-            f"field removed ({ALLOW} ignores it)"
+            f"field removed ({ALLOW_OPTION} ignores it)"
         )
 
 

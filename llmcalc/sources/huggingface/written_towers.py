@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from math import isqrt
 from typing import Any
 
+from .field_writers import WRITTEN_ACTIVATIONS
 from .parts import Table
-from .writes import WRITTEN_ACTIVATIONS
 
-Towers = Mapping[str, Any]
+TowerSpecs = Mapping[str, Any]
 """Name of an encoder in the wrapper's class → its spec."""
 
 
@@ -51,14 +51,14 @@ def _siglip_section(tower: Any) -> Table:
     return {"model_type": "siglip_vision_model", **_layer_fields(tower), **image_fields, **layer_fields}
 
 
-def paligemma_sections(towers: Towers) -> Table:
+def paligemma_sections(towers: TowerSpecs) -> Table:
     return {
         "projection_dim": towers["multi_modal_projector"].maps[-1].size,
         "vision_config": _siglip_section(towers["vision_tower"]),
     }
 
 
-def gemma3_sections(towers: Towers) -> Table:
+def gemma3_sections(towers: TowerSpecs) -> Table:
     """Returns Gemma 3's sections, with `mm_tokens_per_image`, the number of vectors per image."""
     tower, merge_size = towers["vision_tower"], towers["multi_modal_projector"].merge
     return {
@@ -67,7 +67,7 @@ def gemma3_sections(towers: Towers) -> Table:
     }
 
 
-def gemma4_sections(towers: Towers) -> Table:
+def gemma4_sections(towers: TowerSpecs) -> Table:
     """Returns Gemma 4's sections for the vision encoder, the audio encoder, or both."""
     config_sections: Table = {}
     if "vision_tower" in towers:

@@ -25,14 +25,14 @@ from ..huggingface.description import LOGIT_CAPS, read_config
 from ..huggingface.family import Family
 from ..huggingface.head_kinds import head_kind_of_config
 from ..huggingface.parts import ACTIVATIONS
-from ..huggingface.registry import FILE_OF, family_of, has_grouped_router
+from ..huggingface.registry import FILE_BY_TYPE, family_of, has_grouped_router
 from .classes import class_names, wrapper_names
 from .compare import Difference, canonical_values, count_changed_values, differences, has_canonical_values
-from .config_fields import ALSO, FIELDS, USUAL
+from .config_fields import EXTRA_READ_FIELDS, USUAL_NAME_BY_SYNONYM, VALUE_GETTERS
 from .config_values import ConfigValues
 from .wrappers import wrapped_config
 
-NOT_THERE = (LookupError, AttributeError, TypeError)
+ABSENT_FIELD_ERRORS = (LookupError, AttributeError, TypeError)
 """Exceptions raised when a field is read from a part that does not have it: the spec has no value for the config field.
 """
 
@@ -62,7 +62,7 @@ def find_config(
     other_configs: as in `_nearest_class_text`; classes that compute another spec are added to it; None for no list.
     families: the families that are tried, also those whose class is never alone; None for all that `convert` may name.
     """
-    config_values, spec_values = ConfigValues(spec, FIELDS), canonical_values(spec)
+    config_values, spec_values = ConfigValues(spec, VALUE_GETTERS), canonical_values(spec)
     for model_type, family in _possible_families(config_values) if families is None else families:
         for class_name in class_names(model_type, spec) or [""] * (families is not None):
             config = wrapped_config(_candidate_config(model_type, family, class_name, config_values), spec)
@@ -82,11 +82,11 @@ def wrapper_class(spec: ModelSpec) -> str:
     Only wrappers in the file of their text model count: those in other files share theirs with many.
     """
     decoder, known_names = spec.model_copy(update={"towers": {}}), []
-    for model_type, family_file in FILE_OF.items():
+    for model_type, family_file in FILE_BY_TYPE.items():
         text_model_type = family_of(model_type).text_type
         if (
             not text_model_type
-            or FILE_OF[text_model_type] != family_file
+            or FILE_BY_TYPE[text_model_type] != family_file
             or family_of(text_model_type).read_model is None
         ):
             continue
@@ -123,7 +123,7 @@ def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
     """Yields the families that have a `transformers` class, the likely families first."""
     unlikely_families: list[tuple[str, Family]] = []
-    for model_type in FILE_OF:
+    for model_type in FILE_BY_TYPE:
         family = family_of(model_type)
         if (
             family.read_model is None
@@ -141,11 +141,11 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
 
 def _is_likely_family(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
-    default_fields = [USUAL.get(field_name, field_name) for field_name in family.defaults]
+    default_fields = [USUAL_NAME_BY_SYNONYM.get(field_name, field_name) for field_name in family.defaults]
     default_activations = [
         family.defaults[field_name]
         for field_name in family.defaults
-        if USUAL.get(field_name, field_name) == "hidden_act"
+        if USUAL_NAME_BY_SYNONYM.get(field_name, field_name) == "hidden_act"
     ]
     return ("num_experts" in default_fields) == bool(config_values.expert_layers()) and (
         not default_activations
@@ -155,8 +155,8 @@ def _is_likely_family(family: Family, config_values: ConfigValues) -> bool:
 
 def _activation_of(config_values: ConfigValues) -> str | None:
     try:
-        activation: str = FIELDS["hidden_act"](config_values)
-    except NOT_THERE:
+        activation: str = VALUE_GETTERS["hidden_act"](config_values)
+    except ABSENT_FIELD_ERRORS:
         return None
     return ACTIVATIONS.get(activation, activation)
 
@@ -168,7 +168,9 @@ def _candidate_config(model_type: str, family: Family, class_name: str, config_v
     read_fields = _fields_read(family, config)
     written_fields = {"model_type", "architectures", *family.field_writers} | read_fields
     config = {field_name: field_value for field_name, field_value in config.items() if field_name in written_fields}
-    _fill_fields(config, family, config_values, [field_name for field_name in ALSO if field_name in read_fields])
+    _fill_fields(
+        config, family, config_values, [field_name for field_name in EXTRA_READ_FIELDS if field_name in read_fields]
+    )
     return (
         config
         | _logit_fields(model_type, family, config_values.spec)
@@ -225,7 +227,7 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
             field_value = _value_of_field(
                 family, config_field, usual_names.get(config_field, config_field), config_values
             )
-        except NOT_THERE:
+        except ABSENT_FIELD_ERRORS:
             continue
         default_value = family.defaults.get(config_field)
         if config_field not in config and (
@@ -248,12 +250,17 @@ def _value_of_field(family: Family, config_field: str, usual_name: str, config_v
 
     usual_name: the name of which the field's is the family's alias, or the field's own.
     """
-    field_names = (usual_name, config_field, USUAL.get(usual_name, usual_name), USUAL.get(config_field, config_field))
+    field_names = (
+        usual_name,
+        config_field,
+        USUAL_NAME_BY_SYNONYM.get(usual_name, usual_name),
+        USUAL_NAME_BY_SYNONYM.get(config_field, config_field),
+    )
     field_writer = next((family.field_writers[name] for name in field_names if name in family.field_writers), None)
     if callable(field_writer):
         return field_writer(config_values)
     for field_name in (field_writer, *field_names):
-        if field_name in FIELDS:
+        if field_name in VALUE_GETTERS:
             return config_values.usual_value(field_name)
     for field_name in field_names[:-1]:
         try:

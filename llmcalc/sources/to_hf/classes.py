@@ -11,10 +11,10 @@ from ...model import ModelSpec
 from ..huggingface.head_kinds import head_kind_of_config
 from ..huggingface.registry import library_class_names
 
-CONDITIONAL = ("ForConditionalGeneration", "MTModel")
+CONDITIONAL_ENDINGS = ("ForConditionalGeneration", "MTModel")
 """Class-name suffixes of encoder-decoder language models."""
 
-CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
+CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 """Class-name suffixes of decoder-only language models."""
 
 
@@ -32,7 +32,9 @@ def wrapper_names(model_type: str, lacks_head: bool) -> list[str]:
     """Returns the classes of a wrapper's model type, with or without an output head."""
     known_classes = library_class_names().get(model_type, [])
     return (
-        _classes_ending_with(known_classes, "Model") if lacks_head else _classes_ending_with(known_classes, CONDITIONAL)
+        _classes_ending_with(known_classes, "Model")
+        if lacks_head
+        else _classes_ending_with(known_classes, CONDITIONAL_ENDINGS)
     )
 
 
@@ -60,15 +62,15 @@ def _class_endings(known_classes: list[str], spec: ModelSpec) -> list[str | tupl
 def _language_model_class_names(known_classes: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
     """Returns the class-name suffixes of a language model with this kind of stack."""
     if spec.kind == "encoder-decoder":
-        return CONDITIONAL
+        return CONDITIONAL_ENDINGS
     if spec.kind == "encoder" and _classes_ending_with(known_classes, "ForMaskedLM"):
         if _classes_ending_with(known_classes, "ForPreTraining") and spec.pooler is not None:
             return "ForPreTraining"
         return "ForMaskedLM"
-    if spec.kind == "encoder" and _classes_ending_with(known_classes, CONDITIONAL):
+    if spec.kind == "encoder" and _classes_ending_with(known_classes, CONDITIONAL_ENDINGS):
         return ()
     return (
-        *CAUSAL,
+        *CAUSAL_ENDINGS,
         *(
             class_name
             for class_name in known_classes

@@ -20,7 +20,7 @@ from ...components.position import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
 
-NUMERICS = frozenset(
+NUMERIC_FIELDS = frozenset(
     {
         "eps",
         "norm_eps",
@@ -169,7 +169,7 @@ def _plain_values(field_value: Any, hidden_size: int) -> Any:
         part_table = {
             field_name: _plain_values(getattr(field_value, field_name), hidden_size)
             for field_name in type(field_value).model_fields
-            if field_name not in NUMERICS
+            if field_name not in NUMERIC_FIELDS
         }
         if isinstance(field_value, Norm):
             part_table["bias"] = field_value.has_bias

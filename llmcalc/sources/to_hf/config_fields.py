@@ -16,7 +16,7 @@ from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
 from ..huggingface.absent_value import AbsentValue, require_present
-from ..huggingface.writes import WRITTEN_ACTIVATIONS
+from ..huggingface.field_writers import WRITTEN_ACTIVATIONS
 from .config_values import ConfigValues
 
 
@@ -104,7 +104,7 @@ def _relative_bias(config_values: ConfigValues) -> RelativeBias:
     return bias
 
 
-FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
+VALUE_GETTERS: dict[str, Callable[[ConfigValues], Any]] = {
     "hidden_size": lambda s: s.spec.hidden_size,
     "vocab_size": lambda s: s.spec.vocab_size,
     "num_hidden_layers": lambda s: s.first_stack.num_hidden_layers,
@@ -179,9 +179,9 @@ SYNONYMS = {
 }
 """Usual name of a field → other names for it."""
 
-USUAL = {other: usual for usual, others in SYNONYMS.items() for other in others}
+USUAL_NAME_BY_SYNONYM = {other: usual for usual, others in SYNONYMS.items() for other in others}
 
-ALSO = (
+EXTRA_READ_FIELDS = (
     "rope_theta",
     "rotary_emb_base",
     "head_dim",

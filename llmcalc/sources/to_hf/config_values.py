@@ -25,8 +25,8 @@ from ..huggingface.absent_value import AbsentValue, require_present
 
 FoundPart = TypeVar("FoundPart", bound=Part)
 
-LINEAR = ("gated_delta_net", "kimi_delta_attention", "lightning")
-STATE_SPACE = ("mamba", "mamba2")
+LINEAR_ATTENTION_TYPES = ("gated_delta_net", "kimi_delta_attention", "lightning")
+STATE_SPACE_TYPES = ("mamba", "mamba2")
 
 
 class ConfigValues:
@@ -226,9 +226,9 @@ class ConfigValues:
 def usual_layer_kind(mixer: Any) -> str:
     """Returns the name that most configs use for a layer with this mixer."""
     layer_kind = getattr(mixer, "type", "attention")
-    if layer_kind in LINEAR:
+    if layer_kind in LINEAR_ATTENTION_TYPES:
         return "linear_attention"
-    if layer_kind in STATE_SPACE:
+    if layer_kind in STATE_SPACE_TYPES:
         return "mamba"
     if layer_kind in ("short_conv", "rglru", "none"):
         return {"short_conv": "conv", "rglru": "recurrent", "none": "none"}[layer_kind]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from ...model import ModelSpec
-from ..huggingface.registry import FILE_OF, FILES, family_of
+from ..huggingface.registry import FILE_BY_TYPE, TYPES_BY_FILE, family_of
 from .classes import wrapper_names
 
 Table: TypeAlias = dict[str, Any]
@@ -47,7 +47,7 @@ def _wrapper_type_of(text_model_type: str) -> str:
     """Returns the wrapper with `write_tower_sections` for a text model's type; both are in the same file."""
     wrapper_types = (
         model_type
-        for model_type in FILES[FILE_OF[text_model_type]]
+        for model_type in TYPES_BY_FILE[FILE_BY_TYPE[text_model_type]]
         if family_of(model_type).text_type == text_model_type
     )
     return next(

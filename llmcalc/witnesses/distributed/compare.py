@@ -12,17 +12,17 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...units import DTYPE_BITS
-from ..checks import LOSS, MEMORY, Check, Verdict
+from ..checks import LOSS_QUANTITY, MEMORY_PREFIX, Check, Verdict
 from ..difference_explanation import list_sizes
-from ..reference import LARGEST_REAL, default_seq, max_prompt_length, require_torch
+from ..reference import MOST_CPU_BYTES, default_seq, max_prompt_length, require_torch
 from ..untested import untested_parts
-from .job import DTYPE, TrainingJob, simulate_rank
+from .job import JOB_DTYPE, TrainingJob, simulate_rank
 from .launch import is_started_by_torchrun, run_processes
 
-WITHIN = 1e-5
+LOSS_TOLERANCE = 1e-5
 """Allowed relative difference of losses, because sums over ranks are rounded in another order."""
 
-NOT_COUNTED = (
+UNCOUNTED_MEMORY = (
     "gloo's own buffers, which no tensor has",
     "the numbers of ranks that a device mesh keeps",
     "the pass with which a pipeline finds shapes before the first step",
@@ -49,10 +49,10 @@ def build_job(
     training_job.require_supported()
     process_count = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     # every process starts with all weights
-    total_bytes = DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * process_count
-    if total_bytes <= LARGEST_REAL:
+    total_bytes = DTYPE_BITS[JOB_DTYPE] // 8 * spec.tree().total(total_params_of) * process_count
+    if total_bytes <= MOST_CPU_BYTES:
         total_bytes = max(total_bytes, process_count * max(simulate_rank(training_job, 0).values()))
-    if total_bytes > LARGEST_REAL:
+    if total_bytes > MOST_CPU_BYTES:
         raise InputError(
             f"--distributed: {process_count} processes take at least {total_bytes:,} bytes, which are too many for a "
             "CPU; expected fewer layers (--set num_hidden_layers=2), or a smaller --batch or --seq"
@@ -95,19 +95,19 @@ def compare_job_results(
     """Returns the checks of a job: each rank's memory, and the loss."""
     witness_name = f"gloo, {training_job.layout.world_size} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY + quantity_name, simulated_bytes[quantity_name], byte_count, witness_name)
+        Check(f"rank {rank}", MEMORY_PREFIX + quantity_name, simulated_bytes[quantity_name], byte_count, witness_name)
         for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])
         for quantity_name, byte_count in measured_bytes.items()
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {step_number}", LOSS, single_loss, loss, witness_name, tolerance=WITHIN)
+        Check(f"step {step_number}", LOSS_QUANTITY, single_loss, loss, witness_name, tolerance=LOSS_TOLERANCE)
         for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {
         "layout": training_job.layout.data(), "batch": training_job.batch, "seq": training_job.seq,
-        "microbatches": training_job.microbatches, "dtype": DTYPE,
-        "scratch_bytes": job_results["scratch"], "not_counted": list(NOT_COUNTED),
+        "microbatches": training_job.microbatches, "dtype": JOB_DTYPE,
+        "scratch_bytes": job_results["scratch"], "not_counted": list(UNCOUNTED_MEMORY),
     }  # fmt: skip
     return Verdict(
         model_name,

@@ -16,13 +16,13 @@ from ...parallel.layout import Layout
 from ...parallel.rank_program import rank_program
 from ...simulator.meter import Meter
 
-STEPS = 2
+STEP_COUNT = 2
 """Number of training steps; in the second the optimizer's states exist from the beginning."""
 
-DTYPE = "float32"
+JOB_DTYPE = "float32"
 """Number format of the run; in it the loss of many processes equals that of one except for rounding."""
 
-FSDP = FsdpSettings(DTYPE, DTYPE)
+JOB_FSDP_SETTINGS = FsdpSettings(JOB_DTYPE, JOB_DTYPE)
 """FSDP2 settings as in torchtitan, in that format."""
 
 
@@ -78,7 +78,7 @@ class TrainingJob:
     @property
     def training(self) -> TrainingConfig:
         """The training settings of the job."""
-        return TrainingConfig(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=DTYPE)
+        return TrainingConfig(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=JOB_DTYPE)
 
     def to_json(self) -> str:
         """Writes the job as JSON."""
@@ -108,7 +108,7 @@ def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
     """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
     memory_meter = Meter()
     rank_run: RankRun | FsdpRun
-    fsdp_settings = replace(FSDP, prefetched_layer_count=training_job.layout.prefetch)
+    fsdp_settings = replace(JOB_FSDP_SETTINGS, prefetched_layer_count=training_job.layout.prefetch)
     if training_job.layout.zero == 3 and training_job.layout.pp > 1:
         rank_run = ShardedRank(
             ShardedSetup(
@@ -139,7 +139,7 @@ def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
             model_chunk.graph.adds_in_place = False
     rank_run.set_up()
     quantities = {"set_up_bytes": memory_meter.live_bytes}
-    for step_index in range(STEPS):
+    for step_index in range(STEP_COUNT):
         memory_meter.peaks = {}
         if isinstance(rank_run, FsdpRun):
             rank_run.next_batch()

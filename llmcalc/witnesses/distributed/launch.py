@@ -17,7 +17,7 @@ from typing import Any
 from ...errors import InputError
 from .job import TrainingJob
 
-LIMIT = 600.0
+TIME_LIMIT_SECONDS = 600.0
 """Timeout of all processes, in seconds."""
 
 
@@ -33,7 +33,7 @@ def rank_of_process() -> int:
 
 def run_processes(
     training_jobs: Sequence[TrainingJob],
-    time_limit: float = LIMIT,
+    time_limit: float = TIME_LIMIT_SECONDS,
     worker_module: str = "llmcalc.witnesses.distributed.work",
 ) -> Any:
     """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.

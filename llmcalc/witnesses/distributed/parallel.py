@@ -28,10 +28,10 @@ from torch.distributed.tensor.parallel import (
 
 from ...errors import InputError
 
-COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+COLUMN_PARALLEL_LAYERS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Linear layers whose outputs are divided over processes."""
 
-ROWS = ("o_proj", "down_proj")
+ROW_PARALLEL_LAYERS = ("o_proj", "down_proj")
 """Linear layers whose inputs are divided over processes, and whose outputs are summed."""
 
 
@@ -102,9 +102,9 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
         module_name: PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)
     }
     for linear_name in linear_names:
-        if linear_name in COLUMNS:
+        if linear_name in COLUMN_PARALLEL_LAYERS:
             styles_by_path[f"{module_name}.{linear_name}"] = ColwiseParallel()
-        elif linear_name in ROWS:
+        elif linear_name in ROW_PARALLEL_LAYERS:
             styles_by_path[f"{module_name}.{linear_name}"] = RowwiseParallel()
     return styles_by_path
 

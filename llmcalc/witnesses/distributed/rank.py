@@ -31,7 +31,7 @@ from ...parallel.layout import Coordinates, stages
 from ..memory import CpuStorageTracker
 from ..training_loop import build_optimizers, build_reference, layer_matrix_ids
 from . import parallel
-from .job import DTYPE, STEPS, TrainingJob
+from .job import JOB_DTYPE, STEP_COUNT, TrainingJob
 from .scratch import scratch_bytes_by_kernel
 
 SEED = 0
@@ -47,7 +47,7 @@ BUCKET_OPERATIONS = frozenset({"allreduce_"})
 RELEASE_SECONDS = 10.0
 """Longest time in which gloo's threads release the tensors of a finished collective, in seconds."""
 
-WRAPPERS = DTensor, AsyncCollectiveTensor
+TENSOR_WRAPPERS = DTensor, AsyncCollectiveTensor
 """Classes of tensors that wrap another tensor, which has the storage."""
 
 
@@ -59,7 +59,7 @@ class RankStorageTracker(CpuStorageTracker):
         self.sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(tensor_type, WRAPPERS) for tensor_type in types):
+        if any(issubclass(tensor_type, TENSOR_WRAPPERS) for tensor_type in types):
             return NotImplemented  # a distributed tensor first decomposes the operation
         if function.namespace in ("c10d", "_c10d_functional"):
             return self._run_collective(function, args, kwargs or {})
@@ -91,7 +91,7 @@ class RankStorageTracker(CpuStorageTracker):
         return output
 
     def _track_tensor(self, tensor: Tensor, function: Any) -> None:
-        if isinstance(tensor, (*WRAPPERS, FakeTensor)):
+        if isinstance(tensor, (*TENSOR_WRAPPERS, FakeTensor)):
             return
         if not self.set_up and tensor.dtype is torch.int32:  # numbers of ranks, which a mesh stores on the host
             self.tracked.add(tensor.untyped_storage()._cdata)
@@ -148,7 +148,7 @@ def token_ids(training_job: TrainingJob) -> Tensor:
 def seeded_reference(training_job: TrainingJob) -> Any:
     """Builds the reference model with the same random weights in every process."""
     torch.manual_seed(SEED)
-    return build_reference(training_job.spec, DTYPE, "cpu")
+    return build_reference(training_job.spec, JOB_DTYPE, "cpu")
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def single_process_losses(training_job: TrainingJob) -> list[float]:
     model, token_batches = seeded_reference(training_job), token_ids(training_job)
     losses: list[float] = []
     optimizers = _build_optimizers(training_job, model)
-    for _ in range(STEPS):
+    for _ in range(STEP_COUNT):
         summed_loss = 0.0
         for micro_batch in token_batches.flatten(0, 1):
             loss = loss_of(model(micro_batch, None, grouped_experts=True), micro_batch)
@@ -222,7 +222,7 @@ class RankProcess:
             measured_quantities["set_up_bytes"] = tracker.now
             tracker.set_up = True
             run_passes = self.pipeline_runner() if training_job.layout.pp > 1 else self.run_micro_batches
-            for step_index in range(STEPS):
+            for step_index in range(STEP_COUNT):
                 self.peaks.clear()
                 tracker.peak = tracker.now
                 losses.append(run_passes(ids))
@@ -275,7 +275,7 @@ class RankProcess:
         if layout.tp > 1:
             parallel.apply_tensor_parallelism(model, self.meshes["tp"])
         if layout.zero == 3:
-            parallel.shard_layers(model, self.shards, layout.reshard, getattr(torch, DTYPE), layout.prefetch)
+            parallel.shard_layers(model, self.shards, layout.reshard, getattr(torch, JOB_DTYPE), layout.prefetch)
         elif layout.dp > 1:
             model = DistributedDataParallel(model, process_group=self.meshes["dp"].get_group())
         self.module = model

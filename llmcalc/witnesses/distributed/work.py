@@ -24,7 +24,7 @@ import torch.distributed as dist
 from .job import TrainingJob, job_from_json, simulate_rank
 from .rank import run_rank, single_process_losses
 
-TIMEOUT = 300
+TIMEOUT_SECONDS = 300
 """Timeout of communication between processes, in seconds."""
 
 
@@ -38,7 +38,7 @@ def run_jobs(training_jobs: Sequence[TrainingJob]) -> list[dict[str, Any]]:
     """
     torch.set_num_threads(1)
     gc.freeze()  # imported objects stay: each step collects only its own garbage
-    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
     try:
         return [_result_of_job(training_job) for training_job in training_jobs]
     finally:

@@ -30,7 +30,7 @@ from llmcalc.components.inputs.base import InputSizes
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.towers.emu import IMAGE_RULE
 from llmcalc.sources.huggingface.towers.gemma import GEMMA3N_FRAMES, GEMMA4_FRAMES
-from llmcalc.sources.huggingface.towers.llava import MINIMAX_VL as MINIMAX_VL_DEFAULTS
+from llmcalc.sources.huggingface.towers.llava import MINIMAX_VL_DEFAULTS
 from llmcalc.sources.huggingface.towers.siglip import LFM2_LIMITS
 
 RANDOM = random.Random(7)

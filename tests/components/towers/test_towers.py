@@ -22,7 +22,7 @@ from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
-from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, model_types
 from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.witnesses.module_measurements import buffer_counts_by_path, parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
@@ -213,7 +213,7 @@ def rules_of(kind: str) -> set[Any]:
     class: the file that reads the wrapper, and what its record says of its class.
     """
     family = family_of(kind)
-    return {FILE_OF[kind], *map(repr, (family.quirks, *family.deviations, *family.modules.items()))}
+    return {FILE_BY_TYPE[kind], *map(repr, (family.quirks, *family.deviations, *family.modules.items()))}
 
 
 NEED_IMAGES = {"blip", "blip-2", "clip", "metaclip_2", "siglip", "siglip2"}

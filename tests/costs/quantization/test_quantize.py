@@ -17,7 +17,14 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import COMMON, PARTS, StoredBytes, quantized_size, scheme_named, scheme_of_config
+from llmcalc.costs.quantization import (
+    BYTE_PURPOSES,
+    COMMON_SCHEMES,
+    StoredBytes,
+    quantized_size,
+    scheme_named,
+    scheme_of_config,
+)
 from llmcalc.costs.quantization.base import WeightTensor, weight_tensors_of
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.safetensors import read_safetensors
@@ -73,7 +80,7 @@ def test_one_layer_of_awq_by_hand() -> None:
 
 
 def test_the_parts_add_up() -> None:
-    for name in COMMON:
+    for name in COMMON_SCHEMES:
         if name in ("mxfp4", "awq-int4-g128"):
             continue
         got = quantized_size(DENSE, scheme_named(name))
@@ -244,7 +251,7 @@ def test_a_checkpoint_so_laid_out_has_these_bytes(name: str, spec: ModelSpec, tm
     checkpoint = read_safetensors(tmp_path / "it.safetensors")
     got = quantized_size(spec, scheme_named(name))
     assert got.total == checkpoint.nbytes
-    found = dict.fromkeys(PARTS, 0)
+    found = dict.fromkeys(BYTE_PURPOSES, 0)
     for tensor in checkpoint.tensors:
         found[PART_OF.get(tensor.name.rpartition(".")[2], "unconverted")] += tensor.nbytes
     assert got.by_part.data() == found

@@ -11,7 +11,14 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import COMMON, PARTS, StoredBytes, quantized_size, scheme_named, scheme_of_config
+from llmcalc.costs.quantization import (
+    BYTE_PURPOSES,
+    COMMON_SCHEMES,
+    StoredBytes,
+    quantized_size,
+    scheme_named,
+    scheme_of_config,
+)
 from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
@@ -367,7 +374,7 @@ def test_the_command(run: Any) -> None:
         == sum(found["weights_by_part"].values())
         == size(llmcalc.load("llama3-8b").model, "q4_k_m").total
     )
-    assert tuple(found["weights_by_part"]) == PARTS
+    assert tuple(found["weights_by_part"]) == BYTE_PURPOSES
     assert sum(sum(parts.values()) for parts in found["weights_by_component"].values()) == found["weights"]
     assert found["quantization"] == {"scheme": "q4_k_m", "source": "llama.cpp", "unconverted_dtype": "float32"}
     assert run("memory", "gpt2", "--format", "json").document["memory"]["weights_by_part"] is None
@@ -392,7 +399,7 @@ def test_optional_parts() -> None:
 def test_every_name_is_counted(model: str) -> None:
     spec = llmcalc.load(model).model
     experts = params(spec).by_component.get("experts")
-    for name in (*COMMON, "q4_k_m-qkv", "q4_0-imatrix"):
+    for name in (*COMMON_SCHEMES, "q4_k_m-qkv", "q4_0-imatrix"):
         if name == "mxfp4" and not experts:
             with pytest.raises(InputError, match="converts routed experts, and this model has none"):
                 quantized_size(spec, scheme_named(name))

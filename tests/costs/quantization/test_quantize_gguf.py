@@ -18,11 +18,11 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config, with_published_experts
 from llmcalc.costs.quantization.base import weight_tensors_of
-from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix, _ModelRules
+from llmcalc.costs.quantization.gguf import BLOCKS, DEFAULT_TYPE_BY_MIX, GGUFMix, _ModelRules
 from llmcalc.costs.quantization.named import nearest_gguf_mix
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
+from llmcalc.sources.checkpoints.gguf import GGML_TYPES, read_gguf
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.presets import load_preset, model_names
 from tests.contracts.test_parts import decoder
@@ -138,9 +138,9 @@ def test_a_gguf_file_of_that_mix_has_these_bytes(name: str, tmp_path: Path) -> N
 
 
 def test_block_sizes_are_those_of_the_header_reader() -> None:
-    sizes = {name: (elements, nbytes) for name, elements, nbytes in TYPES.values()}
+    sizes = {name: (elements, nbytes) for name, elements, nbytes in GGML_TYPES.values()}
     assert {name: (one[0], sum(one[1:])) for name, one in BLOCKS.items()} == {name: sizes[name] for name in BLOCKS}
-    assert set(MIXES.values()) <= set(BLOCKS)
+    assert set(DEFAULT_TYPE_BY_MIX.values()) <= set(BLOCKS)
 
 
 def test_block_sizes_are_those_of_the_gguf_package() -> None:

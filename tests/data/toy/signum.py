@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...costs.trained_tensors import TrainedTensor, packed_bytes, total_elements
-from .record import Optimizer, States
+from .record import Optimizer, StateBytesByName
 
 if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """The momentum."""
     return {"exp_avg": packed_bytes(total_elements(tensors), dtype)}
 

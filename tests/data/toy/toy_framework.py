@@ -11,7 +11,7 @@ from ...parallel.layout import Layout
 from ...parallel.layout_rules import LayoutRules
 from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ..framework import EstimateErrors, Framework, RunOnRanks
-from ..launch.record import Launch, LaunchFile, LaunchSource, Table
+from ..launch.launch_types import Launch, LaunchFile, LaunchSource, Table
 from ..peak_estimate import PeakEstimate, bytes_per_parameter
 from ..torch.pass_measurement import estimate_with_torch_kernels
 from ..transient_bytes import no_transient_bytes

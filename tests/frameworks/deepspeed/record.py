@@ -251,14 +251,14 @@ def built(case: Case, device: str) -> tuple[Any, Any]:
     """The module, and how it is called for its logits."""
     import torch
 
-    from llmcalc.simulator.choices import EAGER
+    from llmcalc.simulator.choices import EAGER_CHOICES
     from llmcalc.witnesses import kernel_variants, training_loop
     from llmcalc.workload.recompute import recompute_of
 
     if case.of == "reference":
         dtype = "bfloat16" if case.config["bf16"]["enabled"] else "float32"
         module = training_loop.build_reference(model(), dtype, device)
-        kernel_variants.use_kernels(module, EAGER, recompute_of(case.recompute), case.trained_beside, device)
+        kernel_variants.use_kernels(module, EAGER_CHOICES, recompute_of(case.recompute), case.trained_beside, device)
         return module, lambda engine, ids: engine(ids, None, with_mtp=False, grouped_experts=True, expert_capacity=None)
     import transformers
 

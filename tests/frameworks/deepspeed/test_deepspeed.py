@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
+from llmcalc.device_memory.cuda_runtime import HOPPER_RUNTIME, CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
@@ -30,7 +30,7 @@ from llmcalc.frameworks.deepspeed.partitions import (
     round_robin_order,
 )
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
-from llmcalc.frameworks.nccl import CONNECTION, communicator_bytes, communicator_sizes
+from llmcalc.frameworks.nccl import CONNECTION_BYTES, communicator_bytes, communicator_sizes
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
@@ -141,13 +141,15 @@ def test_published_rows_under_deepspeed() -> None:
 
 
 def test_the_buffers_of_one_connection() -> None:
-    assert CONNECTION == 524_288 + 4_915_200 + 4_194_304  # LL, LL128, Simple
+    assert CONNECTION_BYTES == 524_288 + 4_915_200 + 4_194_304  # LL, LL128, Simple
 
 
 def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
     assert communicator_bytes(1) == 0
-    assert communicator_bytes(4) == 24 * CONNECTION
-    assert communicator_bytes(4, torch_version="2.0") == 24 * CONNECTION * 10 // 4  # 4 ranks: 3 edges, up and down
+    assert communicator_bytes(4) == 24 * CONNECTION_BYTES
+    assert (
+        communicator_bytes(4, torch_version="2.0") == 24 * CONNECTION_BYTES * 10 // 4
+    )  # 4 ranks: 3 edges, up and down
 
 
 def test_a_mesh_has_a_communicator_of_each_axis() -> None:
@@ -160,7 +162,7 @@ def test_buffers_are_counted_where_their_size_is_known() -> None:
     assert cluster(small(2)).device_rank.device.terms[-1].name == "CUDA context"
     counted = cluster(small(2)).rank_memory(0, ampere).device
     assert counted.terms[-1].name == "NCCL buffers"
-    assert counted.terms[-1].bytes == 2 * 24 * CONNECTION  # all ranks, and a copy of the group
+    assert counted.terms[-1].bytes == 2 * 24 * CONNECTION_BYTES  # all ranks, and a copy of the group
     assert sum(term.bytes for term in counted.terms) == counted.device_bytes
     assert counted.reserved_bytes == cluster(small(2)).device_rank.device.reserved_bytes
     many = cluster(small(2), Layout(dp=16, zero=2)).rank_memory(0, ampere).device
@@ -226,7 +228,7 @@ def test_what_a_rank_keeps_are_whole_weights_and_its_part_of_the_states() -> Non
     kept = cluster(small(2)).device_rank.device
     exact = 2 * n + (4 + 4 + 4) * n // 4  # bf16; fp32 copy and two states of Adam
     rounding = 5 * 512  # of the flat tensor, the copy, the states and the token ids
-    assert 0 <= kept.after_step_bytes - 2 * HOPPER.workspace_bytes - exact <= rounding
+    assert 0 <= kept.after_step_bytes - 2 * HOPPER_RUNTIME.workspace_bytes - exact <= rounding
     assert sum(term.bytes for term in kept.terms) == kept.device_bytes
     assert sum(kept.by_kind.values()) == kept.peak_bytes
 
@@ -242,7 +244,7 @@ def test_without_zero_a_rank_keeps_all_states() -> None:
     n = llmcalc.params(model()).total
     kept = cluster(small(0), Layout(dp=4)).device_rank.device
     exact = (2 + 4 + 4 + 4) * n  # bf16; an fp32 copy of each parameter and two states of Adam
-    assert 0 <= kept.after_step_bytes - 2 * HOPPER.workspace_bytes - exact <= 512 * 4 * 50  # 39 parameters
+    assert 0 <= kept.after_step_bytes - 2 * HOPPER_RUNTIME.workspace_bytes - exact <= 512 * 4 * 50  # 39 parameters
 
 
 def test_fused_adam_of_a_file_updates_one_flat_copy_without_zero() -> None:
@@ -283,7 +285,7 @@ def test_sums_in_fp32_beside_bf16_weights_in_stage_1_are_of_all_parameters() -> 
     n = llmcalc.params(model()).total
     kept = cluster(small(1, grad_accum_dtype="fp32"), Layout(dp=4, zero=1)).device_rank.device
     exact = (2 + 4 + 12 // 4) * n  # bf16; sums in fp32; a quarter of the copy and its states
-    assert kept.after_step_bytes - 2 * HOPPER.workspace_bytes == pytest.approx(exact, rel=0.01)
+    assert kept.after_step_bytes - 2 * HOPPER_RUNTIME.workspace_bytes == pytest.approx(exact, rel=0.01)
 
 
 def test_states_on_the_host_leave_the_weights_and_a_buffer() -> None:

@@ -27,8 +27,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmcalc.components.runtime import PassState
 from llmcalc.device_memory.training import TrainingConfig, TrainingRun
-from llmcalc.frameworks.fsdp2.param_groups import Moment, ParamGroup
-from llmcalc.frameworks.fsdp2.training import TITAN, FsdpRun, FsdpSettings, sharding_of_rank
+from llmcalc.frameworks.fsdp2.param_groups import HookMoment, ParamGroup
+from llmcalc.frameworks.fsdp2.training import TORCHTITAN_FSDP_SETTINGS, FsdpRun, FsdpSettings, sharding_of_rank
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_program import rank_program
@@ -42,7 +42,7 @@ from tests.simulator.witness import Alive
 STEPS = 2
 """Steps of one micro-batch; of several, one step."""
 
-MOMENTS: Mapping[tuple[Moment, bool], str] = {
+MOMENTS: Mapping[tuple[HookMoment, bool], str] = {
     (moment, after): f"{'After' if after else 'Before'} {moment.title()}"
     for moment in ("pre-forward", "post-forward", "pre-backward", "post-backward")
     for after in (False, True)
@@ -275,7 +275,7 @@ def by_torch(
     training: TrainingConfig,
     layout: Layout,
     rank: int,
-    fsdp: FsdpSettings = TITAN,
+    fsdp: FsdpSettings = TORCHTITAN_FSDP_SETTINGS,
     watch: type[Tracker | Followed] = Tracker,
     beside: Any = None,
     fake: bool | None = None,
@@ -352,7 +352,9 @@ def steps(training: TrainingConfig) -> int:
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def replayed(spec: ModelSpec, training: TrainingConfig, layout: Layout, rank: int, fsdp: FsdpSettings = TITAN) -> Steps:
+def replayed(
+    spec: ModelSpec, training: TrainingConfig, layout: Layout, rank: int, fsdp: FsdpSettings = TORCHTITAN_FSDP_SETTINGS
+) -> Steps:
     """The same steps, replayed."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     run = FsdpRun(
@@ -367,7 +369,7 @@ def replayed(spec: ModelSpec, training: TrainingConfig, layout: Layout, rank: in
     return steps_of(run, training, fsdp)
 
 
-def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TITAN) -> Steps:
+def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TORCHTITAN_FSDP_SETTINGS) -> Steps:
     """The steps of a run."""
     seen = Steps()
     meter: Any = run.meter
@@ -376,7 +378,7 @@ def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TI
     seen.bytes[Seen(0, 0, "set-up")] = meter.live_bytes
     for step in range(1, 1 + steps(training)):
 
-        def watch(group: ParamGroup, moment: Moment, after: bool, step: int = step) -> None:
+        def watch(group: ParamGroup, moment: HookMoment, after: bool, step: int = step) -> None:
             seen.snapshots.setdefault((group.name, MOMENTS[moment, after], step), []).append(meter.live_bytes)
 
         if isinstance(run, FsdpRun):

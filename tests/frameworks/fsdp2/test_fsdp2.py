@@ -21,7 +21,7 @@ import llmcalc
 from llmcalc.components.base import Component
 from llmcalc.costs.params import params
 from llmcalc.costs.trained_tensors import trained_tensors
-from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
+from llmcalc.device_memory.cuda_runtime import HOPPER_RUNTIME, CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.host_memory import pinned_bytes
 from llmcalc.device_memory.settings import Settings
@@ -30,7 +30,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.framework import RunOnRanks
 from llmcalc.frameworks.fsdp2.pipeline import ShardedSetup
 from llmcalc.frameworks.fsdp2.rank_memory import (
-    DIVIDED,
+    TENSOR_PARALLEL_STATUS,
     _count_rank,
     counted_rank,
     fsdp_memory,
@@ -41,7 +41,7 @@ from llmcalc.frameworks.fsdp2.rank_memory import (
 from llmcalc.frameworks.fsdp2.settings import OuterGroups, TitanSettings
 from llmcalc.frameworks.fsdp2.training import (
     SEPARATE_HEAD_SINCE,
-    TITAN,
+    TORCHTITAN_FSDP_SETTINGS,
     FsdpRun,
     FsdpSettings,
     check_optimizer,
@@ -236,7 +236,7 @@ LOW = frozenset({"q_proj", "v_proj", "down_proj"})
 @pytest.mark.parametrize(
     ("name", "fields", "layout", "fsdp"),
     [
-        ("llama3-8b", {}, Layout(dp=3, zero=3), TITAN),
+        ("llama3-8b", {}, Layout(dp=3, zero=3), TORCHTITAN_FSDP_SETTINGS),
         (
             "llama3-8b",
             {"microbatches": 3},
@@ -342,13 +342,13 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     settings = Settings("training", batch=1, seq=64, lora_rank=4)
     run = memory(llmcalc.load("smollm2-135m?num_hidden_layers=12").model, settings)
     training, fsdp = torchtitan_training(run.spec, run.training())
-    setup = ShardedSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER.workspace_bytes, fsdp)
-    folded = counted_rank(setup, HOPPER)
+    setup = ShardedSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
+    folded = counted_rank(setup, HOPPER_RUNTIME)
     assert folded.repeating_stacks
     monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
-    whole = counted_rank(setup, HOPPER)
+    whole = counted_rank(setup, HOPPER_RUNTIME)
     assert not whole.repeating_stacks
-    assert folded.memory(0, (), DIVIDED) == whole.memory(0, (), DIVIDED)
+    assert folded.memory(0, (), TENSOR_PARALLEL_STATUS) == whole.memory(0, (), TENSOR_PARALLEL_STATUS)
 
 
 @pytest.mark.parametrize(
@@ -367,8 +367,8 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
         llmcalc.load("smollm2-135m?num_hidden_layers=6" + changes).model, Settings("training", batch=1, seq=16)
     )
     training, fsdp = torchtitan_training(run.spec, run.training())
-    setup = ShardedSetup(run.spec, training, layout, 0, HOPPER.workspace_bytes, fsdp)
-    ranks = [_count_rank(replace(setup, rank=rank), HOPPER) for rank in range(layout.world_size)]
+    setup = ShardedSetup(run.spec, training, layout, 0, HOPPER_RUNTIME.workspace_bytes, fsdp)
+    ranks = [_count_rank(replace(setup, rank=rank), HOPPER_RUNTIME) for rank in range(layout.world_size)]
     assert [rank.equal_in_ring for rank in ranks] == places
     for rank in ranks:
         for other_rank in ranks:
@@ -378,10 +378,14 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
                     other_rank.recording_units,
                 )
     shared_results: dict[Any, Any] = {}
-    shared_runs = [counted_rank(replace(setup, rank=rank), HOPPER, shared_results) for rank in range(layout.world_size)]
+    shared_runs = [
+        counted_rank(replace(setup, rank=rank), HOPPER_RUNTIME, shared_results) for rank in range(layout.world_size)
+    ]
     for rank, shared_run in zip(ranks, shared_runs, strict=True):
         assert (rank.equal_in_ring is None) or shared_run is shared_runs[layout.coordinates(rank.equal_in_ring).cp]
-        assert rank.counted_run.memory(0, (), DIVIDED) == shared_run.memory(0, (), DIVIDED)
+        assert rank.counted_run.memory(0, (), TENSOR_PARALLEL_STATUS) == shared_run.memory(
+            0, (), TENSOR_PARALLEL_STATUS
+        )
 
 
 def test_adapters_under_version_1_are_refused() -> None:
@@ -469,12 +473,14 @@ def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
     training, fsdp = torchtitan_training(run.memory.spec, run.memory.training())
     shared: dict[Any, Any] = {}
     first_run, last_run = (
-        counted_rank(ShardedSetup(run.memory.spec, training, run.layout, rank, fsdp_settings=fsdp), HOPPER, shared)
+        counted_rank(
+            ShardedSetup(run.memory.spec, training, run.layout, rank, fsdp_settings=fsdp), HOPPER_RUNTIME, shared
+        )
         for rank in (0, last)
     )
     assert (first_run is last_run) == are_equal
-    bytes_of_ranks = [tensor_bytes(run, rank, HOPPER) for rank in (0, last)]
-    assert bytes_of_ranks == [rank_memory(run, rank, HOPPER).exact_bytes for rank in (0, last)]
+    bytes_of_ranks = [tensor_bytes(run, rank, HOPPER_RUNTIME) for rank in (0, last)]
+    assert bytes_of_ranks == [rank_memory(run, rank, HOPPER_RUNTIME).exact_bytes for rank in (0, last)]
     assert (bytes_of_ranks[0] == bytes_of_ranks[1]) == are_equal
 
 
@@ -596,7 +602,7 @@ def with_layer_count(spec: ModelSpec, layers: int) -> ModelSpec:
 @pytest.mark.parametrize(
     ("name", "recompute", "microbatches", "fsdp"),
     [
-        ("llama3-8b", "none", 1, TITAN),
+        ("llama3-8b", "none", 1, TORCHTITAN_FSDP_SETTINGS),
         ("gemma2-9b", "full", 1, FsdpSettings(keeps_last_layer_gathered=False)),
         ("qwen3-30b-a3b", "attention+matmuls", 3, FsdpSettings(reduces_each_microbatch=False)),
         ("llama3-8b", "full", 2, FsdpSettings(reduction_format="bfloat16", outer_groups="separate")),
@@ -664,7 +670,7 @@ class Sent(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("microbatches", "layout", "fsdp"),
     [
-        (1, Layout(dp=3, zero=3), TITAN),
+        (1, Layout(dp=3, zero=3), TORCHTITAN_FSDP_SETTINGS),
         (
             2,
             Layout(dp=6, hsdp_replicas=2, zero=3),
@@ -879,7 +885,7 @@ LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 # --- with tensor parallelism ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fsdp", [TITAN, FsdpSettings(outer_groups="separate")])
+@pytest.mark.parametrize("fsdp", [TORCHTITAN_FSDP_SETTINGS, FsdpSettings(outer_groups="separate")])
 def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/witnesses)."""
     spec = with_layer_count(family("llama3-8b"), 12)
@@ -925,7 +931,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
         nonlocal sums
         sums = sums.with_addition(size, in_place)
 
-    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0), TITAN)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0), TORCHTITAN_FSDP_SETTINGS)
     run.graph.gradient_sum_hook = add
     run.set_up()
     for _ in range(2):

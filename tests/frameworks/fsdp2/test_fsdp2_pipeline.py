@@ -10,17 +10,17 @@ from typing import NamedTuple
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import HOPPER
+from llmcalc.device_memory.cuda_runtime import HOPPER_RUNTIME
 from llmcalc.device_memory.device_memory import MemoryTerm, summarize_memory
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.pipeline import (
-    FINISHES,
-    FREES_GRADIENTS,
-    INFERS_ON_META,
-    LAST_OUTPUTS,
-    NEWEST,
-    RETURNS_NOTHING,
+    ENDS_REDUCTIONS_SINCE,
+    FREES_GRADIENTS_SINCE,
+    INFERS_ON_META_SINCE,
+    NEWEST_SETTINGS,
+    NO_OUTPUTS_SINCE,
+    ONLY_LAST_OUTPUTS_SINCE,
     ScheduleSettings,
     ShardedRank,
     ShardedSetup,
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     microbatches: int
     stage: int
     fsdp: FsdpSettings = WIDE
-    schedule_settings: ScheduleSettings = NEWEST
+    schedule_settings: ScheduleSettings = NEWEST_SETTINGS
     recompute: str = "none"
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ def test_many_layers_from_few(layout: Layout) -> None:
     training = TrainingConfig(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
     tensors = MemoryTerm("tensors", 0, "exact", "")
     for expandable in (False, True):
-        runtime = replace(HOPPER, has_expandable_segments=expandable)
+        runtime = replace(HOPPER_RUNTIME, has_expandable_segments=expandable)
         replay_result = replay_sharded_rank(
             spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace_bytes
         )
@@ -159,19 +159,19 @@ def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
 
 
 def test_outputs_are_returned_before_a_date() -> None:
-    day = RETURNS_NOTHING.replace(day=21)
+    day = NO_OUTPUTS_SINCE.replace(day=21)
     assert schedule_settings_at(day).returns_outputs
-    assert not schedule_settings_at(RETURNS_NOTHING).returns_outputs
-    assert schedule_settings_at(None) == NEWEST
+    assert not schedule_settings_at(NO_OUTPUTS_SINCE).returns_outputs
+    assert schedule_settings_at(None) == NEWEST_SETTINGS
 
 
 @pytest.mark.parametrize(
     ("day", "words"),
     [
-        (LAST_OUTPUTS, {"keeps_outputs"}),
-        (FREES_GRADIENTS, {"keeps_gradients"}),
-        (FINISHES, {"ends_reductions"}),
-        (INFERS_ON_META, {"infers_shapes"}),
+        (ONLY_LAST_OUTPUTS_SINCE, {"keeps_outputs"}),
+        (FREES_GRADIENTS_SINCE, {"keeps_gradients"}),
+        (ENDS_REDUCTIONS_SINCE, {"ends_reductions"}),
+        (INFERS_ON_META_SINCE, {"infers_shapes"}),
     ],
 )
 def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:

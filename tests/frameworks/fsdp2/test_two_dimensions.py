@@ -21,8 +21,8 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory, step_collectives_of_rank
 from llmcalc.frameworks.fsdp2.settings import Float8Settings
 from llmcalc.frameworks.fsdp2.training import (
-    IN_PLACE,
-    TITAN,
+    GATHERS_IN_PLACE_SINCE,
+    TORCHTITAN_FSDP_SETTINGS,
     FsdpRun,
     FsdpSettings,
     sharding_of_rank,
@@ -65,7 +65,7 @@ class Case:
     rank: int = 0
     recompute: str = "none"
     layout: dict[str, Any] = field(default_factory=dict)
-    fsdp: FsdpSettings = TITAN
+    fsdp: FsdpSettings = TORCHTITAN_FSDP_SETTINGS
     more: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -234,7 +234,7 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
     training = TrainingConfig(batch=batch, seq=16, kernel_choices=KernelChoices(attention="flash", compiled=True))
     size, made = 2 * batch * 16 * 32, []
     for fsdp in (
-        TITAN,
+        TORCHTITAN_FSDP_SETTINGS,
         FsdpSettings(overlaps_products=overlaps),
         FsdpSettings(overlaps_products=overlaps, copies_gathered_tokens=True),
     ):
@@ -253,8 +253,8 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
 
 def test_gathered_tokens_are_copied_before_a_date() -> None:
     spec, training = MODELS["llama3-8b"], TrainingConfig(batch=1, seq=16)
-    assert torchtitan_training(spec, training, IN_PLACE - timedelta(days=1))[1].copies_gathered_tokens
-    assert not torchtitan_training(spec, training, IN_PLACE)[1].copies_gathered_tokens
+    assert torchtitan_training(spec, training, GATHERS_IN_PLACE_SINCE - timedelta(days=1))[1].copies_gathered_tokens
+    assert not torchtitan_training(spec, training, GATHERS_IN_PLACE_SINCE)[1].copies_gathered_tokens
     assert not torchtitan_training(spec, training)[1].copies_gathered_tokens
 
 

@@ -34,7 +34,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcalc.device_memory.training import TrainingConfig
-from llmcalc.frameworks.fsdp2.training import TITAN, FsdpSettings
+from llmcalc.frameworks.fsdp2.training import TORCHTITAN_FSDP_SETTINGS, FsdpSettings
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses import kernel_variants
@@ -158,7 +158,7 @@ def by_torch(
     training: TrainingConfig,
     layout: Layout,
     rank: int,
-    fsdp: FsdpSettings = TITAN,
+    fsdp: FsdpSettings = TORCHTITAN_FSDP_SETTINGS,
     watch: Any = Tracker,
     beside: Any = None,
 ) -> Steps:

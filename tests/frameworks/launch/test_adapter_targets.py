@@ -8,9 +8,9 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.adapter_targets import LONGEST, translate_targets
+from llmcalc.frameworks.launch.adapter_targets import LONGEST_PATTERN, translate_targets
+from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
 from llmcalc.frameworks.launch.read import read_launch
-from llmcalc.frameworks.launch.record import Launch, OptionOverride
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -43,8 +43,8 @@ def test_the_layers_that_names_stand_for(names: tuple[str, ...], wanted: tuple[s
 
 def test_names_without_any_layer_are_left_for_the_error() -> None:
     """No expression is run; one such as (a+)+ would take for ever."""
-    nested = ("(" * 180 + ")" * 180, "(a+)+" * 60, "((a|b)|" * 50, "|" * LONGEST)
-    for name in ("wrong_proj", "(((", "x" * (LONGEST + 1), ".*_proj", "(a|b)" * 60, "[ab]" * 60, *nested):
+    nested = ("(" * 180 + ")" * 180, "(a+)+" * 60, "((a|b)|" * 50, "|" * LONGEST_PATTERN)
+    for name in ("wrong_proj", "(((", "x" * (LONGEST_PATTERN + 1), ".*_proj", "(a|b)" * 60, "[ab]" * 60, *nested):
         assert targets_of(name) == ({name}, ())
 
 

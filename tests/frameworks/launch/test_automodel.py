@@ -12,8 +12,8 @@ import yaml
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.settings import Float8Settings, TitanSettings
-from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.launch.launch_types import Launch
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
 
 FILE = Path(__file__).parents[2] / "data" / "launch" / "automodel_lora.yaml"
 
@@ -24,7 +24,7 @@ def changed(world_size: int | None = None, **tables: Any) -> Launch:
     for name, table in tables.items():
         data[name] = {**(data.get(name) or {}), **table} if isinstance(table, dict) else table
     text = yaml.safe_dump({name: table for name, table in data.items() if table is not None})
-    return launch_of(text, "recipe.yaml", world_size)
+    return launch_from_text(text, "recipe.yaml", world_size)
 
 
 def test_adapters_have_the_format_of_the_weights_and_stand_where_the_wildcard_says() -> None:

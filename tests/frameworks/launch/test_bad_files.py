@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch import yaml_text as text_module
-from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.launch.launch_types import Launch
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
 from llmcalc.frameworks.launch.yaml_text import MOST_VALUES, parse_yaml
 from tests.samples import in_one_test
 
@@ -30,7 +30,7 @@ def read(text: str, allow_unknown: bool = False) -> Launch | str:
     """A launch, or the message that refuses it."""
     start = time.process_time()
     try:
-        found: Launch | str = launch_of(text, "launch", 8, allow_unknown)
+        found: Launch | str = launch_from_text(text, "launch", 8, allow_unknown)
     except InputError as error:
         found = str(error)
         assert found
@@ -126,7 +126,7 @@ def test_a_huge_file(tmp_path: Path) -> None:
 
 def test_world_sizes() -> None:
     with pytest.raises(InputError, match="--devices: 0; expected a positive"):
-        launch_of(FILES["gpt_tp2_pp2.yaml"], "x", 0)
+        launch_from_text(FILES["gpt_tp2_pp2.yaml"], "x", 0)
 
 
 def test_yaml_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

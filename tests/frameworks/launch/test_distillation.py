@@ -14,9 +14,9 @@ import yaml
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import SecondLoss, Teacher
-from llmcalc.frameworks.launch.read import launch_of
-from llmcalc.frameworks.launch.record import Launch
-from llmcalc.frameworks.ms_swift.rlhf import GKD_BYTES_PER_LOGIT, GKD_CHUNK
+from llmcalc.frameworks.launch.launch_types import Launch
+from llmcalc.frameworks.launch.read import launch_from_text
+from llmcalc.frameworks.ms_swift.rlhf import GKD_BYTES_PER_LOGIT, GKD_CHUNK_TOKENS
 from llmcalc.frameworks.trl.distillation import BYTES_PER_LOGIT
 from tests.simulator.witness import Alive
 
@@ -28,7 +28,7 @@ LARGE = 7_615_616_512
 
 def changed(devices: int | None = None, **changes: Any) -> Launch:
     data = yaml.safe_load((FILES / "trl_gkd.yaml").read_text()) | changes
-    return launch_of(yaml.safe_dump(data), "trl_gkd.yaml", devices, launch_folder=FILES)
+    return launch_from_text(yaml.safe_dump(data), "trl_gkd.yaml", devices, launch_folder=FILES)
 
 
 def teacher(launch: Launch) -> Teacher:
@@ -88,8 +88,8 @@ def divergence_in_chunks(student: torch.Tensor, teacher: torch.Tensor, beta: flo
     share = torch.tensor(beta, dtype=student.dtype, device=student.device)
     log_share, log_rest = torch.log(share), torch.log1p(-share)
     total = student.new_zeros(())
-    for start in range(0, len(student), GKD_CHUNK):
-        p, q = (F.log_softmax(logits[start : start + GKD_CHUNK], -1) for logits in (student, teacher))
+    for start in range(0, len(student), GKD_CHUNK_TOKENS):
+        p, q = (F.log_softmax(logits[start : start + GKD_CHUNK_TOKENS], -1) for logits in (student, teacher))
         if beta in (0, 1):
             by_token = kl_divergence(p, q) if beta == 0 else kl_divergence(q, p)
         else:
@@ -142,7 +142,7 @@ def test_the_bytes_of_a_loss_in_chunks_are_an_upper_bound_of_torchs(logits: str)
         for beta, tokens in product(betas, (512, 2048, 8192)):
             peak = peak_per_logit(dtype, beta, logits == "autocast", tokens, divergence_in_chunks)
             more = peak - peak_per_logit(dtype, None, False, tokens)
-            assert more - 0.02 <= width + chunk_width * GKD_CHUNK / tokens <= more + (5.3 if beta == 0 else 2.3)
+            assert more - 0.02 <= width + chunk_width * GKD_CHUNK_TOKENS / tokens <= more + (5.3 if beta == 0 else 2.3)
 
 
 def forward_kl(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -168,7 +168,7 @@ def test_the_loss_of_torchtune_saves_what_is_counted() -> None:
         "teacher_model": {"_component_": "torchtune.models.qwen2_5.qwen2_5_7b_instruct"},
         "kd_loss": {"_component_": "torchtune.modules.loss.ForwardKLWithChunkedOutputLoss"},
     }
-    launch = launch_of(yaml.safe_dump(table), "kd.yaml", 1)
+    launch = launch_from_text(yaml.safe_dump(table), "kd.yaml", 1)
     assert teacher(launch).parameter_count == LARGE
     loss = teacher(launch).loss
     assert loss is not None
@@ -179,14 +179,14 @@ def test_the_loss_of_torchtune_saves_what_is_counted() -> None:
         ("kd_loss", "'gpt5' is not modelled"),
     ):
         with pytest.raises(InputError, match=message):
-            launch_of(yaml.safe_dump(table | {key: {"_component_": "x.gpt5"}}), "kd.yaml", 1)
+            launch_from_text(yaml.safe_dump(table | {key: {"_component_": "x.gpt5"}}), "kd.yaml", 1)
 
 
 SWIFT = "NPROC_PER_NODE=4 swift rlhf --rlhf_type gkd --model Qwen/Qwen2.5-0.5B --tuner_type full --max_length 1024"
 
 
 def distilled(more: str) -> Launch:
-    return launch_of(f"{SWIFT} {more}", "gkd.sh", None, launch_folder=FILES)
+    return launch_from_text(f"{SWIFT} {more}", "gkd.sh", None, launch_folder=FILES)
 
 
 def test_ms_swift_divides_the_teacher_by_its_own_deepspeed_config() -> None:

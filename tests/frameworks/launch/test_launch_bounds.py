@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_of
+from llmcalc.frameworks.launch.read import launch_from_text
 from llmcalc.frameworks.launch.shell import read_script
 from llmcalc.frameworks.launch.yaml_text import parse_yaml
 from llmcalc.frameworks.megatron.launch_file import smallest_world_size
@@ -228,7 +228,7 @@ def test_a_huge_expert_group(flag: str, error: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_variable_that_is_not_set_is_named(script: str, message: str) -> None:
     with pytest.raises(InputError) as stop:
-        launch_of(script, "x.sh")
+        launch_from_text(script, "x.sh")
     assert message in str(stop.value)
 
 

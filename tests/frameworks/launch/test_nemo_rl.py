@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.launch.launch_types import Launch
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
 from llmcalc.parallel.layout import Layout
 
 FILES = Path(__file__).parents[2] / "data" / "launch"
@@ -19,7 +19,7 @@ FILES = Path(__file__).parents[2] / "data" / "launch"
 def read(base: str, policy: dict[str, Any], devices: int | None = None, **tables: Any) -> Launch:
     """The run of a recipe on one of NeMo-RL's base configs."""
     config = {"defaults": f"../../{base}", "policy": policy, "cluster": {"gpus_per_node": 8}} | tables
-    return launch_of(yaml.safe_dump(config), "recipe.yaml", devices, launch_folder=FILES)
+    return launch_from_text(yaml.safe_dump(config), "recipe.yaml", devices, launch_folder=FILES)
 
 
 def test_a_recipe_has_the_values_of_the_config_that_it_builds_on() -> None:

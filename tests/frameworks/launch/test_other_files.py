@@ -18,8 +18,8 @@ from llmcalc.frameworks.fsdp2.settings import Float8Settings, TitanSettings
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_torchtitan
 from llmcalc.frameworks.fsdp2.torchtitan_models import DEEPSEEK_V3, LLAMA3, LLAMA4, QWEN3, spec_of_flavor
 from llmcalc.frameworks.launch.accelerate import read_accelerate
-from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import LaunchSource
+from llmcalc.frameworks.launch.launch_types import LaunchSource
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
 from llmcalc.frameworks.launch.trainer import read_trainer
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.target import load
@@ -449,7 +449,7 @@ def test_a_script_that_runs_the_trainer() -> None:
         "#!/bin/bash\nGPUS=4\ntorchrun --nproc_per_node $GPUS train.py --model_name_or_path gpt2 --bf16 True \\\n"
         "  --per_device_train_batch_size 3 --fsdp 'full_shard auto_wrap' --learning_rate 2e-5\n"
     )
-    launch = launch_of(text, "x.sh")
+    launch = launch_from_text(text, "x.sh")
     assert (launch.model_name, launch.layout.world_size, launch.layout.zero) == ("gpt2", 4, 3)
     assert (launch.settings["batch"], launch.settings["dtype"]) == (3, "bf16")
 
@@ -457,7 +457,7 @@ def test_a_script_that_runs_the_trainer() -> None:
 def test_a_file_that_is_named_but_missing() -> None:
     text = (LAUNCHES / "trainer.yaml").read_text().replace("deepspeed_zero3_auto", "nowhere")
     with pytest.raises(InputError, match=r"nowhere\.json"):
-        launch_of(text, str(LAUNCHES / "trainer.yaml"), launch_folder=LAUNCHES)
+        launch_from_text(text, str(LAUNCHES / "trainer.yaml"), launch_folder=LAUNCHES)
 
 
 # ---- accelerate

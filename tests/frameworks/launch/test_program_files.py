@@ -13,11 +13,11 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.file_kinds import PROGRAMS, launch_file_kinds, program_files
+from llmcalc.frameworks.launch.file_kinds import LAUNCH_FILE_BY_PROGRAM, launch_file_kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
-from llmcalc.frameworks.launch.read import launch_of, read_launch
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
 from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
-from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED
+from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
 from llmcalc.frameworks.registry import framework
 from llmcalc.frameworks.server_files.read import starts_any_server
 from llmcalc.frameworks.verl.command import MBRIDGE_FUSED
@@ -175,19 +175,19 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
 
 def test_the_allocator_is_that_of_the_commands_environment() -> None:
     text = FILES["swift_full.sh"]
-    plain = launch_of(text, "swift_full.sh")
+    plain = launch_from_text(text, "swift_full.sh")
     setting = "PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' NPROC_PER_NODE"
-    expandable = launch_of(text.replace("NPROC_PER_NODE", setting, 1), "swift_full.sh")
+    expandable = launch_from_text(text.replace("NPROC_PER_NODE", setting, 1), "swift_full.sh")
     assert (plain.settings.get("allocator"), expandable.settings.get("allocator")) == (None, "expandable")
 
 
 def test_deepspeeds_own_arguments_name_its_config() -> None:
     """deepspeed.add_config_arguments: `--deepspeed` turns it on, `--deepspeed_config` is the file."""
     text = FILES["deepspeed_trainer.sh"]
-    launch = launch_of(text, "f.sh", launch_folder=FOLDER)
+    launch = launch_from_text(text, "f.sh", launch_folder=FOLDER)
     own_arguments = text.replace("--deepspeed zero2.json", "--deepspeed --deepspeed_config zero2.json")
     assert own_arguments != text
-    assert launch_of(own_arguments, "f.sh", launch_folder=FOLDER) == launch
+    assert launch_from_text(own_arguments, "f.sh", launch_folder=FOLDER) == launch
 
 
 @in_one_test
@@ -234,7 +234,7 @@ def test_cells_of_a_notebook_are_read_and_its_prose_is_no_command(tmp_path: Path
     for decided, computed in (("r=8", "r=rank()"), ("max_seq_length=tokens", "max_seq_length=2 if length() else 1")):
         name = decided.partition("=")[0]
         with pytest.raises(InputError, match=rf"memory: {name} \(is known only when the file runs\)"):
-            launch_of(MARIMO.replace(decided, computed), "notebook.py")
+            launch_from_text(MARIMO.replace(decided, computed), "notebook.py")
 
 
 REFUSED = [
@@ -269,19 +269,19 @@ def test_a_recipe_states_bf16_by_the_fields_of_its_mixed_precision() -> None:
     precision = f"    cfg.mixed_precision = MixedPrecisionConfig({fields}, grad_reduce_in_fp32=False)\n"
     text = text.replace("    return cfg\n", layout + precision + "    return cfg\n", 1)
     recipe = ("qwen25_7b_pretrain_8gpu_config",)
-    launch = launch_of(text, "recipes.py", arguments=recipe)
+    launch = launch_from_text(text, "recipes.py", arguments=recipe)
     assert (launch.layout.pp, launch.settings["grad_dtype"]) == (1, "bf16")
     written = precision.partition(" = ")[2].strip()
     by_name = text.replace(written, 'get_mixed_precision_config("bf16_mixed")')
-    assert launch_of(by_name, "recipes.py", arguments=recipe).layout.dp == 4
+    assert launch_from_text(by_name, "recipes.py", arguments=recipe).layout.dp == 4
     with pytest.raises(InputError, match=r"mixed_precision .'fp8' is not modelled; bf16_mixed and bf16_with_fp8"):
-        launch_of(text.replace("bf16=True", "bf16=True, fp8='e4m3'"), "recipes.py", arguments=recipe)
+        launch_from_text(text.replace("bf16=True", "bf16=True, fp8='e4m3'"), "recipes.py", arguments=recipe)
 
 
 def test_a_recipe_in_8_bits_states_its_scales() -> None:
     text, recipe = FILES["megatron_bridge_recipes.py"], "qwen25_7b_pretrain_8gpu_config"
     spec, precision = llmcalc.load("llama3-8b").model, "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"
-    launch = launch_of(text, "recipes.py", arguments=(recipe, precision))
+    launch = launch_from_text(text, "recipes.py", arguments=(recipe, precision))
     assert (launch.settings["precision"], "dtype" in launch.settings) == ("fp8", False)
     stated = launch.framework_settings.arguments(Settings("training", precision="fp8"), False, spec)
     assert (stated["fp8_recipe"], stated["fp8_amax_history_len"], stated["fp8_param_gather"]) == ("delayed", 1024, True)
@@ -294,7 +294,7 @@ def test_a_recipe_in_8_bits_states_its_scales() -> None:
         ("mixed_precision.fp8_param_gather=false", "mixed_precision.fp8_param_gather (not modelled beside"),
     ]:
         with pytest.raises(InputError, match=re.escape(message)):
-            launch_of(text, "recipes.py", arguments=(recipe, precision, other))
+            launch_from_text(text, "recipes.py", arguments=(recipe, precision, other))
 
 
 GRAPHS = """    cfg.model.cuda_graph_impl = "transformer_engine"
@@ -310,9 +310,9 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
     """HybridEP and modules that run again are counted for a named model as for Megatron-LM's own arguments."""
     text = FILES["megatron_bridge_recipes.py"].replace("    return cfg\n", GRAPHS + "    return cfg\n", 1)
     recipe = ("qwen25_7b_pretrain_8gpu_config",)
-    launch = launch_of(text, "recipes.py", arguments=recipe)
+    launch = launch_from_text(text, "recipes.py", arguments=recipe)
     assert launch.framework_settings == NamedModelArguments(
-        ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True, fuses_activation=BRIDGE_FUSED
+        ("moe_act", "layernorm"), uses_hybridep=True, has_layer_graphs=True, fuses_activation=BRIDGE_FUSED_MODEL_TYPES
     )
     spec, options = llmcalc.load("llama3-8b").model, Settings("training")
     assert launch.framework_settings.arguments(options, True, spec) == {
@@ -330,29 +330,35 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
         ('"layernorm"', '"mhc"', "recompute_modules (mhc is not modelled"),
     ]:
         with pytest.raises(InputError, match=re.escape(message)):
-            launch_of(text.replace(written, other), "recipes.py", arguments=recipe)
+            launch_from_text(text.replace(written, other), "recipes.py", arguments=recipe)
 
 
 LOSSES = [
     # file · recipe and overrides · changes of its text · cross_entropy · fuses_activation
-    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config", {}, "native", BRIDGE_FUSED),
+    ("megatron_bridge_recipes.py", "qwen25_7b_peft_config", {}, "native", BRIDGE_FUSED_MODEL_TYPES),
     ("megatron_bridge_recipes.py", "qwen25_7b_peft_config model.bias_activation_fusion=true", {}, "native", True),
     (
         "megatron_bridge_recipes.py",
         "qwen25_7b_peft_config model.cross_entropy_fusion_impl=te",
         {},
         "fused",
-        BRIDGE_FUSED,
+        BRIDGE_FUSED_MODEL_TYPES,
     ),
     (
         "megatron_bridge_recipes.py",
         "qwen25_7b_peft_config model.cross_entropy_loss_fusion=false",
         {},
         "eager",
-        BRIDGE_FUSED,
+        BRIDGE_FUSED_MODEL_TYPES,
     ),
     ("verl_megatron.sh", "", {}, "eager", MBRIDGE_FUSED),
-    ("verl_megatron.sh", "4 actor_rollout_ref.actor.megatron.vanilla_mbridge=False", {}, "eager", BRIDGE_FUSED),
+    (
+        "verl_megatron.sh",
+        "4 actor_rollout_ref.actor.megatron.vanilla_mbridge=False",
+        {},
+        "eager",
+        BRIDGE_FUSED_MODEL_TYPES,
+    ),
     (
         "verl_megatron.sh",
         "4 +actor_rollout_ref.actor.megatron.override_transformer_config.bias_activation_fusion=True",
@@ -379,7 +385,7 @@ def test_kernels_of_loss_and_activation_follow_the_program(
     text = FILES[name]
     for written, other in changes.items():
         text = text.replace(written, other)
-    launch = launch_of(text, name, 8, arguments=tuple(arguments.split()))
+    launch = launch_from_text(text, name, 8, arguments=tuple(arguments.split()))
     assert launch.settings["cross_entropy"] == loss
     stated = NamedModelArguments() if launch.framework_settings is None else launch.framework_settings
     assert stated.fuses_activation == fuses_activation
@@ -388,7 +394,7 @@ def test_kernels_of_loss_and_activation_follow_the_program(
 def test_an_unknown_fusion_of_the_loss_is_refused() -> None:
     text = FILES["swift_megatron.sh"].replace("--packing true", "--cross_entropy_fusion_impl liger")
     with pytest.raises(InputError, match=r"cross_entropy_fusion_impl \('liger'; expected native or te"):
-        launch_of(text, "swift.sh", 4)
+        launch_from_text(text, "swift.sh", 4)
 
 
 @pytest.mark.parametrize(
@@ -397,14 +403,14 @@ def test_an_unknown_fusion_of_the_loss_is_refused() -> None:
 )
 def test_a_recipe_fuses_activations_as_its_model_s_class_does(model: str, is_fused: bool) -> None:
     """Megatron-Bridge 067f987, models/*/*_bridge.py: `bias_activation_fusion`."""
-    stated = NamedModelArguments(fuses_activation=BRIDGE_FUSED)
+    stated = NamedModelArguments(fuses_activation=BRIDGE_FUSED_MODEL_TYPES)
     arguments = stated.arguments(Settings("training"), False, llmcalc.load(model).model)
     assert arguments == ({} if is_fused else {"no_bias_swiglu_fusion": True, "no_bias_gelu_fusion": True})
 
 
 def test_a_recipe_for_images_has_the_defaults_of_its_common_function() -> None:
     text = FILES["megatron_bridge_recipes.py"].replace("_peft_common()", "_peft_common_vlm()")
-    launch = launch_of(text, "recipes.py", arguments=("qwen25_7b_peft_config",))
+    launch = launch_from_text(text, "recipes.py", arguments=("qwen25_7b_peft_config",))
     assert (launch.settings["seq"], launch.settings["batch"]) == (4096, 2)
 
 
@@ -418,7 +424,7 @@ def test_a_recipe_applies_the_backend_of_the_flex_dispatcher() -> None:
     text = FILES["megatron_bridge_recipes.py"]
     for lines, note_count, stack in [(assigned, 0, "megatron-alltoall"), (assigned + applied, 1, "megatron")]:
         recipes = text.replace("    return cfg\n", lines + "    return cfg\n", 1)
-        launch = launch_of(recipes, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
+        launch = launch_from_text(recipes, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
         assert len([note for note in launch.notes if note.startswith("DeepEP: ")]) == note_count
         assert framework("megatron").stack_name(launch, False, True) == stack
 
@@ -432,7 +438,7 @@ def test_verl_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
             *(f"+{section}.override_transformer_config.account_for_{end}_in_pipeline_split=True" for end in ENDS),
         )
     )
-    launch = launch_of(FILES["verl_megatron.sh"].replace("main_ppo ", f"{words} ", 1), "f.sh", arguments=("2",))
+    launch = launch_from_text(FILES["verl_megatron.sh"].replace("main_ppo ", f"{words} ", 1), "f.sh", arguments=("2",))
     assert launch.with_stage_sizes(94).layout.pp_layout == (11, *[12] * 6, 11)
 
 
@@ -443,7 +449,7 @@ def test_a_recipe_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
     for part in ENDS:
         counted = f"    cfg.model.account_for_{part}_in_pipeline_split = True\n    return cfg\n"
         text = text.replace("    return cfg\n", counted, 1)
-    launch = launch_of(text, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
+    launch = launch_from_text(text, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
     assert launch.with_stage_sizes(14).layout.pp_layout == (3, 4, 4, 3)
     with pytest.raises(
         InputError, match="count embedding or loss as a layer: 15 parts; expected a multiple of 4 stages"
@@ -461,7 +467,7 @@ ULYSSES = "cp_config=TransformerContextParallelConfig.ulysses(degree=2)"
 def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
     """A step of OLMo-core is split over micro-batches of all devices, in tokens."""
     text = FILES["olmo_core.py"]
-    launch = launch_of(text, "olmo.py", 8)
+    launch = launch_from_text(text, "olmo.py", 8)
     assert (launch.framework, launch.layout.dp, launch.layout.zero) == ("fsdp2", 8, 3)
     assert [launch.settings[name] for name in ("num_microbatches", "optimizer_impl", "dtype")] == [2, "fused", "bf16"]
     assert launch.spec is not None
@@ -478,7 +484,7 @@ def test_a_script_of_olmo_core_is_sharded_over_its_devices() -> None:
         ("common.tokenizer", "TokenizerConfig.gpt2()", "TokenizerConfig.gpt2 (the embedding is counted"),
     ):
         with pytest.raises(InputError) as error:
-            launch_of(text.replace(old, new), "olmo.py", 8)
+            launch_from_text(text.replace(old, new), "olmo.py", 8)
         assert message in str(error.value)
 
 
@@ -497,7 +503,7 @@ def test_what_a_script_of_olmo_core_states_of_sequences_replicas_and_recomputati
         (sized.replace("float8_config=None", ULYSSES), 16, {"num_microbatches": 2}, 2),
         (sized, 16, {"num_microbatches": 1}, 4),
     ):
-        launch = launch_of(source, "olmo.py", devices)
+        launch = launch_from_text(source, "olmo.py", devices)
         assert settings.items() <= launch.settings.items()
         assert (launch.layout.dp, launch.layout.hsdp_replicas) == (devices, replicas)
 
@@ -508,7 +514,7 @@ def test_a_script_of_olmo_core_that_changes_its_model_leaves_it_to_target() -> N
     call = "return TransformerConfig.olmo2_1B_v2(vocab_size=common.tokenizer.padded_vocab_size())"
     assert call in text
     changed = text.replace(call, call.replace("return", "config =") + "\n    {}\n    return config")
-    fused = launch_of(changed.format("config.lm_head.loss_implementation = Loss.fused_linear"), "olmo.py", 8)
+    fused = launch_from_text(changed.format("config.lm_head.loss_implementation = Loss.fused_linear"), "olmo.py", 8)
     assert fused.spec is not None
     assert fused.settings["cross_entropy"] == "chunked"
     for source, target in (
@@ -516,7 +522,7 @@ def test_a_script_of_olmo_core_that_changes_its_model_leaves_it_to_target() -> N
         (text.replace("olmo2_1B_v2(", "ngpt_1B("), "TransformerConfig.ngpt_1B"),
         (text.replace("olmo2_1B_v2(", "olmo2_1B_v2(n_layers=2, "), "TransformerConfig.olmo2_1B_v2 with other n_layers"),
     ):
-        launch = launch_of(source, "olmo.py", 8)
+        launch = launch_from_text(source, "olmo.py", 8)
         assert (launch.spec, launch.model_name) == (None, target)
 
 
@@ -531,7 +537,7 @@ step = cookbook.configure_train_module(
 
 
 def test_the_cookbook_of_olmo_core_states_the_rest_of_a_step() -> None:
-    launch = launch_of(COOKBOOK, "olmo.py", 8)
+    launch = launch_from_text(COOKBOOK, "olmo.py", 8)
     expected = {"seq": 2048, "batch": 2, "recompute": "every:4", "compile": True, "dtype": "bf16"}
     assert expected.items() <= launch.settings.items()
     assert (launch.layout.dp, launch.layout.zero, launch.layout.hsdp_replicas) == (8, 3, 2)
@@ -542,8 +548,8 @@ def test_a_vocabulary_in_files_is_typed_behind_a_script_of_pai() -> None:
     assert text != FILES["pai_qwen2.sh"]
     arguments = ("dsw", "7B", "2", "bf16")
     with pytest.raises(InputError, match="expected its size as the last argument of the script, as in --launch 'FILE"):
-        launch_of(text, "pai.sh", arguments=arguments)
-    launch = launch_of(text, "pai.sh", arguments=(*arguments, "--padded-vocab-size", "250880"))
+        launch_from_text(text, "pai.sh", arguments=arguments)
+    launch = launch_from_text(text, "pai.sh", arguments=(*arguments, "--padded-vocab-size", "250880"))
     assert launch.spec is not None
     assert launch.spec.vocab_size == 250_880
 
@@ -562,9 +568,9 @@ def test_an_engine_sleeps_while_the_training_runs() -> None:
 
 def test_a_micro_batch_of_unsloths_grpo_is_a_whole_group() -> None:
     text = FILES["unsloth_grpo.py"]
-    assert any("num_generations, 8" in note for note in launch_of(text, "grpo.py").notes)
+    assert any("num_generations, 8" in note for note in launch_from_text(text, "grpo.py").notes)
     in_parts = text.replace("batch_size=4", "batch_size=4, num_generations=4")
-    assert launch_of(in_parts, "grpo.py").settings["batch"] == 4
+    assert launch_from_text(in_parts, "grpo.py").settings["batch"] == 4
 
 
 SENTENCE_TRANSFORMER = """
@@ -599,7 +605,9 @@ args = SentenceTransformerTrainingArguments(per_device_train_batch_size=16)
 )
 def test_texts_of_examples_of_sentence_transformers(losses: str, batch: int) -> None:
     """sentence-transformers, trainer.py, `collect_features`; losses/CachedMultipleNegativesRankingLoss.py."""
-    launch = launch_of(SENTENCE_TRANSFORMER.replace("MultipleNegativesRankingLoss(model)", losses), "embedding.py")
+    launch = launch_from_text(
+        SENTENCE_TRANSFORMER.replace("MultipleNegativesRankingLoss(model)", losses), "embedding.py"
+    )
     expected = {"batch": batch, "seq": 128, "precision": "autocast"}
     assert {name: launch.settings[name] for name in expected} == expected
     assert (launch.model_name, launch.score_label_count) == ("google-bert/bert-base-uncased", 0)
@@ -612,7 +620,7 @@ def test_training_of_embeddings_has_no_logits(tmp_path: Path) -> None:
         file.write_text(text)
         document = llmcalc.memory(launch=file).document
         assert document["memory"]["peak_at"]["node"].startswith("layers."), document["memory"]["peak_at"]
-    adapted = launch_of(UNSLOTH_EMBEDDING, "embedding.py").settings
+    adapted = launch_from_text(UNSLOTH_EMBEDDING, "embedding.py").settings
     assert (adapted["batch"], adapted["seq"], adapted["lora_rank"]) == (32, 64, 64)
     assert not {"base", "recompute"} & {*adapted}
 
@@ -626,14 +634,14 @@ def test_log_probabilities_of_unsloths_grpo() -> None:
     loss = {"cross_entropy": "split", "logits_dtype": "bf16", "logits_to_keep": 256, "loss_chunk": 8}
     assert {name: settings[name] for name in loss} == loss
     multiplied = FILES["unsloth_grpo.py"].replace("GRPOConfig(", "GRPOConfig(unsloth_logit_chunk_multiplier=8, ")
-    assert launch_of(multiplied, "grpo.py").settings["loss_chunk"] == 4
+    assert launch_from_text(multiplied, "grpo.py").settings["loss_chunk"] == 4
 
 
 def test_activations_of_verl_wait_on_the_host() -> None:
     text = FILES["verl_fsdp.sh"].replace(
         "main_ppo ", "main_ppo actor_rollout_ref.model.enable_activation_offload=True ", 1
     )
-    launch = launch_of(text, "verl.sh", 8)
+    launch = launch_from_text(text, "verl.sh", 8)
     assert launch.settings["offload_activations"] is True
     assert any("of which five stay, an estimate" in note for note in launch.notes)
 
@@ -653,29 +661,29 @@ def test_a_python_file_that_trains_is_no_server(tmp_path: Path) -> None:
 def test_sums_of_verl_are_in_the_format_of_the_file() -> None:
     text = FILES["verl_fsdp.sh"]
     section = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
-    assert launch_of(text, "f.sh").framework_settings.reduction_format == "float32"
+    assert launch_from_text(text, "f.sh").framework_settings.reduction_format == "float32"
     in_bf16 = text.replace("main_ppo ", f"main_ppo +{section}.reduce_dtype=bf16 ", 1)
-    assert launch_of(in_bf16, "f.sh").framework_settings.reduction_format == "bfloat16"
+    assert launch_from_text(in_bf16, "f.sh").framework_settings.reduction_format == "bfloat16"
     with pytest.raises(InputError, match="mixed_precision"):
-        launch_of(text.replace("main_ppo ", f"main_ppo +{section}.param_dtype=fp32 ", 1), "f.sh")
+        launch_from_text(text.replace("main_ppo ", f"main_ppo +{section}.param_dtype=fp32 ", 1), "f.sh")
 
 
 def test_a_process_of_ms_swift_that_sees_several_devices_is_refused() -> None:
     """transformers divides the layers over them (`device_map`)."""
     text = FILES["swift_lora.sh"]
     with pytest.raises(InputError, match=r"CUDA_VISIBLE_DEVICES: 2 devices of 1 process: .* expected NPROC_PER_NODE=2"):
-        launch_of(text.replace("swift sft", "CUDA_VISIBLE_DEVICES=0,1 swift sft", 1), "f.sh")
+        launch_from_text(text.replace("swift sft", "CUDA_VISIBLE_DEVICES=0,1 swift sft", 1), "f.sh")
     for prefix in ("CUDA_VISIBLE_DEVICES=0", "NPROC_PER_NODE=2 CUDA_VISIBLE_DEVICES=0,1"):
-        assert launch_of(text.replace("swift sft", f"{prefix} swift sft", 1), "f.sh").program == "ms-swift"
+        assert launch_from_text(text.replace("swift sft", f"{prefix} swift sft", 1), "f.sh").program == "ms-swift"
 
 
 def test_adapters_of_deepspeed_chat_have_the_format_of_the_weights() -> None:
     text = FILES["deepspeed_chat_step1.sh"]
-    settings = launch_of(text.replace("--zero_stage", "--lora_dim 64 --zero_stage", 1), "step1.sh").settings
+    settings = launch_from_text(text.replace("--zero_stage", "--lora_dim 64 --zero_stage", 1), "step1.sh").settings
     assert (settings["lora_rank"], settings["lora_dtype"], settings["lora_library"]) == (64, "fp16", "torchtune")
     assert settings["modules_to_save"] == ("embed_tokens", "lm_head")  # all that is not in the layers is trained
     alone = text.replace("--zero_stage", "--lora_dim 64 --only_optimize_lora --zero_stage", 1)
-    assert "modules_to_save" not in launch_of(alone, "step1.sh").settings
+    assert "modules_to_save" not in launch_from_text(alone, "step1.sh").settings
 
 
 @pytest.mark.parametrize(
@@ -690,9 +698,9 @@ def test_adapters_of_deepspeed_chat_have_the_format_of_the_weights() -> None:
 def test_keys_of_verl_that_decide_memory_and_are_not_read_are_refused(override: str, said: str) -> None:
     text = FILES["verl_fsdp.sh"]
     with pytest.raises(InputError, match=said):
-        launch_of(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1), "f.sh")
+        launch_from_text(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1), "f.sh")
     for harmless in ("actor.optim.lr=1e-6", "actor.clip_ratio_high=0.3", "model.lora.rank=0", "model.use_shm=True"):
-        launch_of(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{harmless} ", 1), "f.sh")
+        launch_from_text(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{harmless} ", 1), "f.sh")
 
 
 def test_a_reward_model_of_openrlhf_has_no_loss_of_logits(tmp_path: Path) -> None:
@@ -704,7 +712,7 @@ def test_a_reward_model_of_openrlhf_has_no_loss_of_logits(tmp_path: Path) -> Non
 
 def test_fused_kernels_of_verl_have_no_logits() -> None:
     text = FILES["verl_fsdp.sh"].replace("main_ppo ", "main_ppo actor_rollout_ref.model.use_fused_kernels=True ", 1)
-    launch = launch_of(text, "f.sh")
+    launch = launch_from_text(text, "f.sh")
     assert launch.settings["cross_entropy"] == "chunked"
     assert launch.rollout is not None
     assert launch.rollout.logit_bytes == 0
@@ -721,13 +729,13 @@ def test_fused_kernels_of_verl_have_no_logits() -> None:
 )
 def test_log_probabilities_of_verl_are_written_over_logits(override: str, settings: dict[str, Any]) -> None:
     text = FILES["verl_fsdp.sh"].replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1)
-    read = launch_of(text, "f.sh").settings
+    read = launch_from_text(text, "f.sh").settings
     assert {name: read.get(name) for name in settings} == settings
 
 
 def test_dynamic_batches_of_openrlhf_have_tokens_in_the_place_of_sequences() -> None:
     dynamic = " --train.dynamic_batch_enable --rollout.micro_batch_size 8 --rollout.max_tokens_per_gpu 9000"
-    launch = launch_of(FILES["openrlhf_ppo.sh"].rstrip() + dynamic, "openrlhf.sh")
+    launch = launch_from_text(FILES["openrlhf_ppo.sh"].rstrip() + dynamic, "openrlhf.sh")
     assert launch.rollout is not None
     assert (
         launch.rollout.sequence_count,
@@ -769,7 +777,7 @@ OWN_ARGUMENTS = {
 )
 def test_commands_of_alpaca_lora_train_beside_weights_of_8_bits(words: str, settings: dict[str, Any]) -> None:
     """tloen/alpaca-lora at 8bb8579, finetune.py and the README's two commands."""
-    launch = launch_of(
+    launch = launch_from_text(
         f"python finetune.py --base_model huggyllama/llama-7b --data_path x --output_dir o{words}", "x.sh"
     )
     expected = settings | {"base": "int8", "recompute": "full-reentrant", "optimizer_impl": "foreach"}
@@ -779,9 +787,9 @@ def test_commands_of_alpaca_lora_train_beside_weights_of_8_bits(words: str, sett
 
 def test_a_script_of_liger_is_known_by_use_liger_without_the_trainers_model() -> None:
     words = "torchrun --nproc-per-node=4 training.py --bf16 --per_device_train_batch_size 64 --learning_rate 6e-6"
-    launch = launch_of(f"{words} --output_dir out --use_liger True", "run.sh")
+    launch = launch_from_text(f"{words} --output_dir out --use_liger True", "run.sh")
     assert (launch.model_name, launch.settings["seq"]) == ("meta-llama/Meta-Llama-3-8B", 512)
-    trainer = launch_of(f"train.py --use_liger_kernel True --max_length 512 --bf16{SHARED}", "x.sh")
+    trainer = launch_from_text(f"train.py --use_liger_kernel True --max_length 512 --bf16{SHARED}", "x.sh")
     assert launch.settings["cross_entropy"] == trainer.settings["cross_entropy"]
 
 
@@ -797,7 +805,7 @@ SHARED = " --model_name_or_path Qwen/Qwen2-7B-Instruct --do_train"
 @in_one_test
 @pytest.mark.parametrize(("words", "settings"), OWN_ARGUMENTS.items())
 def test_arguments_of_known_scripts_are_read_as_those_of_the_trainer(words: str, settings: dict[str, Any]) -> None:
-    launch = launch_of(f"python {words}{SHARED}", "x.sh")
+    launch = launch_from_text(f"python {words}{SHARED}", "x.sh")
     assert {name: launch.settings[name] for name in settings} == settings
 
 
@@ -805,19 +813,19 @@ def test_arguments_of_known_scripts_are_read_as_those_of_the_trainer(words: str,
 @pytest.mark.parametrize(("words", "message"), REFUSED_OWN_ARGUMENTS.items())
 def test_own_arguments_of_scripts_that_are_not_modelled(words: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        launch_of(f"python {words}{SHARED}", "x.sh")
+        launch_from_text(f"python {words}{SHARED}", "x.sh")
     assert message in str(error.value)
 
 
 def test_one_process_on_several_devices_is_data_parallel_and_layer_wise_optimizers_refuse_more() -> None:
     command = f"train.py --per_device_train_batch_size 1 --max_length 64{SHARED}"
-    notes = launch_of(f"CUDA_VISIBLE_DEVICES=0,1 python {command}", "x.sh").notes
+    notes = launch_from_text(f"CUDA_VISIBLE_DEVICES=0,1 python {command}", "x.sh").notes
     assert any(note.startswith("2 visible devices and one process: the Trainer runs ") for note in notes)
-    assert not any("DataParallel" in note for note in launch_of(f"python {command}", "x.sh").notes)
+    assert not any("DataParallel" in note for note in launch_from_text(f"python {command}", "x.sh").notes)
     layer_wise = f"{command} --optim galore_adamw_layerwise --optim_target_modules attn mlp"
-    assert launch_of(f"python {layer_wise}", "x.sh").settings["optimizer_in_backward"]
+    assert launch_from_text(f"python {layer_wise}", "x.sh").settings["optimizer_in_backward"]
     with pytest.raises(InputError, match="optim: galore_adamw_layerwise refuses several devices; expected one"):
-        launch_of(f"torchrun --nproc_per_node 2 {layer_wise}", "x.sh")
+        launch_from_text(f"torchrun --nproc_per_node 2 {layer_wise}", "x.sh")
 
 
 def test_openrlhf_copies_logits_to_float32() -> None:
@@ -839,23 +847,23 @@ def test_a_reference_model_under_megatron_is_divided_as_the_trained_weights() ->
 
 
 def _frozen(option: str) -> Any:
-    return launch_of(FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", option), "f.sh").frozen_model
+    return launch_from_text(FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", option), "f.sh").frozen_model
 
 
 def test_ranks_of_ms_swift_share_a_sequence() -> None:
     text = FILES["swift_full.sh"].replace("swift pt ", "swift pt --sequence_parallel_size 4 ", 1)
     assert "sequence_parallel_size 4" in text
-    launch = launch_of(text, "f.sh")
+    launch = launch_from_text(text, "f.sh")
     assert launch.settings["seq"] == 8192 // 4
     assert any("1/4 of a sequence" in note for note in launch.notes)
     with pytest.raises(InputError, match="--sequence_parallel_size: 3 on 4 devices"):
-        launch_of(text.replace("parallel_size 4", "parallel_size 3"), "f.sh")
+        launch_from_text(text.replace("parallel_size 4", "parallel_size 3"), "f.sh")
 
 
 def test_step_3_of_deepspeed_chat_has_four_models() -> None:
     """OPT-350M has 331,196,416 parameters: its critic's gradients and states are divided by 8, the rest is whole."""
     text, critic = FILES["deepspeed_chat_step3.sh"], 331_196_416
-    rollout = launch_of(text, "f.sh out").rollout
+    rollout = launch_from_text(text, "f.sh out").rollout
     assert rollout is not None
     assert (rollout.reference_model.weights_location, rollout.reference_model.rank_count) == ("host", 8)
     assert (
@@ -868,10 +876,10 @@ def test_step_3_of_deepspeed_chat_has_four_models() -> None:
         critic,
     )
     assert rollout.critic_bytes == 2 * critic + critic // 8 * (2 + 12)
-    offloaded = launch_of(text.replace("--offload_reference_model", "--offload", 1), "f.sh out").rollout
+    offloaded = launch_from_text(text.replace("--offload_reference_model", "--offload", 1), "f.sh out").rollout
     assert offloaded is not None
     assert offloaded.critic_bytes == 2 * critic
-    unnamed = launch_of(text.replace("=facebook/opt-350m", "=./output_step2", 1), "f.sh out")
+    unnamed = launch_from_text(text.replace("=facebook/opt-350m", "=./output_step2", 1), "f.sh out")
     assert unnamed.rollout is not None
     assert (unnamed.rollout.critic_bytes, unnamed.rollout.reward_model.parameter_count) == (0, 0)
     assert any("as large as the actor" in note for note in unnamed.notes)
@@ -1006,7 +1014,7 @@ COMMANDS = [
 @pytest.mark.parametrize(("command", "message"), COMMANDS, ids=[case[0][:30] for case in COMMANDS])
 def test_a_command_is_refused_by_its_program(command: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        launch_of(f"#!/bin/bash\n{command}\n", "x.sh")
+        launch_from_text(f"#!/bin/bash\n{command}\n", "x.sh")
     assert message in str(error.value)
 
 
@@ -1024,7 +1032,7 @@ def test_several_position_embeddings_are_refused_by_their_argument() -> None:
         "--position-embedding-type alibi", "--position-embedding-type alibi x"
     )
     with pytest.raises(InputError, match="--position-embedding-type: a list; expected one of"):
-        launch_of(script, "x.slurm")
+        launch_from_text(script, "x.slurm")
 
 
 def test_variables_of_the_launcher_are_named() -> None:
@@ -1049,8 +1057,8 @@ def test_defaults_of_the_program_are_listed() -> None:
 
 def test_the_config_that_a_script_writes_is_read() -> None:
     script = FILES["megatron_deepspeed.slurm"].replace("--zero-stage ${ZERO}", "").replace("ZERO=1", "ZERO=0")
-    assert launch_of(script, "x.slurm").layout.zero == 0
-    assert launch_of(script.replace("ZERO=0", "ZERO=1"), "x.slurm").layout.zero == 1
+    assert launch_from_text(script, "x.slurm").layout.zero == 0
+    assert launch_from_text(script.replace("ZERO=0", "ZERO=1"), "x.slurm").layout.zero == 1
 
 
 def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
@@ -1115,7 +1123,7 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_values_typed_behind_a_config_replace_the_file_s(command: str, kind: str, values: dict[str, Any]) -> None:
-    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=FOLDER)
+    launch = launch_from_text(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=FOLDER)
     assert launch.kind == kind
     assert {name: launch.settings.get(name) for name in values} == values
 
@@ -1144,7 +1152,7 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
     for file in FOLDER.glob("*.yaml"):
         (tmp_path / file.name).write_text(file.read_text())
     (tmp_path / "z1.json").write_text('{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": "auto"}')
-    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=tmp_path)
+    launch = launch_from_text(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=tmp_path)
     assert (launch.framework, (launch.layout.world_size, launch.layout.zero)) == (framework, layout)
 
 
@@ -1168,13 +1176,13 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
     ],
 )
 def test_a_launcher_without_a_number_of_processes_starts_one_on_each_visible_device(command: str, devices: int) -> None:
-    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=FOLDER)
+    launch = launch_from_text(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=FOLDER)
     assert launch.layout.world_size == devices
 
 
 def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
     text = "tune run --nproc_per_node 2 lora_finetune_distributed --config torchtune_lora.yaml\n"
-    assert launch_of(text, "x.sh", launch_folder=FOLDER).layout.world_size == 2
+    assert launch_from_text(text, "x.sh", launch_folder=FOLDER).layout.world_size == 2
 
 
 @pytest.mark.parametrize(
@@ -1188,14 +1196,14 @@ def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
 )
 def test_values_of_another_form_are_refused(words: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        launch_of(f"tune run recipe --config torchtune_lora.yaml {words}\n", "x.sh", launch_folder=FOLDER)
+        launch_from_text(f"tune run recipe --config torchtune_lora.yaml {words}\n", "x.sh", launch_folder=FOLDER)
     assert message in str(error.value)
 
 
 def test_records_have_a_name_of_their_own() -> None:
     names = [file.name for file in launch_file_kinds()]
     assert len(set(names)) == len(names)
-    assert len(program_files()) > len(PROGRAMS)
+    assert len(program_files()) > len(LAUNCH_FILE_BY_PROGRAM)
     assert all(any((file.read_tables, file.read_command, file.read_python)) for file in program_files())
 
 
@@ -1203,18 +1211,18 @@ def test_configurations_of_a_model_whose_name_only_begins_alike_are_not_read() -
     """`qwen35_4b` is of torchtitan/models/qwen3_5, whose model is another one than that of qwen3_4b."""
     text = FILES["torchtitan_configs.py"].replace("llama3_debug", "qwen35_4b").replace("debugmodel", "4B")
     with pytest.raises(InputError, match="the model of qwen35_4b is not read"):
-        launch_of(text, "config_registry.py", arguments=("qwen35_4b",))
+        launch_from_text(text, "config_registry.py", arguments=("qwen35_4b",))
     of_qwen3 = text.replace("qwen35_4b", "qwen3_4b")
-    assert launch_of(of_qwen3, "config_registry.py", arguments=("qwen3_4b",)).framework == "fsdp2"
+    assert launch_from_text(of_qwen3, "config_registry.py", arguments=("qwen3_4b",)).framework == "fsdp2"
     for argument in ("num_mtp_layers=1", 'moe_comm_backend="deepep"'):
         changed = of_qwen3.replace('("4B")', f'("4B", {argument})')
         with pytest.raises(InputError, match=f"model_spec.{argument.partition('=')[0]} .no argument of a model"):
-            launch_of(changed, "config_registry.py", arguments=("qwen3_4b",))
+            launch_from_text(changed, "config_registry.py", arguments=("qwen3_4b",))
 
 
 def test_experts_of_a_torchtitan_job_are_on_ranks_of_their_own() -> None:
     job = "[model]\nname = 'qwen3'\nflavor = 'debugmodel_moe'\n[training]\nlocal_batch_size = 1\nseq_len = 64\n"
-    launch = launch_of(job + "[parallelism]\nexpert_parallel_degree = 4\n", "job.toml", 8)
+    launch = launch_from_text(job + "[parallelism]\nexpert_parallel_degree = 4\n", "job.toml", 8)
     assert (launch.layout.dp, launch.layout.ep, launch.layout.expert_shards, launch.layout.zero) == (8, 4, 2, 3)
 
 
@@ -1233,7 +1241,7 @@ def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts
     command = (
         f"{variables} swift sft --model Qwen/Qwen3-Embedding-4B --per_device_train_batch_size 4 --task_type {task}"
     )
-    launch = launch_of(command, "texts.sh")
+    launch = launch_from_text(command, "texts.sh")
     assert launch.settings["batch"] == 4 * texts
     assert launch.score_label_count == labels
     assert launch.settings.get("cross_entropy") == ("chunked" if labels is None else None)
@@ -1247,21 +1255,21 @@ def test_both_answers_of_packed_pairs_have_the_length_together() -> None:
     ms-swift's examples state 50 GiB for train/packing/dpo.sh, and 45 for megatron/rlhf/rm/moe.sh (3602360a).
     """
     for name in ("swift_dpo.sh", "swift_megatron_dpo.sh"):
-        alone = launch_of(FILES[name], "dpo.sh").settings["batch"]
-        packed = launch_of(f"{FILES[name].rstrip()} --packing true\n", "dpo.sh").settings["batch"]
+        alone = launch_from_text(FILES[name], "dpo.sh").settings["batch"]
+        packed = launch_from_text(f"{FILES[name].rstrip()} --packing true\n", "dpo.sh").settings["batch"]
         assert (alone, packed) == (4, 2)
 
 
 def test_products_in_8_bits_of_megatron_swift_are_read() -> None:
     """examples/megatron/fp8/benchmark.sh of ms-swift; swift/megatron/arguments/megatron_args.py for the defaults."""
     text = f"{FILES['swift_megatron.sh'].rstrip()} --enable_dft_loss true --fp8_format e4m3 --fp8_param_gather true "
-    launch = launch_of(f"{text} --fp8_recipe blockwise\n", "fp8.sh")
+    launch = launch_from_text(f"{text} --fp8_recipe blockwise\n", "fp8.sh")
     assert launch.settings["precision"] == "fp8"
     assert launch.framework_settings.fp8_arguments == {
         "fp8_format": "e4m3", "fp8_recipe": "blockwise", "fp8_param_gather": True, "fp8_amax_history_len": 1024,
     }  # fmt: skip
     with pytest.raises(InputError, match=r"--fp8_recipe: 'own'; expected one of delayed, tensorwise, mxfp8, blockwise"):
-        launch_of(f"{text} --fp8_recipe own\n", "fp8.sh")
+        launch_from_text(f"{text} --fp8_recipe own\n", "fp8.sh")
 
 
 def test_a_loss_of_all_logits_is_refused_beside_one_in_chunks() -> None:
@@ -1269,22 +1277,22 @@ def test_a_loss_of_all_logits_is_refused_beside_one_in_chunks() -> None:
     command = (
         "swift sft --model a/b --add_non_thinking_prefix false --bnb_4bit_quant_storage bfloat16 --enable_dft_loss true"
     )
-    assert "cross_entropy" not in launch_of(command, "dft.sh").settings
+    assert "cross_entropy" not in launch_from_text(command, "dft.sh").settings
     with pytest.raises(InputError, match="--enable_dft_loss \\(a loss of all logits beside Liger-Kernel's"):
-        launch_of(f"{command} --use_liger_kernel true", "dft.sh")
+        launch_from_text(f"{command} --use_liger_kernel true", "dft.sh")
 
 
 def test_a_classifier_of_megatron_swift_has_scores_in_place_of_logits() -> None:
     """mcore-bridge, model/gpt_model.py, `OutputLayerLinear`; a reward model has one score."""
     text = FILES["swift_megatron.sh"]
-    launch = launch_of(f"{text.rstrip()} --task_type seq_cls --num_labels 3\n", "cls.sh")
+    launch = launch_from_text(f"{text.rstrip()} --task_type seq_cls --num_labels 3\n", "cls.sh")
     assert launch.score_label_count == 3
-    assert launch.settings == launch_of(text, "cls.sh").settings
-    reranker = launch_of(f"{text.rstrip()} --task_type generative_reranker\n", "rank.sh")
+    assert launch.settings == launch_from_text(text, "cls.sh").settings
+    reranker = launch_from_text(f"{text.rstrip()} --task_type generative_reranker\n", "rank.sh")
     assert (reranker.score_label_count, reranker.settings["cross_entropy"]) == (None, "native")
     assert any("Megatron-SWIFT has logits of all words" in note for note in reranker.notes)
     reward = FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", "--rlhf_type rm")
-    assert launch_of(reward, "rm.sh").score_label_count == 1
+    assert launch_from_text(reward, "rm.sh").score_label_count == 1
     run: dict[str, Any] = {"phase": "training", "framework": "megatron", "seq": 64}
     small = "qwen2.5-7b?num_hidden_layers=2&vocab_size=1000"
     with_head = llmcalc.memory(small, **run).document["memory"]["by_phase"]["step"]["weights"]
@@ -1292,7 +1300,7 @@ def test_a_classifier_of_megatron_swift_has_scores_in_place_of_logits() -> None:
     with_scores = llmcalc.memory(scored, **run).document["memory"]["by_phase"]["step"]["weights"]
     assert with_head - with_scores == 2 * 3584 * (1024 - 1)  # Megatron pads a vocabulary to multiples of 128
     with pytest.raises(InputError, match="all-router beside all-linear is not modelled; all-linear alone is"):
-        launch_of(f"{text.rstrip()} --tuner_type lora --target_modules all-linear all-router\n", "cls.sh")
+        launch_from_text(f"{text.rstrip()} --tuner_type lora --target_modules all-linear all-router\n", "cls.sh")
 
 
 UNSLOTH_NOTEBOOK = """
@@ -1348,27 +1356,29 @@ def test_experts_of_unsloth_are_those_of_the_model_and_not_of_its_name(tmp_path:
 def test_chunks_of_unsloths_loss() -> None:
     """One chunk up to 4 GiB of float32, else a multiple of four (`get_chunk_size`); a loss on pairs has all logits."""
     text = unsloth_notebook("gpt2", 8)
-    launch = launch_of(text, "sft.py")
+    launch = launch_from_text(text, "sft.py")
     assert (launch.settings["cross_entropy"], launch.counts_longest_samples) == ("chunked", True)
     chunks = {vocabulary: launch.with_chunked_loss(vocabulary) for vocabulary in (2**18, 2**18 + 1, 2**20 + 1)}
     assert [run.settings["loss_chunk"] for run in chunks.values()] == [4096, 1024, 512]
-    packed = launch_of(text.replace("optim=", "packing=True, optim="), "sft.py")
+    packed = launch_from_text(text.replace("optim=", "packing=True, optim="), "sft.py")
     assert not packed.counts_longest_samples
-    eager = launch_of(text.replace("load_in", "attn_implementation='eager', unsloth_tiled_mlp=True, load_in"), "sft.py")
+    eager = launch_from_text(
+        text.replace("load_in", "attn_implementation='eager', unsloth_tiled_mlp=True, load_in"), "sft.py"
+    )
     assert eager.settings["attn_implementation"] == "eager"
     assert any(note.startswith("unsloth_tiled_mlp: ") for note in eager.notes)
-    scores = launch_of(text.replace("load_in", "num_labels=6, load_in"), "classes.py")
+    scores = launch_from_text(text.replace("load_in", "num_labels=6, load_in"), "classes.py")
     assert (scores.score_label_count, launch.score_label_count) == (6, None)
-    pairs = launch_of(text.replace("SFTConfig", "DPOConfig"), "dpo.py")
+    pairs = launch_from_text(text.replace("SFTConfig", "DPOConfig"), "dpo.py")
     assert "loss_chunk" not in pairs.with_chunked_loss(2**20).settings
 
 
 def test_pictures_of_a_notebook_are_no_letters_of_python() -> None:
     text = FILES["unsloth_sft.py"]
     with_picture = f"{text}\nPICTURE = '{'QUJD' * 50_000}'\n"
-    assert launch_of(with_picture, "notebook.py") == launch_of(text, "notebook.py")
+    assert launch_from_text(with_picture, "notebook.py") == launch_from_text(text, "notebook.py")
     with pytest.raises(InputError, match="letters of Python; expected at most 150,000"):
-        launch_of(text + "# a line of prose\n" * 10_000, "notebook.py")
+        launch_from_text(text + "# a line of prose\n" * 10_000, "notebook.py")
 
 
 def test_conditions_and_negations_of_known_values_are_read_of_every_program() -> None:
@@ -1376,15 +1386,18 @@ def test_conditions_and_negations_of_known_values_are_read_of_every_program() ->
     text = text.replace("load_in_4bit=True", "load_in_4bit=not FULL").replace(
         "optim=", "bf16=is_bf16_supported(), optim="
     )
-    assert launch_of(text, "sft.py").settings == {**launch_of(FILES["unsloth_sft.py"], "sft.py").settings, "seq": 512}
+    assert launch_from_text(text, "sft.py").settings == {
+        **launch_from_text(FILES["unsloth_sft.py"], "sft.py").settings,
+        "seq": 512,
+    }
     with pytest.raises(InputError, match="load_in_4bit"):
-        launch_of(text.replace("FULL = False", "FULL = ask()"), "sft.py")
+        launch_from_text(text.replace("FULL = False", "FULL = ask()"), "sft.py")
 
 
 def test_nothing_in_python_is_run(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     text = f"open({str(trace)!r}, 'w')\n" + FILES["torchtitan_configs.py"]
-    launch_of(text, "configs.py", arguments=("llama3_debug",))
+    launch_from_text(text, "configs.py", arguments=("llama3_debug",))
     assert not trace.exists()
 
 
@@ -1397,7 +1410,7 @@ def test_values_of_a_condition_are_unknown() -> None:
 
 def test_functions_that_call_each_other_end() -> None:
     with pytest.raises(InputError, match="nested too deeply"):
-        launch_of(
+        launch_from_text(
             "from torchtitan.trainer import Trainer\ndef llama3_a():\n    return llama3_a()\n# Trainer.Config\n",
             "x.py",
             arguments=("llama3_a",),
@@ -1413,7 +1426,7 @@ def test_damaged_files_are_read_or_refused(name: str) -> None:
             start = time.process_time()
             message = ""
             try:
-                launch_of(damaged, name, 8, arguments=arguments)
+                launch_from_text(damaged, name, 8, arguments=arguments)
             except InputError as error:
                 message = str(error)
             assert not set("\n\0") & set(message)

@@ -13,9 +13,9 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
 from llmcalc.frameworks.launch.file_kinds import program_files
-from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch, OptionOverride
-from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED
+from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
 from tests.builders import with_other_causes
@@ -29,7 +29,7 @@ def changed(name: str, world_size: int | None = None, **changes: Any) -> Launch:
     """The run of one of the files with other values; None removes a key."""
     data = yaml.safe_load((FILES / name).read_text()) | changes
     text = yaml.safe_dump({key: value for key, value in data.items() if value is not None})
-    return launch_of(text, name, world_size, launch_folder=FILES)
+    return launch_from_text(text, name, world_size, launch_folder=FILES)
 
 
 WITH_A_SCRIPT = ("accelerate_fsdp.yaml",)
@@ -148,29 +148,31 @@ def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() ->
     assert expected.items() <= launch.settings.items()
     typed = read_launch(f"NPROC_PER_NODE=4 swift sft {path} --max_length 256")
     assert (typed.layout.dp, typed.settings["seq"]) == (4, 256)
-    megatron = launch_of("model: a/b\ntuner_type: full\nmicro_batch_size: 2\nmax_length: 64", "swift.yaml")
+    megatron = launch_from_text("model: a/b\ntuner_type: full\nmicro_batch_size: 2\nmax_length: 64", "swift.yaml")
     assert (megatron.framework, megatron.settings["batch"]) == ("megatron", 2)
     for size in ("pipeline_model_parallel_size", "context_parallel_size"):
-        divided = launch_of(f"model: a/b\ntuner_type: full\n{size}: 2\nmax_length: 64", "swift.yaml")
+        divided = launch_from_text(f"model: a/b\ntuner_type: full\n{size}: 2\nmax_length: 64", "swift.yaml")
         assert (divided.framework, divided.layout.world_size) == ("megatron", 2)
     with pytest.raises(InputError, match="NNODES: 'a'; expected a whole number"):
-        launch_of("ENV: {NNODES: a, NPROC_PER_NODE: 2}\nmodel: a/b\ntuner_type: full\nmax_length: 64", "swift.yaml")
+        launch_from_text(
+            "ENV: {NNODES: a, NPROC_PER_NODE: 2}\nmodel: a/b\ntuner_type: full\nmax_length: 64", "swift.yaml"
+        )
 
 
 def test_a_file_of_ms_swift_may_show_a_process_several_devices() -> None:
     """swift/model/register.py, `get_default_device_map`: as in a script, transformers divides the layers over them."""
     lines = "ENV: {NPROC_PER_NODE: 2, CUDA_VISIBLE_DEVICES: '0,1,2,3'}\nmodel: a/b\ntuner_type: lora\nmax_length: 64\n"
     with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES: 4 devices of 2 processes"):
-        launch_of(lines, "swift.yaml")
+        launch_from_text(lines, "swift.yaml")
     with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES: 4 devices of 1 process:"):
-        launch_of(lines.replace("NPROC_PER_NODE: 2, ", ""), "swift.yaml")
-    assert launch_of(lines, "swift.yaml", 4).layout.dp == 4
+        launch_from_text(lines.replace("NPROC_PER_NODE: 2, ", ""), "swift.yaml")
+    assert launch_from_text(lines, "swift.yaml", 4).layout.dp == 4
 
 
 def test_an_empty_list_in_a_file_of_ms_swift_is_refused() -> None:
     """transformers/hf_argparser.py: a list is read with `nargs="+"`, which wants a word behind the argument."""
     with pytest.raises(InputError, match=r"swift.yaml: target_modules: an empty list; expected one element or more"):
-        launch_of("model: a/b\ntuner_type: lora\nmax_length: 64\ntarget_modules: []\n", "swift.yaml")
+        launch_from_text("model: a/b\ntuner_type: lora\nmax_length: 64\ntarget_modules: []\n", "swift.yaml")
 
 
 SEQUENCE_RANKS = (
@@ -195,11 +197,11 @@ def test_the_loss_of_divided_sequences_of_ms_swift_is_computed_in_chunks() -> No
 
 @pytest.mark.parametrize("tuner", ["swift sft", "megatron sft"])
 def test_adapters_beside_an_encoder_that_is_trained_in_full_are_those_of_the_language_model(tuner: str) -> None:
-    launch = launch_of(f"{tuner} --model a/b --tuner_type lora_llm --max_length 64", "swift.sh")
+    launch = launch_from_text(f"{tuner} --model a/b --tuner_type lora_llm --max_length 64", "swift.sh")
     assert launch.settings["lora_rank"] == 8
     assert any("lora_llm: the encoder" in note for note in launch.notes)
     with pytest.raises(InputError, match="expected full, lora or lora_llm"):
-        launch_of(f"{tuner} --model a/b --tuner_type adalora --max_length 64", "swift.sh")
+        launch_from_text(f"{tuner} --model a/b --tuner_type adalora --max_length 64", "swift.sh")
 
 
 def test_nanotrons_model_and_layout() -> None:
@@ -365,7 +367,7 @@ def test_axolotl_fills_in_its_defaults() -> None:
 def test_keys_of_axolotl_without_a_value_ask_for_nothing() -> None:
     more = "gptq_groupsize:\nmodel_config:\n  output_router_logits: true\n"
     text = (FILES / "axolotl_qlora.yaml").read_text() + more
-    launch = launch_of(text, "axolotl.yaml", None, launch_folder=FILES)
+    launch = launch_from_text(text, "axolotl.yaml", None, launch_folder=FILES)
     assert launch.settings == read_launch(FILES / "axolotl_qlora.yaml").settings
     assert any("the loss of the routers is not counted" in note for note in launch.notes)
 
@@ -442,8 +444,8 @@ def test_adapters_with_magnitudes() -> None:
         changed("llama_factory_qlora.yaml", use_dora=True),
         changed("llama_factory_version_1.yaml", peft_config=table, quant_config=None),
         changed("trl_sft.yaml", use_peft=True, use_dora=True),
-        launch_of(swift, "swift.sh"),
-        launch_of((FILES / "unsloth_sft.py").read_text().replace("r=8", "r=8, use_dora=True"), "sft.py"),
+        launch_from_text(swift, "swift.sh"),
+        launch_from_text((FILES / "unsloth_sft.py").read_text().replace("r=8", "r=8, use_dora=True"), "sft.py"),
     ):
         assert other_launch.settings["use_dora"] is True
     assert "use_dora" not in changed("axolotl_dora.yaml", peft_use_dora=None).settings
@@ -550,8 +552,8 @@ def test_llama_factory_checkpoints_layers_and_adapts_all_of_them() -> None:
 def test_a_recipe_of_orpo_is_known_by_its_path() -> None:
     """Its keys are those of DPO, which has a reference model."""
     text = (FILES / "trl_dpo.yaml").read_text().replace("loss_type: sigmoid\n", "")
-    assert launch_of(text, "dpo/full.yaml").frozen_model is not None
-    orpo = launch_of(text, "orpo/full.yaml")
+    assert launch_from_text(text, "dpo/full.yaml").frozen_model is not None
+    orpo = launch_from_text(text, "orpo/full.yaml")
     assert orpo.frozen_model is None
     assert any("taken for one of ORPO" in note for note in orpo.notes)
 
@@ -705,9 +707,9 @@ def test_a_builder_of_torchtune_that_is_not_known() -> None:
 
 
 def test_builders_of_torchtune_are_presets() -> None:
-    from llmcalc.frameworks.torchtune.models import MODELS
+    from llmcalc.frameworks.torchtune.models import PRESET_BY_BUILDER
 
-    for preset in MODELS.values():
+    for preset in PRESET_BY_BUILDER.values():
         assert isinstance(llmcalc.load(preset), Preset)
 
 
@@ -821,7 +823,7 @@ def test_losses_without_labels_have_all_logits(file_name: str, changes: dict[str
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 def test_losses_of_ms_swift_have_all_logits(loss: str) -> None:
     command = f"swift rlhf --rlhf_type {loss} --model a/b --tuner_type lora --use_liger_kernel true"
-    assert launch_of(command, "pairs.sh").settings["cross_entropy"] == "eager"
+    assert launch_from_text(command, "pairs.sh").settings["cross_entropy"] == "eager"
 
 
 @pytest.mark.parametrize("use_peft", [False, True])
@@ -889,11 +891,11 @@ def test_llama_factory_trains_with_megatron_core() -> None:
     activations = (plain, bridge, changed("llama_factory_megatron.yaml", 8, bias_activation_fusion=True))
     assert [getattr(launch.framework_settings, "fuses_activation", True) for launch in activations] == [
         False,
-        BRIDGE_FUSED,
+        BRIDGE_FUSED_MODEL_TYPES,
         True,
     ]
     command = "USE_MEGATRON_BRIDGE=1 llamafactory-cli train llama_factory_megatron.yaml\n"
-    typed = launch_of(command, "run.sh", 8, launch_folder=FILES)
+    typed = launch_from_text(command, "run.sh", 8, launch_folder=FILES)
     assert any("MCoreAdapter is assumed" in note for note in launch.notes)
     assert not any("MCoreAdapter" in note for note in typed.notes)
     for changes, message in (
@@ -1172,7 +1174,7 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "attn_implementation": "sdpa",
         "loss_type": "nll",  # pyproject.toml of 2026-08-21: trl>=0.24,<1.5
     }  # fmt: skip
-    expected = launch_of(yaml.safe_dump(recipe), "trl.yaml")
+    expected = launch_from_text(yaml.safe_dump(recipe), "trl.yaml")
     assert {**alone.settings, "seq": 1024} == {**expected.settings, "optimizer_impl": "fused"}
     assert (sharded.framework, sharded.layout.dp, sharded.layout.zero) == ("fsdp2", 8, 3)
     assert (sharded.settings["recompute"], sharded.settings["master_weights"]) == ("full", "none")

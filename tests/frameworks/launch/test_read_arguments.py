@@ -15,8 +15,8 @@ import llmcalc
 from llmcalc import memory
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.accelerate import read_accelerate
-from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch, LaunchSource
+from llmcalc.frameworks.launch.launch_types import Launch, LaunchSource
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
 from llmcalc.frameworks.launch.trainer import read_trainer
 from llmcalc.frameworks.megatron.arguments import MegatronArguments
 from llmcalc.frameworks.megatron.named_model import MegatronRun, smallest_device_count
@@ -72,7 +72,7 @@ def test_each_name_that_is_read_is_looked_up(folder: Path) -> None:
 
 def _changed(name: str, world_size: int | None = None, **changes: Any) -> Launch:
     text = yaml.safe_dump(yaml.safe_load((FILES / name).read_text()) | changes)
-    return launch_of(text, name, world_size, launch_folder=FILES)
+    return launch_from_text(text, name, world_size, launch_folder=FILES)
 
 
 def _refusal(name: str, world_size: int | None = None, **changes: Any) -> str:
@@ -82,7 +82,7 @@ def _refusal(name: str, world_size: int | None = None, **changes: Any) -> str:
 
 
 def _script(text: str, world_size: int | None = None) -> Launch:
-    return launch_of(f"#!/bin/bash\n{text}\n", "x.sh", world_size)
+    return launch_from_text(f"#!/bin/bash\n{text}\n", "x.sh", world_size)
 
 
 # ---- axolotl
@@ -226,10 +226,10 @@ def test_groups_of_ranks_in_the_config_of_accelerate_launch(tmp_path: Path) -> N
     config = {"distributed_type": "FSDP", "num_processes": 4, "parallelism_config": {"parallelism_config_cp_size": 2}}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(config))
     script = "accelerate launch --config_file a.yaml train.py --model_name_or_path gpt2 --per_device_train_batch_size 2"
-    layout = launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, launch_folder=tmp_path).layout
+    layout = launch_from_text(f"#!/bin/bash\n{script}\n", "x.sh", None, launch_folder=tmp_path).layout
     assert (layout.cp, layout.dp) == (2, 2)
     script = script.replace("launch", "launch --parallelism_config_cp_size 4")
-    assert launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, launch_folder=tmp_path).layout.cp == 4
+    assert launch_from_text(f"#!/bin/bash\n{script}\n", "x.sh", None, launch_folder=tmp_path).layout.cp == 4
 
 
 def test_each_field_of_megatrons_arguments_is_looked_up() -> None:
@@ -311,7 +311,7 @@ def test_an_evaluation_with_larger_batches_is_noted() -> None:
 def test_model_init_kwargs_of_trl_choose_kernels_and_formats() -> None:
     def settings(**model_arguments: Any) -> Any:
         config = yaml.safe_load((FILES / "trl_sft.yaml").read_text()) | {"model_init_kwargs": model_arguments}
-        return launch_of(yaml.safe_dump(config), "sft.yaml").settings
+        return launch_from_text(yaml.safe_dump(config), "sft.yaml").settings
 
     assert settings(attn_implementation="eager")["attn_implementation"] == "eager"
     assert settings(dtype="bfloat16")["master_weights"] == "none"
@@ -323,14 +323,14 @@ def test_a_plugin_of_axolotl_that_is_not_modelled_is_refused() -> None:
     config = yaml.safe_load((FILES / "axolotl_qlora.yaml").read_text())
     config["plugins"] = ["axolotl.integrations.spectrum.SpectrumPlugin"]
     with pytest.raises(InputError, match=r"plugins\..*SpectrumPlugin"):
-        launch_of(yaml.safe_dump(config), "q.yaml")
+        launch_from_text(yaml.safe_dump(config), "q.yaml")
 
 
 def test_arguments_that_ms_swift_hands_on_to_the_trainer() -> None:
     text = (FILES / "swift_lora.sh").read_text()
     compiled = text.replace("swift sft", "swift sft --torch_compile true", 1)
     assert compiled != text
-    assert launch_of(compiled, "s.sh").settings["compile"] is True
+    assert launch_from_text(compiled, "s.sh").settings["compile"] is True
 
 
 ENGINE_SFT = (
@@ -341,7 +341,7 @@ ENGINE_SFT = (
 
 def test_sft_of_verl_with_an_engine() -> None:
     """Micro-batches of 512 tokens on each rank of a sequence: its two ranks have 1,024."""
-    launch = launch_of(ENGINE_SFT, "sft.sh")
+    launch = launch_from_text(ENGINE_SFT, "sft.sh")
     assert (launch.model_name, launch.framework, launch.layout.dp) == ("gpt2", "fsdp2", 4)
     assert (launch.settings["batch"], launch.settings["seq"]) == (1, 512)
     assert (launch.settings["master_weights"], launch.settings["recompute"]) == ("none", "full")
@@ -350,19 +350,19 @@ def test_sft_of_verl_with_an_engine() -> None:
         ("engine.fsdp_size=2", "engine.fsdp_size"),
     ):
         with pytest.raises(InputError, match=refusal):
-            launch_of(f"{ENGINE_SFT} {override}", "sft.sh")
+            launch_from_text(f"{ENGINE_SFT} {override}", "sft.sh")
 
 
 def test_a_file_of_ms_swift_is_its_command() -> None:
     text = "torchrun --nproc-per-node=4 swift/cli/sft.py --model gpt2 --deepspeed zero2 --max_length 128"
-    launch = launch_of(text, "sft.sh")
+    launch = launch_from_text(text, "sft.sh")
     assert (launch.program, launch.framework, launch.layout.zero) == ("ms-swift", "deepspeed", 2)
 
 
 def test_entropies_of_verl_that_need_less_are_an_upper_bound() -> None:
     text = (FILES / "verl_fsdp.sh").read_text()
     key = "actor_rollout_ref.actor.entropy_checkpointing"
-    notes = launch_of(text.replace("main_ppo ", f"main_ppo {key}=True ", 1), "ppo.sh").notes
+    notes = launch_from_text(text.replace("main_ppo ", f"main_ppo {key}=True ", 1), "ppo.sh").notes
     assert any("entropy_checkpointing: entropies that need less" in note for note in notes)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_of
+from llmcalc.frameworks.launch.read import launch_from_text
 from llmcalc.frameworks.launch.shell import MOST_WORDS, read_script
-from llmcalc.frameworks.launch.shell_arithmetic import evaluate_expression, value_of
+from llmcalc.frameworks.launch.shell_arithmetic import evaluate_expression, whole_number_of
 from llmcalc.frameworks.launch.shell_words import ShellCommand
-from llmcalc.frameworks.launch.unresolved import UNRESOLVED, is_unresolved, printable
+from llmcalc.frameworks.launch.unresolved import UNRESOLVED_MARK, is_unresolved, printable
 from tests.samples import in_one_test
 
 
@@ -140,7 +140,7 @@ def test_a_loop_without_an_end_is_refused() -> None:
 def test_what_only_a_run_would_tell_stays_open(text: str, name: str) -> None:
     last = next(one.words[-1] for one in commands(text) if one.words[0] == "run")
     assert is_unresolved(last)
-    assert last == f"{UNRESOLVED}{name}{UNRESOLVED}"
+    assert last == f"{UNRESOLVED_MARK}{name}{UNRESOLVED_MARK}"
     assert printable(last) == name
 
 
@@ -198,7 +198,7 @@ ARGUMENTS = (
     ],
 )
 def test_devices_that_the_launcher_says(text: str, world: int) -> None:
-    assert launch_of(text, "x.sh").layout.world_size == world
+    assert launch_from_text(text, "x.sh").layout.world_size == world
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,16 @@ def test_devices_that_the_launcher_says(text: str, world: int) -> None:
 )
 def test_scripts_that_say_too_little(text: str, said_: str) -> None:
     with pytest.raises(InputError) as stop:
-        launch_of(text, "x.sh")
+        launch_from_text(text, "x.sh")
     assert str(stop.value).startswith("x.sh: ")
     assert said_ in str(stop.value)
 
 
 def test_an_open_argument_that_changes_no_memory_is_read() -> None:
-    assert launch_of(f"torchrun pretrain_gpt.py {ARGUMENTS} --save $OUT --seed $(date +%s)", "x.sh").spec is not None
+    assert (
+        launch_from_text(f"torchrun pretrain_gpt.py {ARGUMENTS} --save $OUT --seed $(date +%s)", "x.sh").spec
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,8 +249,8 @@ def test_arithmetic(text: str, value: int | list[int] | None) -> None:
 
 
 def test_arithmetic_with_names() -> None:
-    assert value_of("A * ${B} + $A", {"A": "2", "B": "5"}) == 12
-    assert value_of("A", {"A": "x"}) is None
+    assert whole_number_of("A * ${B} + $A", {"A": "2", "B": "5"}) == 12
+    assert whole_number_of("A", {"A": "x"}) is None
 
 
 @pytest.mark.parametrize(

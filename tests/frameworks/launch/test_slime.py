@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch
+from llmcalc.frameworks.launch.launch_types import Launch
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
 
 FILE = Path(__file__).parents[2] / "data" / "launch" / "slime_grpo.sh"
 
@@ -20,7 +20,7 @@ def changed(*replaced: tuple[str, str], world_size: int | None = None) -> Launch
     for earlier, later in replaced:
         assert earlier in text
         text = text.replace(earlier, later)
-    return launch_of(text, "slime.sh", world_size)
+    return launch_from_text(text, "slime.sh", world_size)
 
 
 def test_the_actor_runs_micro_batches_of_tokens_of_the_hubs_model() -> None:

@@ -163,8 +163,8 @@ def test_the_peak_of_a_mixture_follows_the_rows_that_reach_the_rank(monkeypatch:
 
         with monkeypatch.context() as patch:
             patch.setattr(ExpertKernels, "received_rows", received_rows)
-            patch.setattr(record_chunks, "_chunks", {})
-            patch.setattr(record_chunks, "_shortened_chunks", {})
+            patch.setattr(record_chunks, "_chunk_cache", {})
+            patch.setattr(record_chunks, "_shortened_chunk_cache", {})
             replay = replay_rank(spec, settings, 7)
         errors.append(abs((replay.peak[1].bytes + even.rounding_bytes) / peak - 1))
     assert max(errors) < 0.0015

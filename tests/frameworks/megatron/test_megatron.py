@@ -20,12 +20,12 @@ from llmcalc.components.evidence import evidence_of_parts
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.record import LaunchSource
+from llmcalc.frameworks.launch.launch_types import LaunchSource
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
-from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
+from llmcalc.frameworks.megatron.rank_run import OPTIMIZER_FLAG_COUNT, RankRun
 from llmcalc.frameworks.megatron.run import check
 from llmcalc.frameworks.megatron.schedule import InterleavedSchedule, run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
@@ -355,7 +355,7 @@ def test_a_precision_aware_optimizer_keeps_what_bf16_weights_do_not_have(formats
         * len(run.updated_element_counts)
         * sum(name not in ("fp32", "e4m3", "blockwise", "delayed") for name in formats.values())
     )
-    assert run.meter.by_kind["optimizer"] == each * sum(run.updated_element_counts) + factors + 4 * FLAGS
+    assert run.meter.by_kind["optimizer"] == each * sum(run.updated_element_counts) + factors + 4 * OPTIMIZER_FLAG_COUNT
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.rank_memory import rank_memory
-from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
+from llmcalc.frameworks.megatron.rank_run import OPTIMIZER_FLAG_COUNT, RankRun
 from llmcalc.frameworks.megatron.schedule import run_step
 from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of
 from llmcalc.parallel.layout import Layout
@@ -68,9 +68,9 @@ def test_only_adapters_have_gradients_and_states(library: str, tp: int) -> None:
     frozen = 2 * (VOCAB * H // tp) + LAYERS * layer + H
     assert meter.by_kind["gradients"] == 4 * elements
     assert meter.by_kind["weights"] == 2 * (frozen + elements)
-    assert meter.by_kind["optimizer"] == 4 * elements + 4 * FLAGS
+    assert meter.by_kind["optimizer"] == 4 * elements + 4 * OPTIMIZER_FLAG_COUNT
     run_step(rank)
-    assert meter.by_kind["optimizer"] == 12 * elements + 4 * FLAGS
+    assert meter.by_kind["optimizer"] == 12 * elements + 4 * OPTIMIZER_FLAG_COUNT
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -11,8 +11,8 @@ import pytest
 
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch, LaunchSource
+from llmcalc.frameworks.launch.launch_types import Launch, LaunchSource
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.settings import MegatronSettings, expand_pipeline_layout
 from llmcalc.parallel.layout import Layout
@@ -376,7 +376,7 @@ def test_arguments_of_a_checkpoint_are_noted() -> None:
 def test_a_json_object_of_flags() -> None:
     data = json.loads((LAUNCHES / "mla_moe_ep4.json").read_text())
     flags = data["megatron_args"]
-    launch = launch_of(json.dumps(flags), "flags.json", 8)
+    launch = launch_from_text(json.dumps(flags), "flags.json", 8)
     assert counted(launch) == counted(read("mla_moe_ep4.json"))
     assert launch.env == {}
 

@@ -9,8 +9,8 @@ import pytest
 import llmcalc
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.frameworks.megatron.parallel_adapters import OPTIONS as ADAPTER_OPTIONS
-from llmcalc.frameworks.megatron.settings_from_options import KNOWN
+from llmcalc.frameworks.megatron.parallel_adapters import ADAPTER_SETTINGS
+from llmcalc.frameworks.megatron.settings_from_options import KNOWN_VALUES_BY_SETTING
 from llmcalc.workload.setting import DeclaredSetting, declarations_of
 from tests.samples import in_one_test
 
@@ -34,8 +34,8 @@ VALUES: dict[str, Any] = {
 
 def value_of(name: str, found: DeclaredSetting) -> Any:
     """A value that the setting takes."""
-    if name in KNOWN:
-        return KNOWN[name][0]
+    if name in KNOWN_VALUES_BY_SETTING:
+        return KNOWN_VALUES_BY_SETTING[name][0]
     usual = (
         True
         if found.value_type is bool
@@ -62,13 +62,14 @@ def ask(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, found in TRAINING.items() if found.setting.every_framework or name in KNOWN]
+    "name",
+    [name for name, found in TRAINING.items() if found.setting.every_framework or name in KNOWN_VALUES_BY_SETTING],
 )
 def test_a_setting_of_every_framework_is_taken(name: str) -> None:
     ask(name)
 
 
-@pytest.mark.parametrize("name", sorted(ADAPTER_OPTIONS))
+@pytest.mark.parametrize("name", sorted(ADAPTER_SETTINGS))
 def test_settings_of_adapters_are_taken(name: str) -> None:
     values = {"lora_rank": 8, "lora_library": "mcore-bridge", "lora_targets": "o_proj", "lora_dtype": "bf16"}
     adapters = {"lora_rank": 8, "lora_library": "mcore-bridge", name: values.get(name, True)}
@@ -95,7 +96,7 @@ def test_the_loss_of_megatron_core_is_refused_of_others(options: dict[str, Any])
     [
         name
         for name, found in TRAINING.items()
-        if not found.setting.every_framework and name not in KNOWN and name not in ADAPTER_OPTIONS
+        if not found.setting.every_framework and name not in KNOWN_VALUES_BY_SETTING and name not in ADAPTER_SETTINGS
     ],
 )
 def test_any_other_is_refused(name: str) -> None:
@@ -111,6 +112,6 @@ def test_any_other_is_refused(name: str) -> None:
 
 
 def test_values_of_megatron_are_words_of_the_settings() -> None:
-    for name, values in KNOWN.items():
+    for name, values in KNOWN_VALUES_BY_SETTING.items():
         for value in values:
             assert SETTINGS[name].checked_value(value) == value

@@ -10,7 +10,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.engines.registry import FOLDERS
+from llmcalc.frameworks.engines.registry import ENGINE_FOLDERS
 from llmcalc.frameworks.launch.command_line import typed_launch
 from llmcalc.frameworks.server_files.accelerators import accelerator_of
 from llmcalc.frameworks.server_files.programs import server_start_of, version_of_image
@@ -301,7 +301,7 @@ def test_every_file_is_answered(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "engine"), OTHER_ENGINES.items())
 def test_other_engines_are_asked_by_name(name: str, engine: str) -> None:
-    if engine in FOLDERS:
+    if engine in ENGINE_FOLDERS:
         assert [server.engine for server in servers_of_file(SERVING / name)] == [engine]
     else:
         with pytest.raises(InputError, match=f"starts a server of {engine}, which is not modelled"):

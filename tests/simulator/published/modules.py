@@ -27,8 +27,8 @@ from llmcalc.components.mixers.rwkv import RwkvTimeMix
 from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.norm import Norm, norm_reference
 from llmcalc.components.runtime import PassState
-from llmcalc.simulator.choices import EAGER, KernelChoices
-from llmcalc.workload.recompute import NONE, Recompute
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
+from llmcalc.workload.recompute import NO_RECOMPUTATION, Recompute
 from tests.simulator.published.kernels import CONV, SCAN, XL_CHUNK, Of, Sizes, lightning_attn_func, published, wkv
 
 NORM = Norm(type="rmsnorm")
@@ -46,8 +46,8 @@ class ModuleCase:
     sizes: Sequence[Sizes]
     part: Callable[[Any], TokenMixer]
     make: Callable[[Any], nn.Module]
-    choices: KernelChoices = EAGER
-    recompute: Recompute = NONE
+    choices: KernelChoices = EAGER_CHOICES
+    recompute: Recompute = NO_RECOMPUTATION
 
 
 def transformers(path: str) -> Any:

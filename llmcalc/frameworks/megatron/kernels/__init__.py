@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from ....flow.program import ModuleScope
 from .adapters import AdapterKernels
-from .choices import RankKernelChoices
 from .fp8 import weight_sizes
-from .lowering import GATHER_BUFFER, Parameter, PersistentTensors
+from .lowering import GATHER_BUFFER_KEY, Parameter, PersistentTensors
+from .rank_choices import RankKernelChoices
 
-__all__ = ["GATHER_BUFFER", "Parameter", "PersistentTensors", "RankKernelChoices", "RankLowering", "weight_sizes"]
+__all__ = ["GATHER_BUFFER_KEY", "Parameter", "PersistentTensors", "RankKernelChoices", "RankLowering", "weight_sizes"]
 
 
 class RankLowering(AdapterKernels):

@@ -12,7 +12,7 @@ from functools import partial
 from ....algebra import Number
 from ....flow.program import Step
 from ....simulator.strides import Shape
-from ....simulator.tensor import Needs, Tensor
+from ....simulator.tensor import NeedsInputGrad, Tensor
 from ..parallel_adapters import ParallelAdapters
 from .lowering import Gradients, SavedTensors
 from .recompute import DiscardedOutputKernels
@@ -142,7 +142,9 @@ class AdapterKernels(DiscardedOutputKernels):
         self.persistent.use_torch_workspace("forward")
         linear_output, input_shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new_tensor(*input_shape) if needs_input_grad[0] else None, self.weight_gradient(weight)]
 

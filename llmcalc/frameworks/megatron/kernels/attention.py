@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from ....algebra import Number, ceil_div
 from ....flow.program import Step
 from ....flow.value import Value
-from ....simulator.tensor import BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
+from ....simulator.tensor import BOOL, FLOAT32, INT64, NeedsInputGrad, OptionalGradient, Tensor
 from .linear import LinearKernels
 from .lowering import Gradients, SavedTensors
 
-HEADS = ("heads", "kv_heads")
+HEAD_AXES = ("heads", "kv_heads")
 
-LONGEST_FUSED = 4096
+MOST_FUSED_SOFTMAX_KEYS = 4096
 """Keys up to which the softmax of Megatron-Core has one kernel."""
 
-NOT_MODELLED = {
+UNMODELLED_FEATURES = {
     "sinks": "attention sinks",
     "selected_keys": "keys that an indexer selects",
     "window": "sliding windows",
@@ -36,7 +36,7 @@ NOT_MODELLED = {
 def unsupported_attention_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
     feature_names = dict.fromkeys(
-        feature_name for option_name, feature_name in NOT_MODELLED.items() if operation.options.get(option_name)
+        feature_name for option_name, feature_name in UNMODELLED_FEATURES.items() if operation.options.get(option_name)
     )
     if not feature_names:
         return ""
@@ -78,7 +78,7 @@ class AttentionKernels(LinearKernels):
         self, fused_operations: list[Step], linear_output: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
         """Splits the output of a fused QKV projection into its parts."""
-        if any(operation.output_values[0].axes[0].name not in HEADS for operation in fused_operations):
+        if any(operation.output_values[0].axes[0].name not in HEAD_AXES for operation in fused_operations):
             return super().split_product(fused_operations, linear_output, output_widths)
         qkv_parts = self.split_columns(linear_output, output_widths)
         heads = [operation.output_values[0].axes[0].size for operation in fused_operations]
@@ -97,7 +97,7 @@ class AttentionKernels(LinearKernels):
         input_shape, dtype = x.shape, x.dtype
 
         def join_gradients(
-            saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs
+            saved_tensors: SavedTensors, gradients: list[OptionalGradient], needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             """Returns the joined gradient of the parts: a view if all parts share one tensor, otherwise a copy."""
             present_gradients = [gradient for gradient in gradients if gradient is not None]
@@ -192,7 +192,9 @@ class AttentionKernels(LinearKernels):
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             if fused_qkv_shape is None:
                 input_gradients = [
                     autograd_graph.new_tensor(input_shape, output_gradient.dtype) for input_shape in input_shapes
@@ -245,7 +247,9 @@ class AttentionKernels(LinearKernels):
         if self.rank_choices.is_deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
             split_count = ceil_div(self.rank_choices.multiprocessor_count, self.run_config.batch * heads)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in input_shapes]
             logsumexp = self.new_tensor(row_count, heads, FLOAT32)
             query_gradient_sums = autograd_graph.new_tensor((split_count * q_shape[0], q_shape[1]), FLOAT32)
@@ -280,10 +284,12 @@ class AttentionKernels(LinearKernels):
             baddbmm_input = None
         input_shapes = q.shape, k.shape
 
-        def scores_backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def scores_backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             """Allocates the gradients of queries and keys."""
             self.persistent.use_torch_workspace("backward")
-            input_gradients: list[Gradient] = []
+            input_gradients: list[OptionalGradient] = []
             for shape in input_shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
                 scores_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype)
                 input_gradients.append(self.empty_like(scores_gradient))
@@ -305,7 +311,7 @@ class AttentionKernels(LinearKernels):
         value_shape = v.shape
 
         def context_backward(
-            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             """Allocates the gradients of attention probabilities and values."""
             self.persistent.use_torch_workspace("backward")
@@ -340,7 +346,7 @@ class AttentionKernels(LinearKernels):
 
     def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
-        has_fitting_sizes = 16 < key_count <= LONGEST_FUSED and query_count % 4 == 0 and key_count % 4 == 0
+        has_fitting_sizes = 16 < key_count <= MOST_FUSED_SOFTMAX_KEYS and query_count % 4 == 0 and key_count % 4 == 0
         return bool(self.rank_choices.fuses_softmax and has_fitting_sizes and heads % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:

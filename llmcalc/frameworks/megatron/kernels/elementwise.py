@@ -9,7 +9,7 @@ from __future__ import annotations
 from ....flow.program import Step
 from ....flow.value import Value
 from ....simulator.autograd import record
-from ....simulator.tensor import Needs, Tensor
+from ....simulator.tensor import NeedsInputGrad, Tensor
 from .attention import AttentionKernels
 from .lowering import Gradients, SavedTensors
 
@@ -155,7 +155,9 @@ class ElementwiseKernels(AttentionKernels):
         sum_inputs = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             x_gradient = autograd_graph.new_tensor(x_shape, output_gradient.dtype) if has_dropout else output_gradient
             return [
                 x_gradient,

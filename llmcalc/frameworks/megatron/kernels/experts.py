@@ -12,9 +12,20 @@ import math
 from collections.abc import Callable, Sequence
 
 from ....algebra import Number
-from ....flow.program import Item, ModuleScope, Step
+from ....flow.program import ModuleScope, ProgramItem, Step
 from ....simulator.autograd import record
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Gradient, Needs, Tensor, empty
+from ....simulator.tensor import (
+    BFLOAT16,
+    BOOL,
+    FLOAT32,
+    INT32,
+    INT64,
+    Dtype,
+    NeedsInputGrad,
+    OptionalGradient,
+    Tensor,
+    empty,
+)
 from .head import HeadKernels
 from .lowering import Gradients, SavedTensors, UncountedMeter
 
@@ -63,7 +74,9 @@ class ExpertKernels(HeadKernels):
         self.persistent.use_torch_workspace("forward")
         gate_logits = self.new_tensor(n_rows, weight.shape[0])
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [
                 self.new_tensor(n_rows, n_in),
@@ -82,7 +95,9 @@ class ExpertKernels(HeadKernels):
         router_logits = self.graph.new_tensor((row_count, weight.shape[0]), dtype)
         is_fp32 = dtype is FLOAT32
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             autograd_graph = self.graph
             weight_copy = autograd_graph.new_tensor(weight.shape, dtype) if is_fp32 else None
             input_gradient = autograd_graph.new_tensor((row_count, row_width), dtype)
@@ -133,7 +148,9 @@ class ExpertKernels(HeadKernels):
             tensors_to_save += [logits, autograd_graph.new_tensor((row_count, 1), dtype)]
         has_aux_loss = self.rank_choices.has_auxiliary_loss
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             aux_gradient = autograd_graph.new_tensor((row_count, expert_count), FLOAT32) if has_aux_loss else None
             logits_gradient = autograd_graph.new_tensor((row_count, expert_count), dtype)
             del aux_gradient
@@ -352,7 +369,9 @@ class ExpertKernels(HeadKernels):
         row_probs = autograd_graph.new_tensor((row_count, 1), FLOAT32)
         x_shape = x.shape
 
-        def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, gradients: list[OptionalGradient], needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             return [
                 autograd_graph.new_tensor(x_shape, BFLOAT16),
                 autograd_graph.new_tensor((tokens, column_count), FLOAT32),
@@ -490,7 +509,9 @@ class ExpertKernels(HeadKernels):
         self.use_workspace(uses_transformer_engine, "forward")
         expert_output = self.new_tensor(row_count, output_width)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             self.use_workspace(uses_transformer_engine, "backward")
             input_gradient = self.new_tensor(row_count, input_width)
             weight_gradient = self.weight_gradient(weight)
@@ -536,7 +557,9 @@ class ExpertKernels(HeadKernels):
         self.persistent.use_grouped_workspaces()
         product_output = self.new_tensor(row_count, weights[0].shape[0])
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             self.persistent.use_grouped_workspaces()
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
             input_gradient = self.new_tensor(row_count, n_in)
@@ -595,7 +618,9 @@ class ExpertKernels(HeadKernels):
         weighted_output = autograd_graph.new_tensor((shape[0], output_width), x.dtype)
         probs_spec = (probs.shape, probs.dtype)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             return [autograd_graph.new_tensor(shape, output_gradient.dtype), autograd_graph.new_tensor(*probs_spec)]
 
         self.record_node("weighted_glu", (x, probs), [weighted_output], backward, x, probs)
@@ -611,7 +636,9 @@ class ExpertKernels(HeadKernels):
         dtype, probs_shape = probs.dtype, probs.shape
         scaled_x = autograd_graph.new_tensor(input_shape, dtype)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             x_gradient = autograd_graph.new_tensor(input_shape, output_gradient.dtype)
             probs_product = autograd_graph.new_tensor(input_shape, output_gradient.dtype)
             probs_gradient = autograd_graph.new_tensor(probs_shape, dtype)
@@ -622,7 +649,7 @@ class ExpertKernels(HeadKernels):
         return self.aten.to(scaled_x, BFLOAT16)
 
 
-def _shared_experts(module_scope: ModuleScope) -> list[Item]:
+def _shared_experts(module_scope: ModuleScope) -> list[ProgramItem]:
     """Returns the operations of a module's shared experts, including the output gate."""
     scope_items = module_scope.items
     scope_positions = [
@@ -645,6 +672,6 @@ def _shared_experts(module_scope: ModuleScope) -> list[Item]:
     return scope_items[scope_positions[0] : end_position]
 
 
-def _operation_name(module_item: Item) -> str:
+def _operation_name(module_item: ProgramItem) -> str:
     """Returns an operation's name; empty for a scope of the program."""
     return module_item.verb if isinstance(module_item, Step) else ""

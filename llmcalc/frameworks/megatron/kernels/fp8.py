@@ -19,12 +19,12 @@ from typing import NamedTuple
 from ....algebra import Number, ceil_div, exact_div, round_up
 from ....flow.program import Step
 from ....simulator.strides import Shape, count
-from ....simulator.tensor import FLOAT32, UINT8, Dtype, Needs, Tensor
-from .choices import RankKernelChoices
+from ....simulator.tensor import FLOAT32, UINT8, Dtype, NeedsInputGrad, Tensor
 from .gated_delta import DeltaKernels
 from .lowering import Gradients, SavedTensors, direct_steps
+from .rank_choices import RankKernelChoices
 
-Specs = list[tuple[Shape, Dtype]]
+TensorSpecs = list[tuple[Shape, Dtype]]
 
 
 class QuantizedTensor(NamedTuple):
@@ -34,7 +34,9 @@ class QuantizedTensor(NamedTuple):
     columnwise: list[Tensor]
 
 
-def quantized_specs(recipe: str, row_count: Number, row_width: Number, is_weight: bool = False) -> tuple[Specs, Specs]:
+def quantized_specs(
+    recipe: str, row_count: Number, row_width: Number, is_weight: bool = False
+) -> tuple[TensorSpecs, TensorSpecs]:
     """Returns shapes and formats of an 8-bit tensor's rowwise and columnwise parts. is_weight: 2D blocks."""
     element_spec, transposed_spec = ((row_count, row_width), UINT8), ((row_width, row_count), UINT8)
     if recipe == "mxfp8":
@@ -60,7 +62,7 @@ def weight_sizes(kernel_choices: RankKernelChoices, row_count: Number, row_width
         *rowwise_specs,
         *(
             columnwise_specs
-            if kernel_choices.fp8_recipe not in ONE_SCALE or kernel_choices.saves_transposed_operands
+            if kernel_choices.fp8_recipe not in PER_TENSOR_SCALE_RECIPES or kernel_choices.saves_transposed_operands
             else []
         ),
     ]
@@ -83,13 +85,13 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
     )
 
 
-ONE_SCALE = ("tensorwise", "delayed")
+PER_TENSOR_SCALE_RECIPES = ("tensorwise", "delayed")
 """Recipes with one scale for a tensor."""
 
-ALIGNED = 16
+EXPERT_ROW_ALIGNMENT = 16
 """Rows of each expert are padded to a multiple of this, or of a block (core/fp8_utils.py, `get_fp8_align_size`)."""
 
-MULTIPLES = {"blockwise": 128, "mxfp8": 32}
+SIZE_MULTIPLE_BY_RECIPE = {"blockwise": 128, "mxfp8": 32}
 """Recipe → what rows and widths are multiples of; others are gathered in 16 bits."""
 
 
@@ -116,7 +118,7 @@ class Fp8Kernels(DeltaKernels):
         """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
         kernel_choices = self.rank_choices
         row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width)
-        if kernel_choices.fp8_recipe not in ONE_SCALE:
+        if kernel_choices.fp8_recipe not in PER_TENSOR_SCALE_RECIPES:
             return QuantizedTensor(
                 [self.graph.new_tensor(*spec) for spec in row_specs] if needs_rowwise else [],
                 [self.graph.new_tensor(*spec) for spec in column_specs] if needs_columnwise else [],
@@ -146,7 +148,7 @@ class Fp8Kernels(DeltaKernels):
         Recipes with blocks allocate one tensor by rows and one by columns for all experts
         (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).
         """
-        if self.rank_choices.fp8_recipe in ONE_SCALE:
+        if self.rank_choices.fp8_recipe in PER_TENSOR_SCALE_RECIPES:
             quantized_experts = [
                 self.quantize(row_count, width, needs_columnwise=needs_columnwise) for _ in range(expert_count)
             ]
@@ -167,7 +169,7 @@ class Fp8Kernels(DeltaKernels):
         self, row_count: Number, row_width: Number, needs_rowwise: bool, needs_columnwise: bool
     ) -> tuple[QuantizedTensor, list[Tensor]]:
         """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
-        row_multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
+        row_multiple = SIZE_MULTIPLE_BY_RECIPE.get(self.rank_choices.fp8_recipe, 1)
         if exact_div(row_count, self.rank_choices.tp) % row_multiple or row_width % row_multiple:
             raise self.unsupported(
                 f"{row_count} rows of {row_width} elements on {self.rank_choices.tp} ranks; "
@@ -190,7 +192,7 @@ class Fp8Kernels(DeltaKernels):
     @property
     def gathers_rowwise_only(self) -> bool:
         """Whether all-gathers send only the row-wise quantization."""
-        return self.rank_choices.fp8_recipe in ONE_SCALE
+        return self.rank_choices.fp8_recipe in PER_TENSOR_SCALE_RECIPES
 
     def transformer_engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
@@ -226,7 +228,9 @@ class Fp8Kernels(DeltaKernels):
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, has_norm = x.shape, deferred_norm is not None
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             new_tensor = self.new_tensor
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             quantized_gradients = [self.quantize(n_rows, n_out)]
@@ -294,7 +298,9 @@ class Fp8Kernels(DeltaKernels):
         del gathered_input, quantized_input
         bias_shape = None if bias is None else bias.shape
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             bias_gradients = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             quantized_gradients = [self.quantize(row_count, n_out)]
             requantized_inputs = [self.quantize(local_rows, n_in, self.gathers_rowwise_only, not gathers_rowwise_only)]
@@ -331,7 +337,9 @@ class Fp8Kernels(DeltaKernels):
             return super().grouped_linear(operation, x, output_width)
         (row_count, n_in), expert_count = x.shape, self.local_expert_count
         rows_per_expert = row_count // expert_count
-        row_multiple = MULTIPLES["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else ALIGNED
+        row_multiple = (
+            SIZE_MULTIPLE_BY_RECIPE["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else EXPERT_ROW_ALIGNMENT
+        )
         if rows_per_expert * expert_count != row_count or rows_per_expert % row_multiple:
             raise self.unsupported(
                 f"{row_count} rows of {expert_count} experts in 8 bits; expected a multiple of {row_multiple} rows of "
@@ -345,7 +353,9 @@ class Fp8Kernels(DeltaKernels):
         self.persistent.use_grouped_workspaces()
         product_output = self.new_tensor(row_count, output_width)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
             _quantized_gradient = self.quantize_experts(rows_per_expert, output_width, expert_count)
             self.persistent.use_grouped_workspaces()
@@ -400,7 +410,9 @@ class Fp8Kernels(DeltaKernels):
         if is_scattered and not uses_user_buffers:
             layer_output = self.new_tensor(self.local_rows(n_rows), n_out)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             if uses_user_buffers:
                 quantized_gradients = [self.quantize(self.local_rows(n_rows), n_out)]
             elif is_scattered:

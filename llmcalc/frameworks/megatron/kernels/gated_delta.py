@@ -16,15 +16,15 @@ from ....ops import DeltaRule
 from ....simulator.aten import Aten
 from ....simulator.autograd import record
 from ....simulator.published import fla
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, Gradient, Needs, Tensor
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, NeedsInputGrad, OptionalGradient, Tensor
 from .lowering import Gradients, SavedTensors, steps_by_name
 from .mamba import MambaKernels
 
-CHUNK = 64
+CHUNK_TOKENS = 64
 """The tokens that the delta rule computes at once (gdn.py, `torch_chunk_gated_delta_rule`)."""
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
-"""The projections that are one (gdn.py, `in_proj_split_names`)."""
+FUSED_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
+"""The projections that one linear layer computes (gdn.py, `in_proj_split_names`)."""
 
 
 class DeltaKernels(MambaKernels):
@@ -53,8 +53,10 @@ class DeltaKernels(MambaKernels):
         aten, delta_op, batch = self.aten, delta_step.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
         named_steps = steps_by_name(module_scope)
-        projection_widths = [named_steps[projection_name].output_values[0].width for projection_name in PROJECTIONS]
-        query_projection = named_steps[PROJECTIONS[0]]
+        projection_widths = [
+            named_steps[projection_name].output_values[0].width for projection_name in FUSED_PROJECTIONS
+        ]
+        query_projection = named_steps[FUSED_PROJECTIONS[0]]
         input_value = query_projection.input_values[0]
         x = self.tensor_of(input_value)
         self.free_value(input_value.storage)
@@ -117,7 +119,9 @@ class DeltaKernels(MambaKernels):
         out_gate = autograd_graph.new_tensor((*head_shape, delta_op.value_dim), BFLOAT16)
         input_shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
-        def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, gradients: list[OptionalGradient], needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             normalized_gradients = autograd_graph.new_tensor(qk_shape, BFLOAT16)
             qk_gradients = autograd_graph.new_tensor(qk_shape, BFLOAT16)
             del normalized_gradients
@@ -159,8 +163,8 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, log_decay: T
     query, key, value, beta, log_decay = [
         aten.to(aten.contiguous(aten.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, log_decay)
     ]
-    tokens, chunk_count = key.shape[2], ceil_div(key.shape[2], CHUNK)
-    padded_tokens = chunk_count * CHUNK
+    tokens, chunk_count = key.shape[2], ceil_div(key.shape[2], CHUNK_TOKENS)
+    padded_tokens = chunk_count * CHUNK_TOKENS
     query = aten.pad(query, padded_tokens, -2)
     key = aten.pad(key, padded_tokens, -2)
     value = aten.pad(value, padded_tokens, -2)
@@ -170,27 +174,27 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, log_decay: T
     v_beta = aten.mul(value, aten.unsqueeze(beta, -1))
     k_beta = aten.mul(key, aten.unsqueeze(beta, -1))
     query, key, value, k_beta, v_beta = [
-        aten.unflatten(x, 2, (chunk_count, CHUNK)) for x in (query, key, value, k_beta, v_beta)
+        aten.unflatten(x, 2, (chunk_count, CHUNK_TOKENS)) for x in (query, key, value, k_beta, v_beta)
     ]
-    log_decay = aten.unflatten(log_decay, 2, (chunk_count, CHUNK))
-    triangle_mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
+    log_decay = aten.unflatten(log_decay, 2, (chunk_count, CHUNK_TOKENS))
+    triangle_mask = aten.new_tensor((CHUNK_TOKENS, CHUNK_TOKENS), BOOL)
     log_decay = cumsum(aten, log_decay)
     decay = tril(aten, aten.exp(tril(aten, aten.sub(aten.unsqueeze(log_decay, -1), aten.unsqueeze(log_decay, -2)))))
     intra_chunk_attention = aten.mul(aten.matmul(k_beta, aten.transpose(key, -1, -2)), decay)
     intra_chunk_attention = aten.scale(aten.masked_fill(intra_chunk_attention, triangle_mask), "neg")
-    for i in range(1, CHUNK):
+    for i in range(1, CHUNK_TOKENS):
         attention_row = aten.clone(aten.slice(aten.select(intra_chunk_attention, -2), i))
         previous_rows = aten.clone(aten.slice(aten.slice(intra_chunk_attention, i, -2), i))
         intra_chunk_attention = aten.write_into(
             intra_chunk_attention,
             aten.add(attention_row, aten.sum(aten.mul(aten.unsqueeze(attention_row, -1), previous_rows), -2)),
         )
-    intra_chunk_attention = aten.add(intra_chunk_attention, aten.new_tensor((CHUNK, CHUNK), FLOAT32))
+    intra_chunk_attention = aten.add(intra_chunk_attention, aten.new_tensor((CHUNK_TOKENS, CHUNK_TOKENS), FLOAT32))
     value = aten.matmul(intra_chunk_attention, v_beta)
     k_cumdecay = aten.matmul(intra_chunk_attention, aten.mul(k_beta, aten.unsqueeze(aten.exp(log_decay), -1)))
     kv_state = aten.new_tensor((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
     delta_output = aten.new_tensor(value.shape, FLOAT32)
-    triangle_mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
+    triangle_mask = aten.new_tensor((CHUNK_TOKENS, CHUNK_TOKENS), BOOL)
     for _ in range(int(chunk_count)):
         q_i, k_i, v_i = (aten.select(x, 2) for x in (query, key, value))
         intra_chunk_attention = masked_fill_in_place(
@@ -219,7 +223,7 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, log_decay: T
 def cumsum(aten: Aten, x: Tensor) -> Tensor:
     """Returns cumulative sums along the last axis, with torch's gradient (`cumsum_backward`)."""
 
-    def backward(output_gradient: Tensor, _: Needs) -> Gradients:
+    def backward(output_gradient: Tensor, _: NeedsInputGrad) -> Gradients:
         flipped_gradient = aten.new_like(output_gradient)
         flipped_sums = aten.new_like(flipped_gradient)
         input_gradient = aten.new_like(flipped_sums)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from ....flow.program import ModuleScope, Step
 from ....flow.value import Value
 from ....simulator.autograd import record
-from ....simulator.checkpoint import Run
+from ....simulator.checkpoint import RegionFunction
 from ....simulator.layer_pattern import shortened_layers, types_of_layers
 from ....simulator.lowering import ModuleFrame
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, NeedsInputGrad, Tensor
 from .elementwise import ElementwiseKernels
 from .lowering import Gradients, SavedTensors
 
@@ -160,7 +160,7 @@ class HeadKernels(ElementwiseKernels):
         """
         self.detached_input = input_and_gradient = [x.detached()]
 
-        def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def store_gradient(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> Gradients:
             input_and_gradient.append(output_gradient.detached())
             return [output_gradient]
 
@@ -170,7 +170,7 @@ class HeadKernels(ElementwiseKernels):
         """Returns the tensors from the encoder that cross-attention reads."""
         return list(operation.input_values[1:2]) if operation.verb == "attention" else []
 
-    def _layer_group_function(self, layer_frames: list[ModuleFrame]) -> Run:
+    def _layer_group_function(self, layer_frames: list[ModuleFrame]) -> RegionFunction:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
         outer_frames = self._copy_frames()
 
@@ -286,7 +286,9 @@ class HeadKernels(ElementwiseKernels):
         loss, softmax_sums = self.new_tensor(row_count, 1, FLOAT32), self.new_tensor(row_count, 3, FLOAT32)
         del softmax_sums
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             return [saved_tensors[0]]
 
         self.record_node("cross_entropy", (logits,), [loss], backward, logits)
@@ -307,7 +309,9 @@ class HeadKernels(ElementwiseKernels):
         loss = self.new_row_statistics(n_rows)
         del target_logits, exp_sums
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             if is_fused:
                 logits_copy = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
                 logits_gradient = autograd_graph.new_tensor((n_rows, vocab_width), BFLOAT16)

@@ -13,9 +13,9 @@ from ....algebra import Number
 from ....components.norm import Norm
 from ....flow.axis import Axis, JoinedShapes
 from ....flow.program import Step
-from ....simulator.lowering import Path
-from ....simulator.tensor import Needs, Tensor
-from .lowering import COLUMNS, Gradients, RankKernels, SavedTensors
+from ....simulator.lowering import ModulePath
+from ....simulator.tensor import NeedsInputGrad, Tensor
+from .lowering import SHARDED_AXES, Gradients, RankKernels, SavedTensors
 
 
 class LinearKernels(RankKernels):
@@ -50,14 +50,14 @@ class LinearKernels(RankKernels):
             self.fused_norms[id(operation)] = is_fused
         return is_fused
 
-    def norm_weights(self, operation: Step, module_path: Path) -> list[Tensor]:
+    def norm_weights(self, operation: Step, module_path: ModulePath) -> list[Tensor]:
         """Returns the weight and bias of a norm."""
         spec: Norm = operation.options["spec"]
         norm_shape = (self.element_count(operation.options["over"]),)
         weight_names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
         return [self.weight(f"{operation.name}.{weight_name}", norm_shape, module_path) for weight_name in weight_names]
 
-    def norm(self, x: Tensor, operation: Step, module_path: Path, row_count: Number) -> Tensor:
+    def norm(self, x: Tensor, operation: Step, module_path: ModulePath, row_count: Number) -> Tensor:
         """Runs an unfused norm, which saves its input, and one or two statistics per row. row_count: number of rows."""
         weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
@@ -81,13 +81,17 @@ class LinearKernels(RankKernels):
     def is_column_parallel(self, operation: Step) -> bool:
         """Whether an operation is a column-parallel linear layer."""
         return (
-            operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.output_axes[0])
+            operation.verb == "linear"
+            and operation.weight is not None
+            and is_tensor_parallel_axis(operation.weight.output_axes[0])
         )
 
     def is_row_parallel(self, operation: Step) -> bool:
         """Whether an operation is a row-parallel linear layer."""
         return (
-            operation.verb == "linear" and operation.weight is not None and is_divided(operation.weight.input_axes[0])
+            operation.verb == "linear"
+            and operation.weight is not None
+            and is_tensor_parallel_axis(operation.weight.input_axes[0])
         )
 
     def is_output_layer(self, operation: Step) -> bool:
@@ -235,7 +239,7 @@ class LinearKernels(RankKernels):
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape = x.shape
 
-        def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
+        def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: NeedsInputGrad) -> Gradients:
             new_tensor, has_user_buffers = self.new_tensor, kernel_choices.has_user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
             gathered_input = new_tensor(row_count, n_in) if is_sharded and not has_user_buffers and needs_grad else None
@@ -299,7 +303,9 @@ class LinearKernels(RankKernels):
             layer_output = self.empty_like(layer_output)
         added_bias = bias if adds_bias else None
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             if is_sharded:
                 self.persistent.grow_gather_buffer(2 * row_count * n_in)
             return self._run_core_backward(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
@@ -339,7 +345,9 @@ class LinearKernels(RankKernels):
         if is_sharded and not uses_user_buffers:
             layer_output = self.new_tensor(self.local_rows(row_count), n_out)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             gathered_gradient = self.new_tensor(row_count, n_out) if is_sharded and not uses_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient = self.new_tensor(row_count, n_in)
@@ -360,7 +368,9 @@ class LinearKernels(RankKernels):
         self.persistent.use_torch_workspace("forward")
         layer_output = self.new_tensor(row_count, n_out)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new_tensor(row_count, n_in), self.weight_gradient(weight)]
 
@@ -380,7 +390,9 @@ class LinearKernels(RankKernels):
         self.use_workspace(uses_engine, "forward")
         layer_output = self.new_tensor(n_rows, weight.shape[0])
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             self.use_workspace(uses_engine, "backward")
             gradients = [self.new_tensor(n_rows, n_in) if needs_input_grad[0] else None, self.weight_gradient(weight)]
             return [*gradients, *([] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)])]
@@ -428,7 +440,9 @@ class LinearKernels(RankKernels):
 
         chunk_input = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.chunk_input
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             is_deferred = self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit)
             layer_input = saved_tensors[0]
             if is_deferred and layer_input is not None:
@@ -455,7 +469,9 @@ class LinearKernels(RankKernels):
         if bias is not None:
             logits = self.empty_like(logits)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new_tensor(row_count, n_in)]
 
@@ -463,8 +479,8 @@ class LinearKernels(RankKernels):
         return logits
 
 
-def is_divided(weight_axis: Axis | JoinedShapes) -> bool:
+def is_tensor_parallel_axis(weight_axis: Axis | JoinedShapes) -> bool:
     """Whether tensor parallelism shards an axis, or each of several concatenated axes."""
     if isinstance(weight_axis, JoinedShapes):
-        return all(is_divided(part_shape[0]) for part_shape in weight_axis.shapes)
-    return weight_axis.name in COLUMNS
+        return all(is_tensor_parallel_axis(part_shape[0]) for part_shape in weight_axis.shapes)
+    return weight_axis.name in SHARDED_AXES

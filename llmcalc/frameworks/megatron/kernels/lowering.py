@@ -11,8 +11,8 @@ from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded, record, record_all
-from ....simulator.checkpoint import Run
-from ....simulator.lowering import STAGE_INPUT_KEY, Lowering, ModuleFrame, Path
+from ....simulator.checkpoint import RegionFunction
+from ....simulator.lowering import STAGE_INPUT_KEY, Lowering, ModuleFrame, ModulePath
 from ....simulator.meter import Block, NoMeter
 from ....simulator.strides import Shape
 from ....simulator.tensor import (
@@ -21,36 +21,36 @@ from ....simulator.tensor import (
     FLOAT32,
     AutogradNode,
     Dtype,
-    Gradient,
     Meter,
-    Needs,
+    NeedsInputGrad,
+    OptionalGradient,
     Storage,
     Tensor,
     count_storages_as,
     empty,
 )
 from ....workload.run_config import RunConfig
-from .choices import RankKernelChoices
+from .rank_choices import RankKernelChoices
 
 SavedTensors: TypeAlias = list[Tensor | None]
 
-Gradients: TypeAlias = Sequence[Gradient]
+Gradients: TypeAlias = Sequence[OptionalGradient]
 
-Back: TypeAlias = Callable[[SavedTensors, Any, Needs], Gradients]
+BackwardFunction: TypeAlias = Callable[[SavedTensors, Any, NeedsInputGrad], Gradients]
 """backward(saved_tensors, gradient, needs_input_grad) → a gradient per input.
 
 It frees a saved tensor by setting its place to None.
 """
 
-COLUMNS = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
+SHARDED_AXES = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
 """Axes that tensor parallelism divides: a linear layer has a part of these outputs on each rank."""
 
 
-TABLES = ("table", "positions", "segments")
+EMBEDDING_ROLES = ("table", "positions", "segments")
 """The roles of the tables of an embedding."""
 
 
-PRODUCTS = ("column", "row", "matrix", "expert")
+LINEAR_ROLES = ("column", "row", "matrix", "expert")
 """The roles of the weights of linear layers."""
 
 
@@ -71,7 +71,7 @@ class Parameter(NamedTuple):
     A parameter is frozen if its tensor takes no gradient.
     """
 
-    path: Path
+    path: ModulePath
     tensor: Tensor
     is_expert: bool
     role: str
@@ -97,7 +97,7 @@ class UncountedMeter(NoMeter):
         return Block(byte_count, "weights")
 
 
-GATHER_BUFFER = "gather buffer"
+GATHER_BUFFER_KEY = "gather buffer"
 """Key of the buffer that gathered tensors share, in `PersistentTensors.shared_blocks`."""
 
 
@@ -111,7 +111,7 @@ def detached_argument(
     assert saved_argument is not None
     detached_tensor = saved_argument.detached()
 
-    def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+    def store_gradient(output_gradient: Tensor, needs_input_grad: NeedsInputGrad) -> Gradients:
         argument_gradients[argument_index] = output_gradient
         return (None,)
 
@@ -120,7 +120,7 @@ def detached_argument(
     return detached_tensor
 
 
-class WeightGathering(Protocol):
+class WeightGatherer(Protocol):
     """Gathers the weights of layers that data-parallel ranks shard."""
 
     def gather(self, layer_index: int | None) -> None:
@@ -151,8 +151,8 @@ class PersistentTensors:
         gradient.
     module_tensors: module → tensors to which it refers until its next forward pass.
     quantized_weights: weight → its 8-bit copy and scales.
-    shared_blocks: name of a workspace, shape of a weight with a dummy gradient, or `GATHER_BUFFER` → its memory so far.
-        The first chunk that needs such a tensor allocates it.
+    shared_blocks: name of a workspace, shape of a weight with a dummy gradient, or `GATHER_BUFFER_KEY` → its memory so
+        far. The first chunk that needs such a tensor allocates it.
     """
 
     def __init__(self, memory_meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
@@ -198,7 +198,7 @@ class PersistentTensors:
         if self.gather_buffer is None or self.gather_buffer.bytes < buffer_bytes:
             with count_storages_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
-            self.shared_blocks.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
+            self.shared_blocks.setdefault(GATHER_BUFFER_KEY, []).append(self.gather_buffer.block)
 
     def defers_gradient(self, deferral_limit: int | None) -> bool:
         """Whether another weight gradient of the output layer is deferred.
@@ -279,7 +279,7 @@ class RankKernels(Lowering):
         self.readers_by_storage: dict[int, list[tuple[Step, ModuleScope]]] = {}
         self.module_of_step: dict[int, ModuleScope] = {}
         self.pending_outputs: dict[int, Tensor] = {}
-        self.deferred_norms: dict[int, tuple[Step, Path]] = {}
+        self.deferred_norms: dict[int, tuple[Step, ModulePath]] = {}
         self.fused_norms: dict[int, bool] = {}
         self.modules_without_kernel: dict[int, ModuleScope] = {}
         self.dropout_outputs: set[int] = set()
@@ -290,7 +290,7 @@ class RankKernels(Lowering):
         self.dispatched_token_count: Number = 0
         self.dispatch_handle: list[Tensor] = []
         self.detached_input: list[Tensor] = []
-        self.weight_gathering: WeightGathering | None = None
+        self.weight_gathering: WeightGatherer | None = None
         self.deferred_parameters: list[Parameter] = []
         self.split_outputs: dict[int, tuple[Value, ...]] = {}
         self.empty_storage: Storage = Storage(NoMeter(), 0)
@@ -315,11 +315,11 @@ class RankKernels(Lowering):
         unmetered_kernels.run_rank(program, stage_input)
         self.weights.update(unmetered_kernels.weights)
         position_tables = [
-            parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role in TABLES
+            parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role in EMBEDDING_ROLES
         ]  # the embedding is made before the layers
         self.ordered_parameters = [
             *position_tables,
-            *(parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role not in TABLES),
+            *(parameter for parameter in unmetered_kernels.ordered_parameters if parameter.role not in EMBEDDING_ROLES),
         ]
         return self.ordered_parameters
 
@@ -359,13 +359,13 @@ class RankKernels(Lowering):
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
-    def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+    def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created on first use."""
         if parameter_key not in self.weights:
             is_trained = self.rank_choices.adapters is None or self.in_adapter
             self.weights[parameter_key] = weight_tensor = empty(UncountedMeter(), shape, BFLOAT16, is_leaf=is_trained)
             is_fp8 = (
-                self.rank_choices.has_fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
+                self.rank_choices.has_fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in LINEAR_ROLES
             )
             self.ordered_parameters.append(Parameter(parameter_key, weight_tensor, self.in_expert, self.role, is_fp8))
         return self.weights[parameter_key]
@@ -458,7 +458,7 @@ class RankKernels(Lowering):
         operation_name: str,
         input_tensors: Sequence[Tensor],
         output_tensors: Sequence[Tensor],
-        backward: Back,
+        backward: BackwardFunction,
         *tensors_to_save: Tensor,
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
@@ -469,7 +469,7 @@ class RankKernels(Lowering):
             autograd_graph.save_uncheckpointed(tensor).unpack() for tensor in tensors_to_save
         ]
 
-        def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
+        def run_backward(gradients: Any, needs_input_grad: NeedsInputGrad) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
 
         if len(output_tensors) == 1:
@@ -505,7 +505,7 @@ class RankKernels(Lowering):
             lambda g, _: (new_tensor(input_shape, g.dtype),),
         )
 
-    def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
+    def checkpoint(self, compute: RegionFunction, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function that saves only its arguments, and is recomputed in the backward pass.
 
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
@@ -515,7 +515,7 @@ class RankKernels(Lowering):
             return compute(arguments)
 
         def checkpoint_backward(
-            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             """Recomputes the function with autograd, then runs the backward pass."""
             argument_gradients: dict[int, Tensor] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ....flow.program import Step
 from ....flow.value import Value
-from ....simulator.tensor import BFLOAT16, Gradient, Needs, Tensor
+from ....simulator.tensor import BFLOAT16, NeedsInputGrad, OptionalGradient, Tensor
 from .experts import ExpertKernels
 from .lowering import Gradients, SavedTensors
 
@@ -88,7 +88,9 @@ class LatentAttentionKernels(ExpertKernels):
         autograd_graph, row_count, input_shapes = self.graph, x.shape[0], (x.shape, shared_key.shape)
         key_and_value = self.new_tensor(row_count, key_output.width), self.new_tensor(row_count, value_output.width)
 
-        def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, gradients: list[OptionalGradient], needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             return [autograd_graph.new_tensor(shape, BFLOAT16) for shape in input_shapes]
 
         self.record_node("key_and_value", (x, shared_key), key_and_value, backward)

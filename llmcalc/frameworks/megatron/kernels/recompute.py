@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ....flow.program import AlternativeBranches, Item, ModuleScope, Step
+from ....flow.program import AlternativeBranches, ModuleScope, ProgramItem, Step
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded
-from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storage, Tensor, empty
+from ....simulator.tensor import BFLOAT16, AutogradNode, NeedsInputGrad, OptionalGradient, Storage, Tensor, empty
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
 from .sparse_attention import SparseAttentionKernels
 
-Part: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
+DiscardableFunction: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
 
-DOWN = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
+DOWN_PROJECTION_STEPS = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
 """Steps of latent attention that run before its latents are projected up."""
 
 
@@ -34,13 +34,13 @@ class DiscardedOutputs:
     def __init__(
         self,
         autograd_graph: AutogradGraph,
-        discardable_function: Part,
+        discardable_function: DiscardableFunction,
         arguments: Sequence[Tensor],
         discarded_tensors: Sequence[Tensor],
         input_storage_id: int,
     ) -> None:
         self.graph: AutogradGraph = autograd_graph
-        self.discardable_function: Part = discardable_function
+        self.discardable_function: DiscardableFunction = discardable_function
         self.input_storage_id: int = input_storage_id
         self.arguments: list[Tensor] = list(arguments)
         self.storages: list[Storage] = [discarded_tensor.storage for discarded_tensor in discarded_tensors]
@@ -61,7 +61,10 @@ class DiscardedOutputs:
         self.storages = []
 
     def backward(
-        self, saved_tensors: SavedTensors, gradients: Gradient | list[Gradient], needs_input_grad: Needs
+        self,
+        saved_tensors: SavedTensors,
+        gradients: OptionalGradient | list[OptionalGradient],
+        needs_input_grad: NeedsInputGrad,
     ) -> Gradients:
         """Runs the backward pass of the recomputed graph."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
@@ -88,7 +91,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         self.discarded_activation: DiscardedOutputs | None = None
 
     def run_discardable(
-        self, discardable_function: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
+        self, discardable_function: DiscardableFunction, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments, and returns the outputs and `DiscardedOutputs`."""
         autograd_graph = self.graph
@@ -108,7 +111,9 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             discarded_storage.release()
         hook_output = Tensor(hook_tensor.shape, hook_tensor.dtype, hook_tensor.storage, hook_tensor.strides)
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             discarded_outputs.recompute()
             return [output_gradient]
 
@@ -205,7 +210,9 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
         self._run_discardable_activation(operation, run_gated_activation, gate)
 
-    def _run_discardable_activation(self, operation: Step, discardable_function: Part, x: Tensor) -> None:
+    def _run_discardable_activation(
+        self, operation: Step, discardable_function: DiscardableFunction, x: Tensor
+    ) -> None:
         """Runs an activation whose output can be freed and recomputed."""
         activation_outputs, self.discarded_activation = self.run_discardable(discardable_function, [x, self.row_probs])
         self.store_without_reshape(operation.output_values[0], activation_outputs[0])
@@ -228,7 +235,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
-    def run_items(self, items: Sequence[Item]) -> None:
+    def run_items(self, items: Sequence[ProgramItem]) -> None:
         """Runs a module's operations, and frees and recomputes the up-projections of latents (`mla_up_proj`)."""
         if not (self.rank_choices.recompute_up_projections and self.graph.is_grad_enabled):
             super().run_items(items)
@@ -252,7 +259,8 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         down_projections = [
             operation
             for operation in preceding_steps
-            if operation.name in DOWN or (operation.verb == "split" and self._splits_latent(operation, preceding_steps))
+            if operation.name in DOWN_PROJECTION_STEPS
+            or (operation.verb == "split" and self._splits_latent(operation, preceding_steps))
         ]
         up_projections = [
             operation

@@ -17,11 +17,11 @@ from ....flow.axis import JoinedShapes
 from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....simulator.aten import Aten
 from ....simulator.autograd import record
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, NeedsInputGrad, Tensor
 from .fp8 import Fp8Kernels
 from .lowering import Gradients, SavedTensors, steps_by_name
 
-ROWS = 256
+ROWS_SCATTERED_AT_ONCE = 256
 """Rows of the selection that are scattered at once (dsa_masking.py, `scatter_topk_into_index_mask`)."""
 
 
@@ -223,7 +223,9 @@ class SparseAttentionKernels(Fp8Kernels):
         self.persistent.use_engine_workspace()
         layer_output = self.new_tensor(x.shape[0], weight.shape[0])
 
-        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
+        def backward(
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
+        ) -> Gradients:
             self.persistent.use_engine_workspace()
             return [None, self.weight_gradient(weight)]
 
@@ -284,8 +286,8 @@ def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Nu
 def scatter_selected_keys(aten: Aten, selection_mask: Tensor, selected_keys: Tensor) -> None:
     """Marks the selected keys in a mask, in blocks of rows (`scatter_topk_into_index_mask`)."""
     batch, tokens, key_count = selected_keys.shape
-    for first_row in range(0, int(tokens), ROWS):
-        block_shape = (batch, min(ROWS, tokens - first_row), key_count)
+    for first_row in range(0, int(tokens), ROWS_SCATTERED_AT_ONCE):
+        block_shape = (batch, min(ROWS_SCATTERED_AT_ONCE, tokens - first_row), key_count)
         _is_valid = aten.new_tensor(block_shape, BOOL)
         _safe_indices = aten.new_tensor(block_shape, INT64)
         _fill_values = aten.new_tensor(block_shape, selection_mask.dtype)
@@ -374,7 +376,7 @@ def indexer_loss(
 
     def backward(
         output_gradient: Tensor,
-        _: Needs,
+        _: NeedsInputGrad,
         q: Tensor,
         weights: Tensor,
         k: Tensor,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....algebra import are_equal, exact_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.axis import element_count
 from ....flow.program import Step
@@ -15,7 +15,7 @@ from ...lowering import Lowering
 from ...tensor import BOOL, FLOAT32, INT64, Tensor, count_storages_as
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class AttentionKernels(Lowering):
     """Kernels of softmax attention, which run the operations of the reference implementation."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....algebra import ceil_div, is_zero, minimum
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.program import Step
 from ....flow.value import Value
@@ -15,7 +15,7 @@ from ...tensor import BOOL, FLOAT32, INT32, INT64, UINT8, Tensor
 from .attention import AttentionKernels
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class AttentionVariantKernels(AttentionKernels):
     """Kernels of attention to two kinds of keys, of indexers, and of masks that depend on values."""
 

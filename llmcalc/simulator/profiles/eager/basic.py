@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import Number, times
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....components.norm import Norm
 from ....evidence import kernels_compared
 from ....flow.axis import Shape
@@ -14,14 +14,14 @@ from ....flow.value import Value
 from ....ops import Weight as VectorWeight
 from ....workload.derived_rows import MultipliedRows
 from ....workload.rows import LOGITS, Rows
-from ...lowering import Lowering, Path
+from ...lowering import Lowering, ModulePath
 from ...tensor import DTYPES, FLOAT32, INT64, Tensor
 
-BY_TOKEN = ("ids", "known ids")
+TOKEN_ID_SOURCES = ("ids", "known ids")
 """Look-ups by the ids of the tokens. All others are by numbers that all sequences share."""
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class BasicKernels(Lowering):
     """Kernels of the operations in most models: linear layers, tables, norms, activations and the loss."""
 
@@ -59,7 +59,9 @@ class BasicKernels(Lowering):
         weight = self.weight(f"{linear_name}.weight", (output.width, x.shape[-1]), module_path)
         self.store_tensor(output, self.repeat_linear(linear_name, module_path, x, weight, bias))
 
-    def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def repeat_linear(
+        self, name: str, module_path: ModulePath, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         """Computes x·Wᵀ + b with the linear layer of this name in this module."""
         return self.aten.linear(x, weight, bias)
 
@@ -84,7 +86,7 @@ class BasicKernels(Lowering):
         embeddings = self.look_up_rows(
             operation, self.embedding_table(operation), self._look_up_indices(output.rows, index_source)
         )
-        if index_source in (*BY_TOKEN, "chosen"):
+        if index_source in (*TOKEN_ID_SOURCES, "chosen"):
             self.store_tensor(output, embeddings)
         else:
             self.store_without_reshape(output, embeddings)  # [rows, …]: all sequences share it
@@ -95,7 +97,7 @@ class BasicKernels(Lowering):
 
     def _look_up_indices(self, row_axis: Rows, index_source: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
-        if index_source in BY_TOKEN:
+        if index_source in TOKEN_ID_SOURCES:
             if isinstance(row_axis, MultipliedRows) and row_axis.source_rows in self.inputs:
                 token_ids = self.inputs[row_axis.source_rows]
                 n_grams = self.aten.new_tensor((token_ids.shape[0], self.run_config.new_rows(row_axis)), INT64)
@@ -163,7 +165,7 @@ class BasicKernels(Lowering):
         return False
 
     def norm(
-        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: ModulePath | None = None
     ) -> Tensor:
         """Runs a norm with the operations of NormReference.forward.
 
@@ -176,7 +178,7 @@ class BasicKernels(Lowering):
         return self.aten.to(y, x.dtype) if spec.float32_product else y
 
     def norm_factor(
-        self, spec: Norm, norm_name: str, shape: Any, module_path: Path | None, in_float32: bool = False
+        self, spec: Norm, norm_name: str, shape: Any, module_path: ModulePath | None, in_float32: bool = False
     ) -> Tensor:
         """Returns the factor by which normalized values are multiplied: the weight, or 1 + weight."""
         weight = self.weight(f"{norm_name}.weight", shape, module_path)

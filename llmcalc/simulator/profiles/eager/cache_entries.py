@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....algebra import Number, exact_div, is_zero, minimum
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.program import Step
 from ....ops import EntryCache
@@ -11,7 +11,7 @@ from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .attention_variants import AttentionVariantKernels
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class CacheEntryKernels(AttentionVariantKernels):
     """Kernels of attention to compressed entries, which run the operations of the reference line by line."""
 

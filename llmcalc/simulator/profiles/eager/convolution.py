@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....algebra import Number, is_zero
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import compared
 from ....flow.program import Step
 from ....ops import Conv1d
@@ -15,7 +15,7 @@ from ...tensor import Tensor
 class ConvolutionKernels(Lowering):
     """Convolutions, which torch computes with channels before rows."""
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_conv(self, operation: Step) -> None:
         output = operation.output_values[0]
         op = operation.op

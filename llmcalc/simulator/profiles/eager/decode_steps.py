@@ -9,22 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import are_equal, exact_div
-from ....evidence import by_torch, kernels_compared
+from ....evidence import kernels_compared, torch_witness
 from ....flow.program import Step
 from ....ops import BlockLinear, ChunkedScan, DeltaRule, LinearAttentionCore, MatrixMemory, SelectiveScan
 from ...tensor import FLOAT32, Tensor
 from .scans import ScanKernels
-from .scans.mamba import NORMS
+from .scans.mamba import NORM_NAMES
 from .scans.module_steps import ModuleSteps
 
 QKV = ("q_proj", "k_proj", "v_proj")
 """The projections of a delta rule that one convolution reads."""
 
-DECODED_MODULES = by_torch("tests/simulator/test_inference.py")
+DECODING_WITNESS = torch_witness("tests/simulator/test_inference.py")
 """The witness of decoding steps."""
 
 
-@kernels_compared(DECODED_MODULES)
+@kernels_compared(DECODING_WITNESS)
 class DecodeStepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
@@ -70,7 +70,8 @@ class DecodeStepKernels(ScanKernels):
         del dt_b_c
         if "dt_norm" in module_steps:
             time_step, b, c = (
-                self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (time_step, b, c), strict=True)
+                self._normalize_with(module_steps[name], y)
+                for name, y in zip(NORM_NAMES, (time_step, b, c), strict=True)
             )
         time_step = aten.elementwise_function(
             "softplus", self._project_time_step(module_steps["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ....algebra import Number, ceil_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
-from ....workload.rows import ONCE
+from ....workload.rows import NO_ROWS
 from ...tensor import FLOAT32, INT64, Tensor
 from .basic import BasicKernels
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class ElementwiseKernels(BasicKernels):
     """Elementwise steps whose operands are aligned by axis names."""
 
@@ -45,13 +45,13 @@ class ElementwiseKernels(BasicKernels):
 
     def _align_axes_of(self, recorded_value: Value, x: Tensor, axes: Shape, axis_count: int) -> Tensor:
         """Returns x with size 1 along axes that the value does not have."""
-        if recorded_value.rows is ONCE and recorded_value.axes:
+        if recorded_value.rows is NO_ROWS and recorded_value.axes:
             for axis in reversed(axes):
                 if axis in recorded_value.axes:
                     break
                 x = self.aten.unsqueeze(x, -1)
             return x
-        if recorded_value.rows is ONCE or len(recorded_value.axes) == len(axes):
+        if recorded_value.rows is NO_ROWS or len(recorded_value.axes) == len(axes):
             return x
         value_axes, leading_axis_count = list(recorded_value.axes), len(x.shape) - len(recorded_value.axes)
         missing_axes = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.axis import element_count
 from ....flow.program import Step
@@ -13,7 +13,7 @@ from ...tensor import Tensor
 from .experts import ExpertKernels
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class ExpertCapacityKernels(ExpertKernels):
     """Kernels of experts with a fixed capacity, which run the operations of the reference with `expert_capacity`."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.axis import element_count
 from ....flow.program import Step
@@ -17,9 +17,9 @@ from ....ops import ExpertRows
 from ...autograd import record
 from ...lowering import CARRIED_KEY, Lowering
 from ...strides import count
-from ...tensor import FLOAT32, INT32, INT64, Gradient, Tensor
+from ...tensor import FLOAT32, INT32, INT64, OptionalGradient, Tensor
 
-ALIGNED = 16
+GROUPED_PRODUCT_ALIGNMENT = 16
 """torch's grouped product requires rows of a multiple of that many bytes."""
 
 
@@ -27,7 +27,7 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 """The linear layers of gated experts that read the experts' input."""
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class ExpertKernels(Lowering):
     """Kernels of mixtures of experts, which run the operations of the reference with `grouped_experts`."""
 
@@ -199,10 +199,10 @@ class ExpertKernels(Lowering):
         x = self.flat_rows(self.tensor_of(operation.input_values[0]), len(operation.input_values[0].axes))
         input_width, output_width = x.shape[1], element_count(output.axes)
         for row_width in (input_width, output_width):
-            if isinstance(row_width, int) and row_width * x.dtype.bytes % ALIGNED:
+            if isinstance(row_width, int) and row_width * x.dtype.bytes % GROUPED_PRODUCT_ALIGNMENT:
                 raise self.unsupported(
                     f"{row_width} elements of {x.dtype} are {row_width * x.dtype.bytes} bytes; a grouped product "
-                    f"requires a multiple of {ALIGNED}",
+                    f"requires a multiple of {GROUPED_PRODUCT_ALIGNMENT}",
                     operation.name,
                 )
         linear_steps = self._linear_steps_fused_with(operation)
@@ -255,7 +255,7 @@ class ExpertKernels(Lowering):
         if not (operation.options["sliced"] and self.choices.matches_transformers):
             return weight
 
-        def backward(first_gradient: Tensor, *_: Any) -> tuple[Gradient]:
+        def backward(first_gradient: Tensor, *_: Any) -> tuple[OptionalGradient]:
             second_gradient, gradient_sum = self.aten.new_like(first_gradient), self.aten.new_like(first_gradient)
             del second_gradient
             return (gradient_sum,)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from ....flow.program import Step
 from ....ops import Linear
 from ...autograd import record
-from ...module_frame import Path
+from ...module_frame import ModulePath
 from ...strides import Shape
-from ...tensor import FLOAT32, UINT8, Gradient, Needs, Tensor
+from ...tensor import FLOAT32, UINT8, NeedsInputGrad, OptionalGradient, Tensor
 from .basic import BasicKernels
 
 
@@ -47,7 +47,9 @@ class FakeQuantizationKernels(BasicKernels):
             weight, grouped_shape, (*scale_path, "weight_fake_quantizer"), is_symmetric=True
         )
 
-    def _round_by_groups(self, x: Tensor, grouped_shape: Shape, quantizer_path: Path, is_symmetric: bool) -> Tensor:
+    def _round_by_groups(
+        self, x: Tensor, grouped_shape: Shape, quantizer_path: ModulePath, is_symmetric: bool
+    ) -> Tensor:
         """Returns x quantized and dequantized in groups (last axis of `grouped_shape`); the scales stay."""
         scales = self._new_scales(x, grouped_shape[:-1], is_symmetric)
         self.scales_of_quantizers[quantizer_path] = scales
@@ -101,7 +103,7 @@ class FakeQuantizationKernels(BasicKernels):
     def _round_to_integers(self, x: Tensor) -> Tensor:
         """Rounds x; the gradient of x equals the gradient of the result (`_Round`)."""
 
-        def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad) -> Sequence[OptionalGradient]:
             return (output_gradient,)
 
         return record(self.graph, "round", (x,), lambda: self.aten.new_like(x), backward)

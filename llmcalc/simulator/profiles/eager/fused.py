@@ -7,37 +7,37 @@ from functools import partial
 from typing import Any
 
 from ....algebra import Number, ceil_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....components.norm import Norm
-from ....evidence import Witness, by_torch, compared, kernels_compared, source_code_witness
+from ....evidence import Witness, compared, kernels_compared, source_code_witness, torch_witness
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
 from ....workload.execution import LOSSES_WITH_HEAD
 from ...autograd import record
 from ...checkpoint import checkpoint
-from ...lowering import Path
-from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Gradient, Needs, Tensor
+from ...lowering import ModulePath
+from ...tensor import BOOL, DTYPES, FLOAT32, INT64, NeedsInputGrad, OptionalGradient, Tensor
 from .elementwise import ElementwiseKernels
 from .fake_quantization import FakeQuantizationKernels
-from .fused_attention import CHOSEN, FusedAttention
+from .fused_attention import FUSED_KERNELS_WITNESS, FusedAttention
 
-LIGER = source_code_witness("linkedin/Liger-Kernel's cross-entropy", "tests/device_memory/test_grid.py")
+LIGER_WITNESS = source_code_witness("linkedin/Liger-Kernel's cross-entropy", "tests/device_memory/test_grid.py")
 """The witness of the losses of Liger-Kernel, whose storages torch makes in their order without the kernels."""
 
-LIGER_GRPO = source_code_witness("linkedin/Liger-Kernel's GRPO", "tests/simulator/test_choices.py")
+LIGER_GRPO_WITNESS = source_code_witness("linkedin/Liger-Kernel's GRPO", "tests/simulator/test_choices.py")
 """The witness of Liger-Kernel's log-probabilities, which are operations of torch in its order."""
 
-FLASH_LOSS = source_code_witness("flash-attn's cross-entropy", "tests/simulator/test_choices.py")
+FLASH_LOSS_WITNESS = source_code_witness("flash-attn's cross-entropy", "tests/simulator/test_choices.py")
 """The witness of flash-attn's losses, whose storages torch makes in their order without the kernels."""
 
-CHUNKS_KEPT = by_torch("tests/simulator/test_adapter_libraries.py")
+CHUNKED_LOSS_WITNESS = torch_witness("tests/simulator/test_adapter_libraries.py")
 """The witness of a loss chunk by chunk."""
 
-TRL_CHUNKS = source_code_witness("huggingface/trl's chunked_nll", "tests/simulator/test_choices.py")
+TRL_CHUNKS_WITNESS = source_code_witness("huggingface/trl's chunked_nll", "tests/simulator/test_choices.py")
 """The witness of TRL's loss in chunks that are computed again, whose lines run in torch."""
 
-COMPILED = Witness(
+COMPILED_WITNESS = Witness(
     "estimate",
     "torch.compile: products and attention kept, norms fused, all else run again (within 8 % of 2 published runs, "
     "17 to 20 % below 3 measured steps of a whole compiled model, 42 % below one of QLoRA)",
@@ -45,10 +45,10 @@ COMPILED = Witness(
 )
 """The witness of what torch.compile is taken to keep: published measurements of fine-tuning, and steps on an H200."""
 
-HEADS = ("heads", "kv_heads", "half_heads")
+HEAD_AXES = ("heads", "kv_heads", "half_heads")
 """The names of axes of heads."""
 
-CHUNKS = 8
+DEFAULT_LOSS_CHUNKS = 8
 """Chunks of a `split` cross-entropy: the default of torchtune (`num_output_chunks`)."""
 
 ENTROPY_ROWS = 128
@@ -57,7 +57,7 @@ ENTROPY_ROWS = 128
 TRL_ROWS = 256
 """Tokens of a chunk of TRL's loss (trainer/sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
 
-MOST_CHUNKS = 32
+MOST_REPLAYED_CHUNKS = 32
 """Recomputed chunks that are run: all others allocate and free the same as those before them."""
 
 LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
@@ -69,7 +69,7 @@ def _chunk_sizes(axis_size: int, part_size: int) -> list[int]:
     return [min(part_size, axis_size - part_start) for part_start in range(0, axis_size, part_size)]
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     """The fused kernels that the settings select instead of the reference's operations."""
 
@@ -86,12 +86,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             and not self.choices.matches_transformers
             and len(recorded_value.axes) == 2
             and len(normed_shape) == 1
-            and recorded_value.axes[0].name in HEADS
+            and recorded_value.axes[0].name in HEAD_AXES
         )
 
-    @compared(CHOSEN, norm="fused")
+    @compared(FUSED_KERNELS_WITNESS, norm="fused")
     def norm(
-        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
+        self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: ModulePath | None = None
     ) -> Tensor:
         """Runs a fused norm, which saves the input and row statistics.
 
@@ -118,7 +118,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             needs_copy = self.choices.is_on_gpu and not tensor.is_contiguous
             return autograd_graph.new_tensor(tensor.shape, tensor.dtype) if needs_copy else None
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, x: Tensor, *_: Tensor
+        ) -> Sequence[OptionalGradient]:
             input_copies = copy_if_strided(output_gradient), copy_if_strided(x)
             input_gradients = [
                 autograd_graph.new_tensor(*shape_and_dtype) if needs_grad else None
@@ -172,7 +174,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         gated_output = self.aten.new_like(gate, up_projection)
         shapes_and_dtypes = [(input_value.shape, input_value.dtype) for input_value in (gate, up_projection)]
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *inputs: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *inputs: Tensor
+        ) -> Sequence[OptionalGradient]:
             if is_in_place:
                 return [x if needs_grad else None for x, needs_grad in zip(inputs, needs_input_grad, strict=True)]
             return [
@@ -251,7 +255,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """Returns the logits as [tokens, vocabulary] in the loss's number format."""
         return self.aten.flatten(self.aten.to(logits, DTYPES[self.choices.logits_dtype or logits.dtype.name]), 0, 1)
 
-    @compared(COMPILED, compiled=True)
+    @compared(COMPILED_WITNESS, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary] with torch.compile, which saves two numbers per row."""
         autograd_graph, statistics_shape = self.graph, (logits.shape[0], 1)
@@ -260,14 +264,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         loss_scalar = autograd_graph.new_tensor((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
-        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *__: Tensor) -> Sequence[OptionalGradient]:
             return (autograd_graph.new_tensor(shape, dtype),)
 
         return record(
             autograd_graph, "cross_entropy", (logits,), loss_scalar, backward, logits, row_maxima, exponential_sum
         )
 
-    @compared(LIGER, cross_entropy="fused")
+    @compared(LIGER_WITNESS, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Runs Liger-Kernel's loss, whose forward pass overwrites the logits with the gradient.
 
@@ -286,7 +290,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         del losses, counted_token_mask
         return record(self.graph, "cross_entropy", (logits,), loss_scalar, lambda g, _, gradient: (gradient,), logits)
 
-    @compared(CHOSEN, cross_entropy="selective")
+    @compared(FUSED_KERNELS_WITNESS, cross_entropy="selective")
     def _selective_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Computes log-probabilities of the labels, and the entropies without a gradient, as TRL's GRPO does.
 
@@ -333,7 +337,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             del entropy_sum
         return aten.cat(entropies, 0)
 
-    @compared(FLASH_LOSS, cross_entropy="flash")
+    @compared(FLASH_LOSS_WITNESS, cross_entropy="flash")
     def _flash_loss(self, logits: Tensor, labels: Tensor, is_in_place: bool = False) -> Tensor:
         """Runs flash-attn's cross-entropy, which saves two numbers per row beside the logits.
 
@@ -344,7 +348,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         aten, autograd_graph = self.aten, self.graph
         losses, log_sums, squared_log_sums = (aten.new_tensor(logits.shape[:1], FLOAT32) for _ in range(3))
 
-        def backward(output_gradient: Tensor, _: Needs, logits: Tensor, *__: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, _: NeedsInputGrad, logits: Tensor, *__: Tensor
+        ) -> Sequence[OptionalGradient]:
             # zeros, which autograd makes for any function
             gradient_of_squares = aten.new_tensor(logits.shape[:1], FLOAT32)
             gradient = logits if is_in_place else aten.new_like(logits)
@@ -355,11 +361,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         del squared_log_sums
         return aten.mean(losses, keepdim=False)
 
-    @compared(FLASH_LOSS, cross_entropy="flash-in-place")
+    @compared(FLASH_LOSS_WITNESS, cross_entropy="flash-in-place")
     def _loss_in_place(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self._flash_loss(logits, labels, is_in_place=True)
 
-    @compared(CHUNKS_KEPT, cross_entropy="split")
+    @compared(CHUNKED_LOSS_WITNESS, cross_entropy="split")
     def _loss_chunk_by_chunk(
         self, head_step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
     ) -> Tensor:
@@ -374,7 +380,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         tokens = min(sequence_tokens, self.choices.logits_to_keep or sequence_tokens)
         if tokens < sequence_tokens:
             x = aten.slice(x, tokens, 1)
-        chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
+        chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, DEFAULT_LOSS_CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
         chunk_sizes = [min(chunk_tokens, tokens - first_row) for first_row in range(0, tokens, chunk_tokens)]
         logits_chunks = [
@@ -402,7 +408,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         x, weight = self.fake_quantized_operands(head_step, x, weight, has_adapter=False)
         return self.product(x, weight, bias, head_step.output_values[0].width)
 
-    @compared(TRL_CHUNKS, cross_entropy="recomputed")
+    @compared(TRL_CHUNKS_WITNESS, cross_entropy="recomputed")
     def _recomputed_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Runs output head and loss in checkpointed chunks of the tokens of all sequences, as TRL's `chunked_nll`.
 
@@ -420,7 +426,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         parameters = [tensor for tensor in (weight, bias) if tensor is not None]
         loss_sum = aten.new_tensor((), FLOAT32)
         chunk_sizes = _chunk_sizes(token_count, self.choices.loss_chunk or TRL_ROWS)
-        for chunk_rows in chunk_sizes[: MOST_CHUNKS - 1] + chunk_sizes[MOST_CHUNKS - 1 :][-1:]:
+        for chunk_rows in chunk_sizes[: MOST_REPLAYED_CHUNKS - 1] + chunk_sizes[MOST_REPLAYED_CHUNKS - 1 :][-1:]:
             run_chunk = partial(self._loss_of_float_logits, aten.slice(labels, chunk_rows, 0))
             chunk_tensors = [aten.slice(hidden_states, chunk_rows, 0), *parameters]
             loss_sum = aten.add(loss_sum, checkpoint(self.graph, run_chunk, chunk_tensors))
@@ -443,7 +449,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         aten.sum(aten.mul(aten.scale(entropies, "neg"), counted_token_mask), 0)
         return loss
 
-    @compared(LIGER, cross_entropy="chunked")
+    @compared(LIGER_WITNESS, cross_entropy="chunked")
     def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Runs output head and loss as Liger-Kernel's single function, which computes gradients in its forward pass.
 
@@ -487,14 +493,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         present_gradients = [tensor for tensor in gradients if tensor is not None]
         gradient_flags = [tensor is not None for tensor in gradients]
 
-        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
             saved_gradients = iter(saved_tensors)
             return [next(saved_gradients) if has_gradient else None for has_gradient in gradient_flags]
 
         del gradients
         return record(autograd_graph, "linear_cross_entropy", inputs, loss_scalar, backward, *present_gradients)
 
-    @compared(LIGER_GRPO, cross_entropy="selective-chunked")
+    @compared(LIGER_GRPO_WITNESS, cross_entropy="selective-chunked")
     def _chunked_log_probabilities(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Runs Liger-Kernel's GRPO: log-probabilities and gradients of one sequence at a time in its forward pass.
 
@@ -522,7 +528,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         del input_gradients
         gradient_flags = [tensor.needs_grad for tensor in inputs]
 
-        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
             saved_gradients = iter(saved_tensors)
             return [next(saved_gradients) if is_saved else None for is_saved in gradient_flags]
 

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....algebra import ceil_div
-from ....components.base import BY_TORCH
-from ....evidence import by_torch, compared, kernels_compared, source_code_witness
+from ....components.base import TORCH_WITNESS
+from ....evidence import compared, kernels_compared, source_code_witness, torch_witness
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import is_recorded, record
 from ...sdpa import SdpaCall, has_extra_mask_input, sdpa_backend
 from ...strides import Shape as Sizes
 from ...strides import elementwise_strides, is_size_one
-from ...tensor import BOOL, FLOAT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor
+from ...tensor import BOOL, FLOAT32, INT64, UINT8, Dtype, NeedsInputGrad, OptionalGradient, Tensor
 from .attention import AttentionKernels
 
-CHOSEN = by_torch("tests/simulator/test_choices.py")
+FUSED_KERNELS_WITNESS = torch_witness("tests/simulator/test_choices.py")
 """The witness of attention and norms that replace several steps."""
 
-SDPA = source_code_witness(
+SDPA_WITNESS = source_code_witness(
     "torch's sdp_utils.cpp and derivatives.yaml; the CPU's kernel on the CPU, the others' results on meta",
     "tests/simulator/test_sdpa.py",
 )
@@ -30,7 +30,7 @@ CUDNN_WORKSPACE = 256
 """Bytes that cuDNN's attention takes beside the sums of dQ, on an H200 with cuDNN 9.19."""
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class FusedAttention(AttentionKernels):
     """The attention kernels that the settings select instead of the reference's operations."""
 
@@ -106,7 +106,7 @@ class FusedAttention(AttentionKernels):
         k = self.aten.autocast_operand(k)
         return self.aten.autocast_operand(q), k, v
 
-    @compared(CHOSEN, attention="flash")
+    @compared(FUSED_KERNELS_WITNESS, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Runs flash attention, which saves queries, keys, values, output and logsumexp.
 
@@ -128,7 +128,7 @@ class FusedAttention(AttentionKernels):
         layouts, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
-        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
             input_gradients = [
                 autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in layouts
             ]
@@ -158,7 +158,7 @@ class FusedAttention(AttentionKernels):
             unused_offset,
         )
 
-    @compared(SDPA, attention="sdpa")
+    @compared(SDPA_WITNESS, attention="sdpa")
     def scaled_dot_product(self, operation: Step, q: Tensor, k: Tensor, v: Tensor, is_cross_attention: bool) -> Tensor:
         """Runs F.scaled_dot_product_attention as transformers calls it.
 
@@ -276,7 +276,7 @@ class FusedAttention(AttentionKernels):
         layouts = [(x.shape, elementwise_strides(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace_bytes = FLOAT32.bytes * batch * heads * query_count * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
-        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
             if is_efficient:
                 input_gradients = [
                     self._allocate_tokens_first("", shape, output_gradient.dtype) for shape, _ in layouts
@@ -325,7 +325,7 @@ class FusedAttention(AttentionKernels):
         row_sums = autograd_graph.operation_result(kernel_name, (batch, query_count, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
-        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *saved_tensors: Tensor) -> Sequence[OptionalGradient]:
             return [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape in shapes]
 
         return record(
@@ -373,7 +373,7 @@ class FusedAttention(AttentionKernels):
             aten.new_tensor((q.shape[0], 1, query_count, ceil_div(key_count, 16) * 16), q.dtype) if is_padded else bias
         )
 
-    @compared(CHOSEN, attention="sdpa-math")
+    @compared(FUSED_KERNELS_WITNESS, attention="sdpa-math")
     def sdpa_math(
         self,
         q: Tensor,

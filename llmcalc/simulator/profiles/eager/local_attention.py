@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import ceil_div, floor_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.program import Step
 from ....ops import BlockSumMatmul, LocalAttentionCore
@@ -13,7 +13,7 @@ from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .positions import PositionKernels
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class LocalAttentionKernels(PositionKernels):
     """Kernels of local attention, which run the operations of the reference line by line."""
 

@@ -6,17 +6,29 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....algebra import Number, are_equal, ceil_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import compared
 from ....flow.axis import element_count
 from ....flow.program import Step
 from ....flow.tree import CountedOp
 from ....ops import ChunkedScan, Linear
-from ....workload.lora import BLOCK, GATE_AND_UP, OUTPUT_OF_SCAN, PROJECTIONS
+from ....workload.lora import BLOCK_WEIGHTS, GATE_AND_UP, PROJECTIONS, SCAN_OUTPUT_PROJECTION
 from ...autograd import record
-from ...lowering import Path
+from ...lowering import ModulePath
 from ...strides import Shape, count
-from ...tensor import BOOL, FLOAT16, FLOAT32, INT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor, empty
+from ...tensor import (
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    INT32,
+    INT64,
+    UINT8,
+    Dtype,
+    NeedsInputGrad,
+    OptionalGradient,
+    Tensor,
+    empty,
+)
 from .fake_quantization import FakeQuantizationKernels
 from .scans.module_steps import module_steps
 
@@ -41,7 +53,7 @@ class LoraKernels(FakeQuantizationKernels):
     def embedding_table(self, operation: Step) -> Tensor:
         return self._trained_copy(operation, super().embedding_table(operation))
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_table(self, operation: Step) -> None:
         """Looks up embeddings; with activation checkpointing the output needs a gradient despite a frozen table.
 
@@ -61,7 +73,7 @@ class LoraKernels(FakeQuantizationKernels):
         adapters = self.adapters
         if adapters is None or adapters.base_storage == "none" or operation.node_fields.get("kind") == "router":
             return False
-        if operation.name == OUTPUT_OF_SCAN and any(
+        if operation.name == SCAN_OUTPUT_PROJECTION and any(
             isinstance(step.op, ChunkedScan) for step in module_steps(self.frames[-1].scope)
         ):
             return False
@@ -138,7 +150,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     # --- queries, keys and values as one product --------------------------------------------------------------------
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_linear(self, operation: Step) -> None:
         fused_steps = self._fused_projections(operation)
         if not fused_steps:
@@ -235,7 +247,9 @@ class LoraKernels(FakeQuantizationKernels):
         ]
         shape, weight_shapes = x.shape, [weight.shape for weight in weights]
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(
+            output_gradient: Tensor, needs_input_grad: NeedsInputGrad, *_: Tensor
+        ) -> Sequence[OptionalGradient]:
             needed_gradients = needs_input_grad[1 : 1 + len(weights)]
             weight_gradients = [
                 autograd_graph.new_tensor(weight_shape, output_gradient.dtype) if needs_gradient else None
@@ -335,7 +349,9 @@ class LoraKernels(FakeQuantizationKernels):
             operation.name, x, self.product(rounded_x, rounded_weight, bias, output_width), weight, bias
         )  # frees the product
 
-    def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def repeat_linear(
+        self, name: str, module_path: ModulePath, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         adapters = self.adapters
         if adapters is not None and adapters.library == "litgpt" and name in adapters.targets:
             raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
@@ -353,7 +369,7 @@ class LoraKernels(FakeQuantizationKernels):
         base_output: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        module_path: Path | None = None,
+        module_path: ModulePath | None = None,
     ) -> Tensor:
         """Adds the adapter's output to a linear layer's output. module_path: default the current module."""
         aten, adapters = self.aten, self.adapters
@@ -457,7 +473,7 @@ class LoraKernels(FakeQuantizationKernels):
         input_shape, dtype, module_dtype = x.shape, self.adapters.computing_format(x.dtype), x.dtype
         x = self.aten.to(x, dtype)
 
-        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *__: Tensor) -> Sequence[OptionalGradient]:
             decoded_weight = self._decode_weight(shape, dtype)
             output = autograd_graph.new_tensor(input_shape, dtype)
             del decoded_weight
@@ -482,7 +498,7 @@ class LoraKernels(FakeQuantizationKernels):
         aten, autograd_graph, dtype, input_shape = self.aten, self.graph, x.dtype, x.shape
         row_count, column_count = count(x.shape[:-1]), x.shape[-1]
 
-        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: NeedsInputGrad, *__: Tensor) -> Sequence[OptionalGradient]:
             decoded_weight = autograd_graph.new_tensor((output_width, column_count), dtype)
             scale_tensor = autograd_graph.new_tensor((output_width, 1), FLOAT32)
             del scale_tensor
@@ -528,4 +544,6 @@ class LoraKernels(FakeQuantizationKernels):
         """
         assert self.adapters is not None
         has_quantized_scales = self.adapters.base_storage == "nf4-dq"
-        return self.graph.new_tensor((ceil_div(count(shape), BLOCK),), FLOAT32) if has_quantized_scales else None
+        return (
+            self.graph.new_tensor((ceil_div(count(shape), BLOCK_WEIGHTS),), FLOAT32) if has_quantized_scales else None
+        )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ....algebra import ceil_div
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.program import Step
 from ...tensor import FLOAT32, INT64, Dtype, Tensor
 from .attention_variants import AttentionVariantKernels
 
 
-@kernels_compared(BY_TORCH, unchecked_kernels=("core_PairScores",))
+@kernels_compared(TORCH_WITNESS, unchecked_kernels=("core_PairScores",))
 class PositionKernels(AttentionVariantKernels):
     """Kernels of relative positions: tensors that depend on the distance between a query and a key."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.program import Step
 from ...lowering import Lowering
 from ...tensor import FLOAT32, INT64, Tensor
 
 
-@kernels_compared(BY_TORCH, unchecked_kernels=("do_received",))
+@kernels_compared(TORCH_WITNESS, unchecked_kernels=("do_received",))
 class ResidualStreamKernels(Lowering):
     """Kernels that split, mix and merge residual streams, [batch, rows, streams, width]."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import kernels_compared
 from ....flow.program import Step
 from ...lowering import Lowering
 
 
-@kernels_compared(BY_TORCH)
+@kernels_compared(TORCH_WITNESS)
 class RowShiftKernels(Lowering):
     """Kernels that pad the inputs of causal convolutions, and shift rows by one token."""
 

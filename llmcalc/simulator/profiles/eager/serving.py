@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....algebra import Number, ceil_div, minimum
-from ....components.base import BY_TORCH
+from ....components.base import TORCH_WITNESS
 from ....evidence import compared
 from ....flow.program import AlternativeBranches, ModuleScope, Step
 from ....flow.value import Value
@@ -21,7 +21,7 @@ from .cache_entries import CacheEntryKernels
 from .fused import FusedKernels
 from .positions import PositionKernels
 
-INDEXER_LOGITS = 512 << 20
+MOST_INDEXER_LOGIT_BYTES = 512 << 20
 """Most bytes of an indexer's logits at once: vLLM runs more queries in several parts (vllm/envs.py,
 `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`).
 """
@@ -56,7 +56,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     def run_step(self, operation: Step) -> None:
         if (
             self.computes_scores_in_kernel
-            and operation.verb not in SELECTIONS
+            and operation.verb not in SELECTION_VERBS
             and operation.output_values
             and all(map(has_query_key_pairs, operation.output_values))
         ):
@@ -82,14 +82,14 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
             or self._value_with_tensor(recorded_value) is not None
         )
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_hold(self, operation: Step) -> None:
         module_frame = self.frames[-2 if operation.options["outside"] else -1]
         for value_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             if self.is_computed(recorded_value) and not self.is_from_earlier_pass(recorded_value):
                 module_frame.local_tensors[value_name] = self.tensor_of(recorded_value)
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_keep(self, operation: Step) -> None:
         for value_name, recorded_value in zip(operation.options["names"], operation.input_values, strict=True):
             if self.is_computed(recorded_value):
@@ -99,7 +99,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def indexer_logits(self, query_count: Number, key_count: Number) -> Tensor:
         """Allocates the logits of the queries that an indexer scores at once. query_count: over all sequences."""
-        return self.aten.new_tensor((minimum(query_count * key_count, INDEXER_LOGITS // 4),), FLOAT32)
+        return self.aten.new_tensor((minimum(query_count * key_count, MOST_INDEXER_LOGIT_BYTES // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
         batch, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
@@ -179,7 +179,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         self.store_tensor(output_value, output)
         self.joint_output = output_value
 
-    @compared(BY_TORCH)
+    @compared(TORCH_WITNESS)
     def do_add(self, operation: Step) -> None:
         if (
             self.computes_scores_in_kernel
@@ -193,7 +193,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         super().do_add(operation)
 
 
-SELECTIONS = frozenset({"choose_entries", "value_of_lower_layer", "select_blocks", "whole_entries"})
+SELECTION_VERBS = frozenset({"choose_entries", "value_of_lower_layer", "select_blocks", "whole_entries"})
 """Verbs whose kernels make indices, or note how many there may be."""
 
 

@@ -20,12 +20,12 @@ from ..config import Config
 from ..family import Family
 from ..parts import Table
 from ..unknown_fields import remark_on_ignored_fields
-from .section import IGNORED, TowerSection
+from .section import IGNORED_FIELDS, TowerSection
 
-SETTINGS = ("aligner", "compression", "freeze", "generation", "projector", "quantization", "transformers.js")
+SETTING_SECTIONS = ("aligner", "compression", "freeze", "generation", "projector", "quantization", "transformers.js")
 """Sections of a wrapper's config, without `_config`, that describe no further part of the model."""
 
-SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
+TOWER_SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
 
 
 def sections_of(root_model_type: str, reader_file: str) -> Mapping[str, TowerSection]:
@@ -51,7 +51,7 @@ def read_towers(
     section_aliases: section → the `attribute_map` of its configuration class; under the empty name the wrapper's.
     """
     supported_sections, towers, notes = sections_of(root_model_type, family.tower_file), Table(), list[str]()
-    for section_name in dict.fromkeys((*SECTIONS, *supported_sections, *family.uncounted_encoders)):
+    for section_name in dict.fromkeys((*TOWER_SECTIONS, *supported_sections, *family.uncounted_encoders)):
         tower_section = root_config.get(section_name)
         if section_name not in supported_sections:
             stated_model_type = tower_section.get("model_type") if isinstance(tower_section, dict) else None
@@ -88,7 +88,7 @@ def read_towers(
         and not any(section_name in root_config for section_name in supported_sections)
     ):
         notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(supported_sections)}")
-    return towers, [*notes, *_unread_sections(family, root_config, {*SECTIONS, *supported_sections})]
+    return towers, [*notes, *_unread_sections(family, root_config, {*TOWER_SECTIONS, *supported_sections})]
 
 
 def _unread_sections(family: Family, root_config: Mapping[str, Any], read_names: set[str]) -> list[str]:
@@ -99,7 +99,7 @@ def _unread_sections(family: Family, root_config: Mapping[str, Any], read_names:
         family.text_section,
         *family.ignored_fields,
         *family.uncounted_encoders,
-        *(f"{section_name}_config" for section_name in SETTINGS),
+        *(f"{section_name}_config" for section_name in SETTING_SECTIONS),
     }
     return [
         f"{name}: the part that it describes is not counted"
@@ -146,7 +146,7 @@ def _read_section(
             TypeAdapter(Tower).validate_python(tower_fields)
         except ValidationError as error:
             raise InputError(f"{section_name}: {tower_name}: {_innermost_message(error)}") from None
-    config.finish(IGNORED | tower_section.ignored_fields)
+    config.finish(IGNORED_FIELDS | tower_section.ignored_fields)
     return tower_tables, [
         *config.notes,
         *remark_on_ignored_fields([unknown_field.path for unknown_field in config.unknown_fields]),

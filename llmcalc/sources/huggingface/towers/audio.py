@@ -231,7 +231,7 @@ PHI4_TILES = 36
 PHI4_POSITIONS = 500
 """The most positions that the layers of Phi-4-multimodal's audio encoder read at once."""
 
-QWEN2_AUDIO: Table = {
+QWEN2_AUDIO_DEFAULTS: Table = {
     "num_mel_bins": 128,
     "encoder_layers": 32,
     "encoder_attention_heads": 20,
@@ -241,7 +241,7 @@ QWEN2_AUDIO: Table = {
     "max_source_positions": 1500,
 }
 
-VOXTRAL: Table = {
+VOXTRAL_DEFAULTS: Table = {
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "num_hidden_layers": 32,
@@ -251,13 +251,17 @@ VOXTRAL: Table = {
     "max_source_positions": 1500,
 }
 
-GLMASR: Table = {
-    **{name: value for name, value in VOXTRAL.items() if name not in ("activation_function", "max_source_positions")},
+GLMASR_DEFAULTS: Table = {
+    **{
+        name: value
+        for name, value in VOXTRAL_DEFAULTS.items()
+        if name not in ("activation_function", "max_source_positions")
+    },
     "num_key_value_heads": None,
     "hidden_act": "gelu",
 }
 
-PHI4_VISION: Table = {
+PHI4_VISION_DEFAULTS: Table = {
     "hidden_size": 1152,
     "intermediate_size": 4304,
     "num_hidden_layers": 27,
@@ -269,7 +273,7 @@ PHI4_VISION: Table = {
     "layer_norm_eps": 1e-6,
 }
 
-PHI4_AUDIO: Table = {
+PHI4_AUDIO_DEFAULTS: Table = {
     "hidden_size": 1024,
     "intermediate_size": 1536,
     "num_blocks": 24,
@@ -294,7 +298,7 @@ AUDIO_FIELDS = field_names("""
     nemo_activation nemo_final_size num_hidden_layers scale_embedding
     """)
 
-WHISPER: Table = {
+WHISPER_DEFAULTS: Table = {
     "num_mel_bins": 80,
     "encoder_layers": 4,
     "encoder_attention_heads": 6,
@@ -310,7 +314,12 @@ WHISPER_DECODER = field_names("""
     """)
 """Fields of Whisper's config that describe its decoder and its training."""
 
-ULTRAVOX: Table = {"stack_factor": 8, "hidden_size": 4096, "projector_act": "swiglu", "projector_ln_mid": False}
+ULTRAVOX_DEFAULTS: Table = {
+    "stack_factor": 8,
+    "hidden_size": 4096,
+    "projector_act": "swiglu",
+    "projector_ln_mid": False,
+}
 
 WHISPER_NAMES = {
     "hidden_size": "d_model",
@@ -319,9 +328,9 @@ WHISPER_NAMES = {
     "intermediate_size": "encoder_ffn_dim",
 }
 
-FLAMINGO = TowerSection(
+FLAMINGO_SECTION = TowerSection(
     _read_audio_flamingo,
-    {"audioflamingo3_encoder": VOXTRAL, "musicflamingo_encoder": VOXTRAL},
+    {"audioflamingo3_encoder": VOXTRAL_DEFAULTS, "musicflamingo_encoder": VOXTRAL_DEFAULTS},
     {"projector_hidden_act": "gelu", "projector_bias": True},
     ignored_fields=AUDIO_FIELDS,
     aliases=WHISPER_NAMES,
@@ -330,25 +339,25 @@ FLAMINGO = TowerSection(
 WRAPPERS = {
     "qwen2_audio": {
         "audio_config": TowerSection(
-            _read_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored_fields=AUDIO_FIELDS
+            _read_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO_DEFAULTS}, ignored_fields=AUDIO_FIELDS
         )
     },
     "voxtral": {
         "audio_config": TowerSection(
             _read_voxtral,
-            {"voxtral_encoder": VOXTRAL},
+            {"voxtral_encoder": VOXTRAL_DEFAULTS},
             {"projector_hidden_act": "gelu"},
             ignored_fields=AUDIO_FIELDS | {"head_dim"},
         )
     },
-    "audioflamingo3": {"audio_config": FLAMINGO},
-    "musicflamingo": {"audio_config": replace(FLAMINGO, read_tower=_read_music_flamingo)},
+    "audioflamingo3": {"audio_config": FLAMINGO_SECTION},
+    "musicflamingo": {"audio_config": replace(FLAMINGO_SECTION, read_tower=_read_music_flamingo)},
     "moss_transcribe_diarize": {
         "audio_config": TowerSection(
             _read_moss,
             {
                 "moss_transcribe_diarize_audio": {
-                    **VOXTRAL,
+                    **VOXTRAL_DEFAULTS,
                     "hidden_size": 1024,
                     "intermediate_size": 4096,
                     "num_hidden_layers": 24,
@@ -364,24 +373,29 @@ WRAPPERS = {
     "glmasr": {
         "audio_config": TowerSection(
             _read_glmasr,
-            {"glmasr_encoder": GLMASR},
+            {"glmasr_encoder": GLMASR_DEFAULTS},
             {"projector_hidden_act": "gelu"},
             ignored_fields=AUDIO_FIELDS | {"partial_rotary_factor", "rope_parameters"},
         )
     },
     "ultravox": {
         "audio_config": TowerSection(
-            _read_ultravox, {"whisper": WHISPER}, ULTRAVOX, None, AUDIO_FIELDS | WHISPER_DECODER, WHISPER_NAMES
+            _read_ultravox,
+            {"whisper": WHISPER_DEFAULTS},
+            ULTRAVOX_DEFAULTS,
+            None,
+            AUDIO_FIELDS | WHISPER_DECODER,
+            WHISPER_NAMES,
         )
     },
     "phi4_multimodal": {
         "vision_config": TowerSection(
             _read_phi4_vision,
-            {"phi4_multimodal_vision": PHI4_VISION},
+            {"phi4_multimodal_vision": PHI4_VISION_DEFAULTS},
             ignored_fields=frozenset({"crop_size", "feature_layer", "image_token_id"}),
         ),
         "audio_config": TowerSection(
-            _read_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored_fields=AUDIO_FIELDS
+            _read_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO_DEFAULTS}, ignored_fields=AUDIO_FIELDS
         ),
     },
 }

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKV, Table, biases, layer_table, layernorm, mlp
-from .granite import QFORMER, qformer
+from ..parts import ACTIVATIONS, QKV_BIASES, Table, biases, layer_table, layernorm, mlp
+from .granite import QFORMER_DEFAULTS, qformer
 from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
 
 
 def _image_encoder(config: Config, has_qkv_bias: bool = True) -> Table:
     """Returns the encoder of images of all BLIP's classes: a vision transformer with a class vector."""
     norm = layernorm(config.number("layer_norm_eps"))
-    attention = self_attention(config, o_bias=True, **biases(has_qkv_bias, *QKV))
+    attention = self_attention(config, o_bias=True, **biases(has_qkv_bias, *QKV_BIASES))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     return vision_transformer(
         config,
@@ -37,7 +37,7 @@ def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> 
         **_image_encoder(config, config.flag("qkv_bias")),
         "image": {"type": "fixed", "size": config.integer("image_size"), "tokens": query_count},
     }
-    resampler = qformer(root_config.section("qformer_config", QFORMER), hidden_size, query_count, None, config)
+    resampler = qformer(root_config.section("qformer_config", QFORMER_DEFAULTS), hidden_size, query_count, None, config)
     linear_layer = (text_hidden_size, True, "identity")
     return {
         "vision_model": encoder,
@@ -45,7 +45,7 @@ def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> 
     }
 
 
-VISION: Table = {
+VISION_DEFAULTS: Table = {
     "hidden_size": 1408,
     "intermediate_size": 6144,
     "num_hidden_layers": 39,
@@ -57,7 +57,7 @@ VISION: Table = {
     "qkv_bias": True,
 }
 
-BLIP_VISION: Table = {
+BLIP_VISION_DEFAULTS: Table = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -70,10 +70,10 @@ BLIP_VISION: Table = {
 BLIP_FIELDS = field_names("dropout initializer_factor num_channels")
 
 WRAPPERS = {
-    "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION}, ignored_fields=BLIP_FIELDS),
+    "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION_DEFAULTS}, ignored_fields=BLIP_FIELDS),
     "blip-2": vision_section(
         _read_blip_2,
-        {"blip_2_vision_model": VISION},
+        {"blip_2_vision_model": VISION_DEFAULTS},
         {"num_query_tokens": 32},
         ignored_fields=BLIP_FIELDS,
     ),

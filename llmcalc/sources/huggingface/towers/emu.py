@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from math import log2
 
-from ....components.base import LARGEST
+from ....components.base import LARGEST_SIZE
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, attention_biases, biases, layer_table, layernorm, mlp
+from ..parts import ACTIVATIONS, QKV_BIASES, QKVO_BIASES, Table, attention_biases, biases, layer_table, layernorm, mlp
 from .section import TowerSection, patches_per_side, projector, self_attention, vision_transformer
 
-GROUPS = 32
+NORM_GROUPS = 32
 """The groups of channels of a norm in Emu 3's class."""
 
 
@@ -50,7 +50,7 @@ def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
             )
     tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
         "attn_resolutions": [level for level in attended_levels if level < len(channel_multipliers)],
-        "attention": self_attention(config, **biases(True, *QKVO)),
+        "attention": self_attention(config, **biases(True, *QKVO_BIASES)),
         "codebook_size": config.integer("codebook_size"),
         "temporal_levels": int(log2(config.integer("temporal_downsample_factor"))),
     }
@@ -65,8 +65,10 @@ def _read_channels(config: Config) -> tuple[int, list[int]]:
     base_channels = config.integer("base_channels")
     channel_multipliers = _read_numbers(config, "channel_multiplier", minimum=1)
     for multiplier in channel_multipliers:
-        if base_channels * multiplier % GROUPS:
-            raise config.error("channel_multiplier", multiplier, f"a number that makes a multiple of {GROUPS} channels")
+        if base_channels * multiplier % NORM_GROUPS:
+            raise config.error(
+                "channel_multiplier", multiplier, f"a number that makes a multiple of {NORM_GROUPS} channels"
+            )
     return base_channels, channel_multipliers
 
 
@@ -79,7 +81,7 @@ def _image_tokenizer_fields(config: Config, base_channels: int, channel_multipli
         "channel_multiplier": channel_multipliers,
         **config.integer_fields("num_res_blocks", "latent_channels", "embed_dim"),
         "norm": layernorm(1e-6),
-        "norm_groups": GROUPS,
+        "norm_groups": NORM_GROUPS,
     }
 
 
@@ -90,7 +92,7 @@ def _read_janus_tokenizer(root_config: Config, config: Config, text_hidden_size:
     activation = config.choice(ACTIVATIONS, "hidden_act")
     tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
         "attn_resolutions": [len(channel_multipliers) - 1],
-        "attention": {"num_attention_heads": 1, **biases(True, *QKVO)},
+        "attention": {"num_attention_heads": 1, **biases(True, *QKVO_BIASES)},
         "codebook_size": code_count,
         "over_frames": False,
         "generation": {
@@ -116,7 +118,7 @@ def _read_janus(root_config: Config, config: Config, text_hidden_size: int) -> T
     config.require("use_qk_norm", False)
     hidden_size, activation = config.integer("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
     image_tokens, norm = config.integer("num_image_tokens"), layernorm(config.number("layer_norm_eps"))
-    attention = self_attention(config, o_bias=True, **attention_biases(config, QKV))
+    attention = self_attention(config, o_bias=True, **attention_biases(config, QKV_BIASES))
     tower = vision_transformer(
         config,
         layer_table(attention, mlp(int(hidden_size * config.number("mlp_ratio")), activation), norm),
@@ -134,7 +136,8 @@ def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
     """Reads a list of whole numbers of at least `minimum`."""
     listed_numbers = config.get(field_name)
     if not isinstance(listed_numbers, list | tuple) or any(
-        type(listed_number) is not int or not minimum <= listed_number <= LARGEST for listed_number in listed_numbers
+        type(listed_number) is not int or not minimum <= listed_number <= LARGEST_SIZE
+        for listed_number in listed_numbers
     ):
         raise config.error(field_name, listed_numbers, f"a list of whole numbers of at least {minimum}")
     if minimum and not listed_numbers:
@@ -142,7 +145,7 @@ def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
     return list(listed_numbers)
 
 
-EMU3: Table = {
+EMU3_DEFAULTS: Table = {
     "codebook_size": 32768,
     "embed_dim": 4,
     "latent_channels": 4,
@@ -158,7 +161,7 @@ EMU3: Table = {
     "num_attention_heads": 1,
 }
 
-JANUS_VISION: Table = {
+JANUS_VISION_DEFAULTS: Table = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
@@ -174,7 +177,7 @@ JANUS_VISION: Table = {
     "depth": 2,
     "num_image_tokens": 576,
 }
-JANUS_TOKENIZER: Table = {
+JANUS_TOKENIZER_DEFAULTS: Table = {
     "embed_dim": 8,
     "num_embeddings": 16384,
     "double_latent": False,
@@ -194,14 +197,16 @@ WRAPPERS = {
     "janus": {
         "vision_config": TowerSection(
             _read_janus,
-            {"janus_vision_model": JANUS_VISION},
+            {"janus_vision_model": JANUS_VISION_DEFAULTS},
             ignored_fields=frozenset({"hidden_dropout_rate", "projection_dropout"}),
         ),
         "vq_config": TowerSection(
-            _read_janus_tokenizer, {"janus_vqgan": JANUS_TOKENIZER}, ignored_fields=frozenset({"num_patches"})
+            _read_janus_tokenizer, {"janus_vqgan": JANUS_TOKENIZER_DEFAULTS}, ignored_fields=frozenset({"num_patches"})
         ),
     },
     "emu3": {
-        "vq_config": TowerSection(_read_emu3, {"emu3_vqgan": EMU3}, ignored_fields=frozenset({"attention_dropout"}))
+        "vq_config": TowerSection(
+            _read_emu3, {"emu3_vqgan": EMU3_DEFAULTS}, ignored_fields=frozenset({"attention_dropout"})
+        )
     },
 }

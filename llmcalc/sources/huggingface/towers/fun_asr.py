@@ -6,10 +6,10 @@ Gao 2020 (arXiv:2006.01713). transformers: models/fun_asr_nano.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
+from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, layernorm, mlp
 from .section import TowerSection, projector, self_attention
 
-WINDOW, HOP = 400, 960
+FRAME_SAMPLES, FRAME_GROUP_STEP = 400, 960
 """The samples of a frame in Fun-ASR's processor, and those from one group of six frames to the next."""
 
 
@@ -38,14 +38,15 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
         "feed_forward": mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(config.number("layer_norm_eps")),
         "normed_layers": [transcription_layer_count - 1, depth - 1],
-        "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
+        "audio": {"type": "recording", "window": FRAME_SAMPLES, "hop": FRAME_GROUP_STEP},
     }
     adaptor_config = root_config.section(
-        "adaptor_config", {**ADAPTOR, "hidden_size": text_hidden_size, "intermediate_size": text_hidden_size // 4}
+        "adaptor_config",
+        {**ADAPTOR_DEFAULTS, "hidden_size": text_hidden_size, "intermediate_size": text_hidden_size // 4},
     )
     adaptor_config.require("hidden_size", text_hidden_size)
     block = layer_table(
-        self_attention(adaptor_config, **biases(True, *QKVO)),
+        self_attention(adaptor_config, **biases(True, *QKVO_BIASES)),
         mlp(adaptor_config.integer("intermediate_size"), adaptor_config.choice(ACTIVATIONS, "hidden_act")),
         layernorm(adaptor_config.number("layer_norm_eps")),
     )
@@ -62,7 +63,7 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
     }
 
 
-FUN_ASR: Table = {
+FUN_ASR_DEFAULTS: Table = {
     "num_mel_bins": 80,
     "hidden_size": 512,
     "num_attention_heads": 4,
@@ -74,7 +75,7 @@ FUN_ASR: Table = {
     "num_timestamp_prediction_layers": 20,
     "fsmn_kernel_size": 11,
 }
-ADAPTOR: Table = {
+ADAPTOR_DEFAULTS: Table = {
     "num_attention_heads": 8,
     "num_hidden_layers": 2,
     "layer_norm_eps": 1e-5,
@@ -87,7 +88,7 @@ WRAPPERS = {
     "fun_asr_nano": {
         "audio_config": TowerSection(
             _read_fun_asr,
-            {"fun_asr_nano_encoder": FUN_ASR},
+            {"fun_asr_nano_encoder": FUN_ASR_DEFAULTS},
             ignored_fields=frozenset({"attention_dropout", "hidden_dropout"}),
         )
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....components.base import LARGEST
+from ....components.base import LARGEST_SIZE
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm_fields, rmsnorm
@@ -97,7 +97,7 @@ def _read_pair(config: Config, field_name: str) -> list[int]:
     if (
         not isinstance(size_pair, list | tuple)
         or len(size_pair) != 2
-        or any(type(pair_size) is not int or not 0 < pair_size <= LARGEST for pair_size in size_pair)
+        or any(type(pair_size) is not int or not 0 < pair_size <= LARGEST_SIZE for pair_size in size_pair)
     ):
         raise config.error(field_name, size_pair, "two positive whole numbers")
     return list(size_pair)
@@ -228,7 +228,7 @@ def _read_pairs(config: Config, field_name: str) -> list[list[int]]:
     ]
 
 
-GEMMA4_VISION: Table = {
+GEMMA4_VISION_DEFAULTS: Table = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 16,
@@ -244,7 +244,7 @@ GEMMA4_VISION: Table = {
     "standardize": False,
 }
 
-GEMMA4_AUDIO: Table = {
+GEMMA4_AUDIO_DEFAULTS: Table = {
     "hidden_size": 1024,
     "num_hidden_layers": 12,
     "num_attention_heads": 8,
@@ -259,7 +259,7 @@ GEMMA4_AUDIO: Table = {
     "output_proj_dims": 1536,
 }
 
-UNIFIED_VISION: Table = {
+UNIFIED_VISION_DEFAULTS: Table = {
     "patch_size": 16,
     "pooling_kernel_size": 3,
     "mm_embed_dim": 3840,
@@ -268,7 +268,7 @@ UNIFIED_VISION: Table = {
     "rms_norm_eps": 1e-6,
 }
 
-GEMMA3N_AUDIO: Table = {
+GEMMA3N_AUDIO_DEFAULTS: Table = {
     "vocab_size": 128,
     "input_feat_size": 128,
     "hidden_size": 1536,
@@ -292,21 +292,21 @@ AUDIO_FIELDS = field_names("""
     """)
 IMAGE_FIELDS = frozenset({"do_pooling", "label_names", "num_classes", "vocab_offset"})
 
-GEMMA4 = {
-    "vision_config": TowerSection(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, default_section=None),
+GEMMA4_SECTIONS = {
+    "vision_config": TowerSection(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION_DEFAULTS}, default_section=None),
     "audio_config": TowerSection(
-        _read_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, default_section=None, ignored_fields=AUDIO_FIELDS
+        _read_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO_DEFAULTS}, default_section=None, ignored_fields=AUDIO_FIELDS
     ),
 }
 
 WRAPPERS = {
-    "gemma4": GEMMA4,
-    "diffusion_gemma": vision_section(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}),
-    "embedding_gemma2": GEMMA4,
+    "gemma4": GEMMA4_SECTIONS,
+    "diffusion_gemma": vision_section(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION_DEFAULTS}),
+    "embedding_gemma2": GEMMA4_SECTIONS,
     "gemma4_unified": {
         "vision_config": TowerSection(
             _read_unified_vision,
-            {"gemma4_unified_vision": UNIFIED_VISION},
+            {"gemma4_unified_vision": UNIFIED_VISION_DEFAULTS},
             default_section=None,
             ignored_fields=frozenset({"model_patch_size"}),
         ),
@@ -332,7 +332,7 @@ WRAPPERS = {
             ignored_fields=IMAGE_FIELDS,
         ),
         "audio_config": TowerSection(
-            _read_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored_fields=AUDIO_FIELDS
+            _read_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO_DEFAULTS}, ignored_fields=AUDIO_FIELDS
         ),
     },
 }

@@ -7,8 +7,8 @@ from typing import Any
 from ..config import Config
 from ..parts import (
     ACTIVATIONS,
-    QKV,
-    QKVO,
+    QKV_BIASES,
+    QKVO_BIASES,
     Table,
     attention_biases,
     biases,
@@ -19,9 +19,9 @@ from ..parts import (
     qk_norm_fields,
     rmsnorm,
 )
-from .section import ROTARY, patches_per_side, projector, self_attention, vision_section, vision_transformer
+from .section import ROTARY_POSITION, patches_per_side, projector, self_attention, vision_section, vision_transformer
 
-LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
+LEAST_FRAME_PIXELS, MOST_FRAME_PIXELS = 112 * 112, 9_633_792
 """Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
 
 
@@ -31,7 +31,7 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
     The layers' FFN width is the text's width. The merger is a linear layer with a norm.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
-    attention = self_attention(config, "num_heads", **ROTARY, **attention_biases(config, QKV))
+    attention = self_attention(config, "num_heads", **ROTARY_POSITION, **attention_biases(config, QKV_BIASES))
     block = layer_table(attention, glu(config, ffn_width=config.integer("out_hidden_size")), norm)
     stack = {"embedding_norm": norm, "final_norm": norm}
     return _encoder_with_merger(
@@ -56,7 +56,9 @@ def _read_glm5_next(root_config: Config, config: Config, text_hidden_size: int) 
 def _encoder_with_qk_norm(config: Config, merger_width: int, has_clamped_gate: bool = False) -> Table:
     """Returns an encoder with QK-norm, and its merger."""
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
-    attention = self_attention(config, "num_heads", **ROTARY, **biases(has_bias, *QKVO), **qk_norm_fields(norm))
+    attention = self_attention(
+        config, "num_heads", **ROTARY_POSITION, **biases(has_bias, *QKVO_BIASES), **qk_norm_fields(norm)
+    )
     ffn = clamped_swiglu(glu(config, has_bias)) if has_clamped_gate else glu(config, has_bias)
     return _encoder_with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 
@@ -74,8 +76,8 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
     image_resizing = {
         "type": "smart_resize",
         "merge": config.integer("spatial_merge_size"),
-        "min_pixels": LEAST_PIXELS,
-        "max_pixels": MOST_PIXELS,
+        "min_pixels": LEAST_FRAME_PIXELS,
+        "max_pixels": MOST_FRAME_PIXELS,
         "frames": config.integer("temporal_patch_size"),
         "enlarge": True,
     }
@@ -101,7 +103,7 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
     }
 
 
-GLM4V: Table = {
+GLM4V_DEFAULTS: Table = {
     "depth": 24,
     "hidden_size": 1536,
     "hidden_act": "silu",
@@ -117,8 +119,8 @@ GLM4V: Table = {
     "intermediate_size": 13696,
 }
 
-GLM_OCR: Table = {
-    **GLM4V,
+GLM_OCR_DEFAULTS: Table = {
+    **GLM4V_DEFAULTS,
     "hidden_size": 1024,
     "attention_bias": True,
     "num_heads": 16,
@@ -127,14 +129,14 @@ GLM_OCR: Table = {
 }
 
 WRAPPERS = {
-    "glm_ocr": vision_section(_read_glm_ocr, {"glm_ocr_vision": GLM_OCR}),
+    "glm_ocr": vision_section(_read_glm_ocr, {"glm_ocr_vision": GLM_OCR_DEFAULTS}),
     "glm5_next": vision_section(
         _read_glm5_next,
-        {"glm5_next_vision": {**GLM_OCR, "projection_intermediate_size": 10240}},
+        {"glm5_next_vision": {**GLM_OCR_DEFAULTS, "projection_intermediate_size": 10240}},
         ignored_fields=frozenset({"swiglu_limit"}),
     ),
-    "glm4v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V, "glm4v": GLM4V}),
-    "glm46v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V}),
-    "glmga": vision_section(_read_glm4v, {"glm4v_vision": GLM4V}),
-    "glm4v_moe": vision_section(_read_glm4v, {"glm4v_moe_vision": GLM4V, "glm4v_moe": GLM4V}),
+    "glm4v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V_DEFAULTS, "glm4v": GLM4V_DEFAULTS}),
+    "glm46v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V_DEFAULTS}),
+    "glmga": vision_section(_read_glm4v, {"glm4v_vision": GLM4V_DEFAULTS}),
+    "glm4v_moe": vision_section(_read_glm4v, {"glm4v_moe_vision": GLM4V_DEFAULTS, "glm4v_moe": GLM4V_DEFAULTS}),
 }

@@ -10,7 +10,7 @@ from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
 from .section import TowerSection, projector
 
-WINDOW, HOP = 160, 320
+FIRST_FRAME_SAMPLES, FRAME_SAMPLES = 160, 320
 """The samples from the start of a recording to its first frame's end, and those of a frame, in the processor."""
 
 
@@ -22,7 +22,12 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
     window = root_config.integer("window_size")
     query_count = root_config.quotient("downsample_rate", window, root_config.integer("downsample_rate"))
     head_dim = config.optional_integer("dim_head") or config.quotient("num_heads", hidden_size, heads)
-    audio_framing = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
+    audio_framing = {
+        "type": "recording",
+        "window": FIRST_FRAME_SAMPLES,
+        "hop": FRAME_SAMPLES,
+        "frames_per_token": window,
+    }
     tower = {
         "type": "ctc_conformer",
         "input_size": config.integer("input_dim"),
@@ -40,7 +45,9 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
         "audio": {**audio_framing, "tokens_at_once": query_count},
     }
     feature_width = concatenated_layers * hidden_size
-    resampler = qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
+    resampler = qformer(
+        root_config.section("projector_config", QFORMER_DEFAULTS), feature_width, query_count, window, config
+    )
     projector_table = projector(
         feature_width, (text_hidden_size, True, "identity"), resampler=resampler, encoder_layers=concatenated_layers
     )
@@ -89,7 +96,7 @@ def qformer(
     return qformer_fields if window is None else {**qformer_fields, "window": window}
 
 
-GRANITE: Table = {
+GRANITE_DEFAULTS: Table = {
     "input_dim": 160,
     "num_layers": 10,
     "hidden_dim": 1024,
@@ -102,7 +109,7 @@ GRANITE: Table = {
     "conv_kernel_size": 15,
     "conv_expansion_factor": 2,
 }
-QFORMER: Table = {
+QFORMER_DEFAULTS: Table = {
     "model_type": "blip_2_qformer",
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -119,7 +126,7 @@ QFORMER_FIELDS = field_names("""
     initializer_range max_position_embeddings pad_token_id position_embedding_type vocab_size
     """)
 """Fields of the Q-Former's config that change no count."""
-SIZES: Table = {"window_size": 15, "downsample_rate": 5}
+PROJECTOR_DEFAULTS: Table = {"window_size": 15, "downsample_rate": 5}
 ALIASES = {
     "hidden_dim": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -130,14 +137,14 @@ ALIASES = {
 WRAPPERS = {
     "granite_speech": {
         "encoder_config": TowerSection(
-            _read_granite_speech, {"granite_speech_encoder": GRANITE}, SIZES, aliases=ALIASES
+            _read_granite_speech, {"granite_speech_encoder": GRANITE_DEFAULTS}, PROJECTOR_DEFAULTS, aliases=ALIASES
         )
     },
     "granite_speech_plus": {
         "encoder_config": TowerSection(
             _read_granite_speech,
-            {"granite_speech_plus_encoder": {**GRANITE, "cat_hidden_layers": None}},
-            SIZES,
+            {"granite_speech_plus_encoder": {**GRANITE_DEFAULTS, "cat_hidden_layers": None}},
+            PROJECTOR_DEFAULTS,
             aliases=ALIASES,
         )
     },

@@ -8,11 +8,22 @@ idefics3, smolvlm, internvl, qianfan_ocr.
 
 from __future__ import annotations
 
-from ....components.base import LARGEST
+from ....components.base import LARGEST_SIZE
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, layer_table, layernorm, mlp, qk_norm_fields, rmsnorm
-from .pixtral import PIXTRAL, pixtral_encoder
+from ..parts import (
+    ACTIVATIONS,
+    QKV_BIASES,
+    QKVO_BIASES,
+    Table,
+    biases,
+    layer_table,
+    layernorm,
+    mlp,
+    qk_norm_fields,
+    rmsnorm,
+)
+from .pixtral import PIXTRAL_DEFAULTS, pixtral_encoder
 from .section import (
     layers_of_features,
     merged_square_side,
@@ -25,7 +36,7 @@ from .section import (
     vision_section,
     vision_transformer,
 )
-from .siglip import CLIP, SIGLIP, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
+from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
 
 LONGEST_TILES = 4
 """The tiles along the longer side of an image in the published processors of Idefics 3 and SmolVLM."""
@@ -36,7 +47,11 @@ INTERNVL_TILES = 12
 ARIA_QUERIES = {1225: 128, 4900: 256}
 """The patches of an image → the queries of Aria's projector that read them."""
 
-ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_encoder, "pixtral": pixtral_encoder}
+ENCODER_BUILDERS = {
+    "clip_vision_model": clip_encoder,
+    "siglip_vision_model": siglip_encoder,
+    "pixtral": pixtral_encoder,
+}
 
 
 def _read_llava(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -44,7 +59,7 @@ def _read_llava(root_config: Config, config: Config, text_hidden_size: int) -> T
     layer_count = layers_of_features(root_config)
     feature_width = layer_count * config.integer("hidden_size")
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | _image_rule(root_config, config),
+        "vision_tower": ENCODER_BUILDERS[config.model_type](config) | _image_rule(root_config, config),
         "multi_modal_projector": two_layer_projector(
             root_config, feature_width, text_hidden_size, encoder_layers=layer_count
         ),
@@ -125,7 +140,7 @@ def _read_vipllava(root_config: Config, config: Config, text_hidden_size: int) -
     norm = layernorm(root_config.number("projector_layernorm_eps"))
     image_resizing = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | image_resizing,
+        "vision_tower": ENCODER_BUILDERS[config.model_type](config) | image_resizing,
         "multi_modal_projector": projector(
             layer_count * config.integer("hidden_size"), *linear_layers, norm=norm, encoder_layers=layer_count
         ),
@@ -158,7 +173,7 @@ def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -
 def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
     text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
-    perceiver_config = root_config.section("perceiver_config", PERCEIVER)
+    perceiver_config = root_config.section("perceiver_config", PERCEIVER_DEFAULTS)
     ffn_width = text_config.integer("intermediate_size")
     gated_layer = {
         "size": 2 * ffn_width,
@@ -205,7 +220,7 @@ def _read_aria(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     resampler = {
         "queries": query_rows,
         "hidden_size": hidden_size,
-        "attention": self_attention(config, **biases(True, *QKVO)),
+        "attention": self_attention(config, **biases(True, *QKVO_BIASES)),
         "norm": norm,
         "projected": False,
         "double_projections": True,
@@ -226,7 +241,7 @@ def _read_query_counts(root_config: Config) -> dict[int, int]:
     except (AttributeError, TypeError, ValueError):
         queries_by_patch_count = {}
     if not queries_by_patch_count or not all(
-        0 < query_count <= LARGEST for query_count in queries_by_patch_count.values()
+        0 < query_count <= LARGEST_SIZE for query_count in queries_by_patch_count.values()
     ):
         raise root_config.error(
             "projector_patch_to_query_dict", stated_counts, "a positive number of queries for each number of patches"
@@ -276,7 +291,7 @@ def internvit_layer(config: Config, bias: bool, has_qk_norm: bool, dummy_heads: 
     bias: whether queries, keys and values have biases. dummy_heads: heads beside those of the config.
     """
     eps = config.number("layer_norm_eps")
-    attention = self_attention(config, o_bias=True, **biases(bias, *QKV))
+    attention = self_attention(config, o_bias=True, **biases(bias, *QKV_BIASES))
     attention["num_attention_heads"] += dummy_heads
     attention |= qk_norm_fields(rmsnorm(eps), "projection") if has_qk_norm else {}
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
@@ -298,7 +313,7 @@ def _square_size(config: Config, field_name: str) -> int:
     return config.integer(field_name)
 
 
-IDEFICS3: Table = {
+IDEFICS3_DEFAULTS: Table = {
     "hidden_size": 1152,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -310,8 +325,8 @@ IDEFICS3: Table = {
     "layer_norm_eps": 1e-6,
 }
 
-IDEFICS2: Table = {**IDEFICS3, "hidden_size": 768, "num_attention_heads": 12}
-PERCEIVER: Table = {
+IDEFICS2_DEFAULTS: Table = {**IDEFICS3_DEFAULTS, "hidden_size": 768, "num_attention_heads": 12}
+PERCEIVER_DEFAULTS: Table = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "resampler_n_latents": 64,
@@ -321,15 +336,18 @@ PERCEIVER: Table = {
     "num_key_value_heads": 4,
 }
 
-LLAVA: Table = {
+LLAVA_DEFAULTS: Table = {
     "projector_hidden_act": "gelu",
     "vision_feature_layer": -2,
     "multimodal_projector_bias": True,
     "vision_feature_select_strategy": "default",
 }
-LLAVA_NEXT: Table = {**LLAVA, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
-MINIMAX_VL: Table = {
-    **LLAVA,
+LLAVA_NEXT_DEFAULTS: Table = {
+    **LLAVA_DEFAULTS,
+    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+}
+MINIMAX_VL_DEFAULTS: Table = {
+    **LLAVA_DEFAULTS,
     "vision_feature_layer": -1,
     "image_grid_pinpoints": [
         [336 * down, 336 * across]
@@ -338,8 +356,8 @@ MINIMAX_VL: Table = {
     ],
 }
 """transformers: models/minimax_vl_01/modular_minimax_vl_01.py (`MiniMaxVL01Config`), after 5.23."""
-ONEVISION: Table = {
-    **LLAVA,
+ONEVISION_DEFAULTS: Table = {
+    **LLAVA_DEFAULTS,
     "vision_feature_layer": -1,
     "vision_feature_select_strategy": "full",
     "image_grid_pinpoints": [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)],
@@ -353,7 +371,7 @@ VIT_L: Table = {
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
 }
-INTERNVL: Table = {
+INTERNVL_DEFAULTS: Table = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
@@ -370,51 +388,61 @@ INTERNVL: Table = {
     "use_absolute_position_embeddings": True,
     "use_mean_pooling": True,
 }
-INTERNVL_PROJECTOR: Table = {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1}
+INTERNVL_PROJECTOR_DEFAULTS: Table = {
+    "projector_hidden_act": "gelu",
+    "downsample_ratio": 0.5,
+    "vision_feature_layer": -1,
+}
 BEIT_FIELDS = field_names("""
     dropout drop_path_rate initializer_factor layer_scale_init_value projection_dropout qk_normalization qkv_bias
     shared_relative_position_bias use_relative_position_bias
     """)
 """Fields of InternVL's vision encoder that change no count; some are BEiT's, which its class does not read."""
-KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PIXTRAL}
+DEFAULTS_BY_TYPE = {
+    "clip_vision_model": CLIP_DEFAULTS,
+    "siglip_vision_model": SIGLIP_DEFAULTS,
+    "pixtral": PIXTRAL_DEFAULTS,
+}
 
 WRAPPERS = {
-    "llava": vision_section(_read_llava, KINDS, LLAVA, VIT_L),
-    "llava_next": vision_section(_read_llava_next, KINDS, LLAVA_NEXT, VIT_L),
-    "minimax_vl_01": vision_section(_read_minimax_vl, {"clip_vision_model": CLIP}, MINIMAX_VL, VIT_L),
-    "llava_next_video": vision_section(_read_llava_next, KINDS, LLAVA_NEXT, VIT_L),
-    "video_llava": vision_section(_read_video_llava, KINDS, LLAVA, {**VIT_L, "image_size": 224}),
+    "llava": vision_section(_read_llava, DEFAULTS_BY_TYPE, LLAVA_DEFAULTS, VIT_L),
+    "llava_next": vision_section(_read_llava_next, DEFAULTS_BY_TYPE, LLAVA_NEXT_DEFAULTS, VIT_L),
+    "minimax_vl_01": vision_section(_read_minimax_vl, {"clip_vision_model": CLIP_DEFAULTS}, MINIMAX_VL_DEFAULTS, VIT_L),
+    "llava_next_video": vision_section(_read_llava_next, DEFAULTS_BY_TYPE, LLAVA_NEXT_DEFAULTS, VIT_L),
+    "video_llava": vision_section(_read_video_llava, DEFAULTS_BY_TYPE, LLAVA_DEFAULTS, {**VIT_L, "image_size": 224}),
     "vipllava": vision_section(
         _read_vipllava,
-        KINDS,
+        DEFAULTS_BY_TYPE,
         {"projector_hidden_act": "gelu", "projector_layernorm_eps": 1e-5, "vision_feature_layer": (-2, -5, -8, -11, 6)},
         VIT_L,
     ),
-    "deepseek_vl": vision_section(_read_deepseek_vl, {"siglip_vision_model": SIGLIP}),
+    "deepseek_vl": vision_section(_read_deepseek_vl, {"siglip_vision_model": SIGLIP_DEFAULTS}),
     "llava_onevision": vision_section(
         _read_onevision,
-        {"siglip_vision_model": SIGLIP, "clip_vision_model": CLIP},
-        ONEVISION,
+        {"siglip_vision_model": SIGLIP_DEFAULTS, "clip_vision_model": CLIP_DEFAULTS},
+        ONEVISION_DEFAULTS,
         {**SO400M, "image_size": 384, "num_hidden_layers": 26},
     ),
-    "idefics2": vision_section(_read_idefics2, {"idefics2_vision": IDEFICS2, "idefics2": IDEFICS2}),
+    "idefics2": vision_section(_read_idefics2, {"idefics2_vision": IDEFICS2_DEFAULTS, "idefics2": IDEFICS2_DEFAULTS}),
     "idefics3": vision_section(
-        _read_idefics3, {"idefics3_vision": IDEFICS3, "idefics3": IDEFICS3}, {"scale_factor": 2}
+        _read_idefics3, {"idefics3_vision": IDEFICS3_DEFAULTS, "idefics3": IDEFICS3_DEFAULTS}, {"scale_factor": 2}
     ),
     "aria": vision_section(
         _read_aria,
-        {"idefics3_vision": IDEFICS3},
+        {"idefics3_vision": IDEFICS3_DEFAULTS},
         {"projector_patch_to_query_dict": ARIA_QUERIES, "vision_feature_layer": -1},
         ignored_fields=frozenset({"attention_heads"}),
     ),
-    "smolvlm": vision_section(_read_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2}),
+    "smolvlm": vision_section(
+        _read_idefics3, {"smolvlm_vision": IDEFICS3_DEFAULTS, "smolvlm": IDEFICS3_DEFAULTS}, {"scale_factor": 2}
+    ),
     "internvl": vision_section(
-        read_internvl, {"internvl_vision": INTERNVL}, INTERNVL_PROJECTOR, ignored_fields=BEIT_FIELDS
+        read_internvl, {"internvl_vision": INTERNVL_DEFAULTS}, INTERNVL_PROJECTOR_DEFAULTS, ignored_fields=BEIT_FIELDS
     ),
     "qianfan_ocr": vision_section(
         read_internvl,
-        {"qianfan_ocr_vision": {**INTERNVL, "attention_bias": True}},
-        INTERNVL_PROJECTOR,
+        {"qianfan_ocr_vision": {**INTERNVL_DEFAULTS, "attention_bias": True}},
+        INTERNVL_PROJECTOR_DEFAULTS,
         ignored_fields=BEIT_FIELDS,
     ),
 }

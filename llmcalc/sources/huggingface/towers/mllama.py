@@ -49,7 +49,7 @@ def _aspect_ratio_count(config: Config) -> int:
     return len(aspect_ratios)
 
 
-VISION: Table = {
+VISION_DEFAULTS: Table = {
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "num_hidden_layers": 32,
@@ -66,4 +66,4 @@ VISION: Table = {
     "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
 }
 
-WRAPPERS = {"mllama": vision_section(_read_mllama, {"mllama_vision_model": VISION})}
+WRAPPERS = {"mllama": vision_section(_read_mllama, {"mllama_vision_model": VISION_DEFAULTS})}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, layernorm, listed_kinds, stack_of_variants
-from .section import ROTARY, biased_layer, projector, vision_section, vision_transformer
+from .section import ROTARY_POSITION, biased_layer, projector, vision_section, vision_transformer
 
 
 def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -21,7 +21,7 @@ def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     window_changes: Table = {"full": {}, "window": {"attention": {"grid_window": window_side}}}
     tower = vision_transformer(
         config,
-        biased_layer(config, layernorm(1e-5), **ROTARY),
+        biased_layer(config, layernorm(1e-5), **ROTARY_POSITION),
         stack={**stack_of_variants(window_changes, layer_kinds), "embedding_norm": norm, "final_norm": norm},
         patch_fields={"temporal_patch_size": config.integer("patch_temporal")},
         positions={"rows": window_side * config.integer("pos_emb_width")},
@@ -41,7 +41,7 @@ def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 LAYER_TYPES = {"full_attention": "full", "window_attention": "window"}
 
-VISION: Table = {
+VISION_DEFAULTS: Table = {
     "hidden_size": 1536,
     "intermediate_size": 8960,
     "num_hidden_layers": 50,
@@ -55,11 +55,14 @@ VISION: Table = {
     "pos_emb_width": 32,
     "layer_types": None,
 }
-PROJECTOR: Table = {"out_hidden_size": 6144, "projector_hidden_size": 4096, "projector_hidden_act": "gelu"}
+PROJECTOR_DEFAULTS: Table = {"out_hidden_size": 6144, "projector_hidden_size": 4096, "projector_hidden_act": "gelu"}
 
 WRAPPERS = {
     kind: vision_section(
-        _read_muse, {f"{kind}_vision": VISION}, PROJECTOR, ignored_fields=frozenset({"rope_parameters"})
+        _read_muse,
+        {f"{kind}_vision": VISION_DEFAULTS},
+        PROJECTOR_DEFAULTS,
+        ignored_fields=frozenset({"rope_parameters"}),
     )
     for kind in ("muse_glimmer", "muse_spark")
 }

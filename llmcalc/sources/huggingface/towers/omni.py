@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp
-from .audio import AUDIO_FIELDS, QWEN2_AUDIO, WHISPER_NAMES
-from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
+from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, layernorm, mlp
+from .audio import AUDIO_FIELDS, QWEN2_AUDIO_DEFAULTS, WHISPER_NAMES
+from .qwen import IGNORED_FIELDS, QWEN2_5_DEFAULTS, QWEN3_DEFAULTS, read_qwen2_5, read_qwen3
 from .section import TowerSection, projector, self_attention, two_linear_layers
 
 
@@ -83,7 +83,7 @@ def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks:
     audio_framing = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
     stem_table = {"type": "spectrum", "subsampling": subsampling_table}
     tower = _chunked_encoder(
-        config, stem_table, -(-chunk_frames // 8) * window_chunks, audio_framing, **biases(True, *QKVO)
+        config, stem_table, -(-chunk_frames // 8) * window_chunks, audio_framing, **biases(True, *QKVO_BIASES)
     )
     tower["stack"]["final_norm"] = layernorm()
     hidden_size, activation = config.integer("d_model"), config.choice(ACTIVATIONS, "activation_function")
@@ -105,16 +105,16 @@ def _read_qwen3_asr(root_config: Config, config: Config, text_hidden_size: int) 
 QWEN2_5_SECONDS, QWEN3_ASR_SAMPLES = 300, 8000
 """The longest recording of Qwen2.5-Omni's published processors, and the least samples of Qwen3-ASR's."""
 
-QWEN2_5_AUDIO: Table = {**QWEN2_AUDIO, "n_window": 100, "output_dim": 3584}
-QWEN3_AUDIO: Table = {
-    **{name: value for name, value in QWEN2_AUDIO.items() if name != "max_source_positions"},
+QWEN2_5_AUDIO_DEFAULTS: Table = {**QWEN2_AUDIO_DEFAULTS, "n_window": 100, "output_dim": 3584}
+QWEN3_AUDIO_DEFAULTS: Table = {
+    **{name: value for name, value in QWEN2_AUDIO_DEFAULTS.items() if name != "max_source_positions"},
     "n_window": 50,
     "output_dim": 3584,
     "n_window_infer": 800,
     "downsample_hidden_size": 480,
 }
-QWEN3_ASR: Table = {
-    **QWEN3_AUDIO,
+QWEN3_ASR_DEFAULTS: Table = {
+    **QWEN3_AUDIO_DEFAULTS,
     "encoder_layers": 24,
     "encoder_attention_heads": 16,
     "encoder_ffn_dim": 4096,
@@ -122,7 +122,7 @@ QWEN3_ASR: Table = {
 }
 QWEN3_AUDIO_SECTION = TowerSection(
     _read_qwen3_audio,
-    {"qwen3_omni_moe_audio_encoder": QWEN3_AUDIO},
+    {"qwen3_omni_moe_audio_encoder": QWEN3_AUDIO_DEFAULTS},
     ignored_fields=AUDIO_FIELDS | {"conv_chunksize", "max_source_positions", "max_position_embeddings"},
     aliases={name: other for other, name in WHISPER_NAMES.items()},
 )
@@ -130,19 +130,23 @@ QWEN3_AUDIO_SECTION = TowerSection(
 WRAPPERS = {
     "qwen2_5_omni_thinker": {
         "vision_config": TowerSection(
-            read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored_fields=IGNORED | {"embed_dim"}
+            read_qwen2_5,
+            {"qwen2_5_omni_vision_encoder": QWEN2_5_DEFAULTS},
+            ignored_fields=IGNORED_FIELDS | {"embed_dim"},
         ),
         "audio_config": TowerSection(
-            _read_qwen2_5_audio, {"qwen2_5_omni_audio_encoder": QWEN2_5_AUDIO}, ignored_fields=AUDIO_FIELDS
+            _read_qwen2_5_audio, {"qwen2_5_omni_audio_encoder": QWEN2_5_AUDIO_DEFAULTS}, ignored_fields=AUDIO_FIELDS
         ),
     },
     "qwen3_omni_moe_thinker": {
-        "vision_config": TowerSection(read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3}, ignored_fields=IGNORED),
+        "vision_config": TowerSection(
+            read_qwen3, {"qwen3_omni_moe_vision_encoder": QWEN3_DEFAULTS}, ignored_fields=IGNORED_FIELDS
+        ),
         "audio_config": QWEN3_AUDIO_SECTION,
     },
     "qwen3_asr": {
         "audio_config": replace(
-            QWEN3_AUDIO_SECTION, read_tower=_read_qwen3_asr, defaults_by_type={"qwen3_asr_encoder": QWEN3_ASR}
+            QWEN3_AUDIO_SECTION, read_tower=_read_qwen3_asr, defaults_by_type={"qwen3_asr_encoder": QWEN3_ASR_DEFAULTS}
         )
     },
 }

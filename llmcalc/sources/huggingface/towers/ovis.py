@@ -9,10 +9,10 @@ and vllm/transformers_utils/processors/ovis2_5.py of vllm-project/vllm at v0.19.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import QKVO, Table, biases, glu, layer_table, layernorm, rmsnorm
+from ..parts import QKVO_BIASES, Table, biases, glu, layer_table, layernorm, rmsnorm
 from .section import (
-    IGNORED,
-    ROTARY,
+    IGNORED_FIELDS,
+    ROTARY_POSITION,
     TowerSection,
     patches_per_side,
     projector,
@@ -20,7 +20,7 @@ from .section import (
     vision_section,
     vision_transformer,
 )
-from .siglip import SIGLIP, siglip_encoder, siglip_of_rows
+from .siglip import SIGLIP_DEFAULTS, siglip_encoder, siglip_of_rows
 
 
 def _read_ovis2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -55,7 +55,7 @@ OVIS_TILES = 9
 def _aimv2_encoder(config: Config) -> Table:
     """Returns AIMv2's encoder."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO))
+    attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO_BIASES))
     return vision_transformer(
         config,
         layer_table(attention, glu(config, config.flag("mlp_bias")), norm),
@@ -73,17 +73,21 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     backbone_model_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
     field_path_prefix = f"{config.location}backbone_config."
     if backbone_model_type == "siglip_vision_model":
-        backbone_config = Config(backbone_fields, SIGLIP, backbone_model_type, location=field_path_prefix)
+        backbone_config = Config(backbone_fields, SIGLIP_DEFAULTS, backbone_model_type, location=field_path_prefix)
         tower = siglip_encoder(backbone_config)
     elif backbone_model_type == "aimv2":
         backbone_config = Config(
-            backbone_fields, AIMV2, backbone_model_type, location=field_path_prefix, aliases={"mlp_bias": "use_bias"}
+            backbone_fields,
+            AIMV2_DEFAULTS,
+            backbone_model_type,
+            location=field_path_prefix,
+            aliases={"mlp_bias": "use_bias"},
         )
         tower = _aimv2_encoder(backbone_config)
     else:
         raise config.error("backbone_config.model_type", backbone_model_type, "siglip_vision_model or aimv2")
     tower = _with_image_rule(tower, backbone_config, config)
-    backbone_config.finish(IGNORED | BACKBONE_FIELDS)
+    backbone_config.finish(IGNORED_FIELDS | BACKBONE_FIELDS)
     config.unknown_fields += backbone_config.unknown_fields
     return {
         "vision_tower": tower,
@@ -96,7 +100,7 @@ def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require_fields(temporal_patch_size=1, fullatt_block_indexes=None)
     patch_count = config.get("num_patches")
     position_rows = patch_count if type(patch_count) is int and patch_count > 0 else patches_per_side(config) ** 2
-    rope_fields: Table = ROTARY if config.flag("use_rope") else {}
+    rope_fields: Table = ROTARY_POSITION if config.flag("use_rope") else {}
     tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope_fields)
     pixel_limits = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
     image_resizing = {
@@ -143,7 +147,7 @@ def _visual_vocabulary(
     }
 
 
-AIMV2: Table = {
+AIMV2_DEFAULTS: Table = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
     "num_hidden_layers": 24,
@@ -159,8 +163,14 @@ AIMV2: Table = {
     "hidden_stride": 1,
     "num_visual_indicator_tokens": 5,
 }
-OVIS: Table = {"vocab_size": 16384, "hidden_stride": 1, "drop_cls_token": False, "depths": None, "backbone_config": {}}
-NAVIT: Table = {
+OVIS_DEFAULTS: Table = {
+    "vocab_size": 16384,
+    "hidden_stride": 1,
+    "drop_cls_token": False,
+    "depths": None,
+    "backbone_config": {},
+}
+NAVIT_DEFAULTS: Table = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_hidden_layers": 24,
@@ -186,7 +196,7 @@ WRAPPERS = {
     "ovis": {
         "visual_tokenizer_config": TowerSection(
             _read_ovis,
-            {"siglip_visual_tokenizer": OVIS, "aimv2_visual_tokenizer": OVIS},
+            {"siglip_visual_tokenizer": OVIS_DEFAULTS, "aimv2_visual_tokenizer": OVIS_DEFAULTS},
             default_section=None,
             ignored_fields=TOKENIZER_FIELDS,
         )
@@ -194,7 +204,7 @@ WRAPPERS = {
     "ovis2_5": {
         "vit_config": TowerSection(
             _read_ovis2_5,
-            {"siglip2_navit": NAVIT},
+            {"siglip2_navit": NAVIT_DEFAULTS},
             {"visual_vocab_size": 65536},
             default_section=None,
             ignored_fields=frozenset({"attention_dropout", "window_size"}),
@@ -202,7 +212,7 @@ WRAPPERS = {
     },
     "ovis2": vision_section(
         _read_ovis2,
-        {"ovis2_vision": AIMV2},
+        {"ovis2_vision": AIMV2_DEFAULTS},
         {"hidden_size": 1536},
         ignored_fields=frozenset({"attention_dropout", "tokenize_function"}),
     ),

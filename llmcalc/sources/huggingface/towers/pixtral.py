@@ -20,7 +20,7 @@ from ..parts import (
     rmsnorm,
 )
 from .section import (
-    ROTARY,
+    ROTARY_POSITION,
     biased_layer,
     merged_square_side,
     patches_per_side,
@@ -37,7 +37,7 @@ from .section import (
 def pixtral_encoder(config: Config) -> Table:
     """Returns Pixtral's encoder: an initial norm and gated layers without biases."""
     norm = rmsnorm(1e-5)
-    block = layer_table(self_attention(config, **ROTARY), glu(config), norm)
+    block = layer_table(self_attention(config, **ROTARY_POSITION), glu(config), norm)
     return vision_transformer(
         config, block, stack={"embedding_norm": norm}, patch_fields={"num_channels": config.integer("num_channels")}
     )
@@ -96,7 +96,7 @@ def _read_llama4(root_config: Config, config: Config, text_hidden_size: int) -> 
     norm = layernorm(config.number("norm_eps"))
     tower = vision_transformer(
         config,
-        biased_layer(config, norm, **ROTARY),
+        biased_layer(config, norm, **ROTARY_POSITION),
         stack={"embedding_norm": norm, "final_norm": norm},
         patch_fields={"num_channels": config.integer("num_channels")},
         positions={"rows": patches_per_side(config) ** 2 + 1},
@@ -116,7 +116,7 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
     norm, kv_heads = rmsnorm(config.number("norm_eps")), config.integer("num_key_value_heads")
     config.quotient("num_key_value_heads", config.integer("num_attention_heads"), kv_heads)
-    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY, **qk_norm_fields(norm))
+    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY_POSITION, **qk_norm_fields(norm))
     kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number")
@@ -179,7 +179,7 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
 HUNYUAN_PIXELS = {"min_pixels": 512 * 512, "max_pixels": 2048 * 2048}
 """The least and the most pixels of an image in the processor of HunyuanOCR."""
 
-PIXTRAL: Table = {
+PIXTRAL_DEFAULTS: Table = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_hidden_layers": 24,
@@ -190,13 +190,13 @@ PIXTRAL: Table = {
     "hidden_act": "gelu",
 }
 
-MISTRAL3: Table = {
+MISTRAL3_DEFAULTS: Table = {
     "projector_hidden_act": "gelu",
     "vision_feature_layer": -1,
     "multimodal_projector_bias": False,
     "spatial_merge_size": 2,
 }
-LLAMA4: Table = {
+LLAMA4_DEFAULTS: Table = {
     "hidden_size": 768,
     "hidden_act": "gelu",
     "num_hidden_layers": 34,
@@ -211,7 +211,7 @@ LLAMA4: Table = {
     "projector_input_dim": 4096,
     "projector_output_dim": 4096,
 }
-LFM3: Table = {
+LFM3_DEFAULTS: Table = {
     "hidden_size": 1024,
     "intermediate_size": 2560,
     "in_channels": 3,
@@ -225,7 +225,7 @@ LFM3: Table = {
     "conv_kernel_size": 3,
     "norm_eps": 1e-5,
 }
-HUNYUAN: Table = {
+HUNYUAN_DEFAULTS: Table = {
     "hidden_act": "gelu",
     "hidden_size": 1152,
     "intermediate_size": 4304,
@@ -246,11 +246,13 @@ HUNYUAN_FIELDS = field_names("""
 """Fields of HunyuanOCR's encoder that change no count."""
 
 WRAPPERS = {
-    "mistral3": vision_section(_read_mistral3, {"pixtral": PIXTRAL}, MISTRAL3, {"patch_size": 14, "image_size": 1540}),
+    "mistral3": vision_section(
+        _read_mistral3, {"pixtral": PIXTRAL_DEFAULTS}, MISTRAL3_DEFAULTS, {"patch_size": 14, "image_size": 1540}
+    ),
     "mistral_large4": vision_section(
         _read_mistral3,
-        {"pixtral": PIXTRAL},
-        MISTRAL3,
+        {"pixtral": PIXTRAL_DEFAULTS},
+        MISTRAL3_DEFAULTS,
         {
             "hidden_size": 2048,
             "intermediate_size": 6144,
@@ -262,15 +264,15 @@ WRAPPERS = {
     ),
     "lighton_ocr": vision_section(
         _read_lighton,
-        {"pixtral": PIXTRAL},
+        {"pixtral": PIXTRAL_DEFAULTS},
         {"spatial_merge_size": 2},
         {"patch_size": 14, "image_size": 1540, "hidden_act": "silu"},
     ),
-    "llama4": vision_section(_read_llama4, {"llama4_vision_model": LLAMA4}),
+    "llama4": vision_section(_read_llama4, {"llama4_vision_model": LLAMA4_DEFAULTS}),
     "lfm3_vl": vision_section(
         _read_lfm3,
-        {"lfm3_vl_vision": LFM3},
+        {"lfm3_vl_vision": LFM3_DEFAULTS},
         {"projector_hidden_act": "gelu", "projector_hidden_size": 4096, "projector_bias": True},
     ),
-    "hunyuan_vl": vision_section(_read_hunyuan, {"hunyuan_vl_vision": HUNYUAN}, ignored_fields=HUNYUAN_FIELDS),
+    "hunyuan_vl": vision_section(_read_hunyuan, {"hunyuan_vl_vision": HUNYUAN_DEFAULTS}, ignored_fields=HUNYUAN_FIELDS),
 }

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKVO, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
-from .llava import INTERNVL, INTERNVL_PROJECTOR, VIT_L, internvit_layer, read_internvl
+from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
+from .llava import INTERNVL_DEFAULTS, INTERNVL_PROJECTOR_DEFAULTS, VIT_L, internvit_layer, read_internvl
 from .qwen import KIMI_SIDE, moonvit
 from .section import (
-    ROTARY,
+    ROTARY_POSITION,
     LinearLayer,
     TowerSection,
     biased_layer,
@@ -30,7 +30,7 @@ from .section import (
     vision_section,
     vision_transformer,
 )
-from .siglip import CLIP, SIGLIP, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
+from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
 
 DUMMY_HEADS = 7
 """Heads that NVLM's copy of InternViT has beside those of its config; their weights are zeros."""
@@ -133,7 +133,7 @@ def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     norm = layernorm(config.number("layer_norm_eps"))
     hidden_size = config.integer("hidden_size")
     merge_size = config.integer("spatial_merge_size")
-    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY_POSITION)
     angle_count = block["attention"]["head_dim"] // 2
     config.notes.append(
         f"class_pos_emb: the learned angles of the class vector are not counted: {angle_count} parameters"
@@ -170,8 +170,8 @@ def _read_kimi_k3(root_config: Config, config: Config, text_hidden_size: int) ->
             config.require(field_name, field_value)
     config.require("text_hidden_size", text_hidden_size)
     norm, has_linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
-    biases_of_attention = biases(config.flag("attn_bias"), *QKVO)
-    attention = self_attention(config, width_field="qkv_hidden_size", **ROTARY, **biases_of_attention)
+    biases_of_attention = biases(config.flag("attn_bias"), *QKVO_BIASES)
+    attention = self_attention(config, width_field="qkv_hidden_size", **ROTARY_POSITION, **biases_of_attention)
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), has_linear_bias)
     tower = vision_transformer(
         config,
@@ -219,7 +219,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: in
         pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
     )
     projector_config = Config(
-        root_config.table("projector_config"), MLP_PROJECTOR, "mlp_projector", location="projector_config."
+        root_config.table("projector_config"), MLP_PROJECTOR_DEFAULTS, "mlp_projector", location="projector_config."
     )
     projector_config.require_fields(projector_type="downsample_mlp_gelu", token_pooling=False)
     projector_config.require("n_embed", text_hidden_size)
@@ -250,7 +250,7 @@ def _read_isaac(root_config: Config, config: Config, text_hidden_size: int) -> T
 def _read_deepseek_v41(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marker vectors."""
     norm = rmsnorm(1e-6)
-    block = biased_layer(config, norm, ffn=glu(config), **ROTARY)
+    block = biased_layer(config, norm, ffn=glu(config), **ROTARY_POSITION)
     tower = vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True})
     merge_size = config.integer("downsample_ratio")
     aligner_table = projector(
@@ -263,7 +263,7 @@ def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -
     """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
     config.require("hidden_size", text_hidden_size)
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
-    attention = self_attention(config, width_field="embed_dim", **ROTARY, **biases(has_bias, *QKVO))
+    attention = self_attention(config, width_field="embed_dim", **ROTARY_POSITION, **biases(has_bias, *QKVO_BIASES))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
     patch_fields = config.integer_fields("num_channels", "temporal_patch_size")
     hidden_size, merge_size = config.integer("embed_dim"), config.integer("spatial_merge_size")
@@ -282,7 +282,7 @@ def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -
     return {"vision_tower": tower, "vision_merger": merger}
 
 
-DEEPSEEK_V41: Table = {
+DEEPSEEK_V41_DEFAULTS: Table = {
     "num_hidden_layers": 32,
     "hidden_size": 1024,
     "num_attention_heads": 16,
@@ -312,7 +312,7 @@ def _keye_towers(config: Config, text_hidden_size: int, normed_vectors: str) -> 
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
     hidden_size, merge_size = config.integer("hidden_size"), 2
     config.require("spatial_merge_size", merge_size)
-    tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
+    tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY_POSITION)
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size)
     merger = projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merger}
@@ -356,7 +356,11 @@ def _query_projector(
     if text_hidden_size % HEAD_DIM:
         raise config.error("hidden_size", text_hidden_size, f"a text model whose width is a multiple of {HEAD_DIM}")
     norm = layernorm(1e-6)
-    attention = {"num_attention_heads": text_hidden_size // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKVO)}
+    attention = {
+        "num_attention_heads": text_hidden_size // HEAD_DIM,
+        "head_dim": HEAD_DIM,
+        **biases(True, *QKVO_BIASES),
+    }
     resampler = {"queries": query_count, "hidden_size": text_hidden_size, "attention": attention, "norm": norm}
     resampler |= {"projected": input_width != text_hidden_size, "positions": has_positions}
     return projector(input_width, (text_hidden_size, False, "identity"), norm=norm, resampler=resampler)
@@ -425,7 +429,7 @@ def _read_moondream(root_config: Config, config: Config, text_hidden_size: int) 
     The vectors of the tiles are averaged to as many as the whole image has, so that they are a second image.
     """
     root_config.require("text_config", None)  # the field of the code of 2024, whose projector differs
-    vision_config = config.section("vision", MOONDREAM)
+    vision_config = config.section("vision", MOONDREAM_DEFAULTS)
     vision_config.require("proj_out_dim", text_hidden_size)
     usual_names = {
         "hidden_size": vision_config.integer("enc_dim"),
@@ -441,7 +445,7 @@ def _read_moondream(root_config: Config, config: Config, text_hidden_size: int) 
     )
     vision_config.finish(frozenset({"max_crops", "overlap_margin"}))
     config.unknown_fields += vision_config.unknown_fields
-    tower_config = Config(usual_names, SIGLIP, config.model_type, location=vision_config.location)
+    tower_config = Config(usual_names, SIGLIP_DEFAULTS, config.model_type, location=vision_config.location)
     tower = siglip_of_rows(tower_config, patches_per_side(tower_config) ** 2)
     return {"vision": tower, "vision_projector": projector(usual_names["hidden_size"], *linear_layers, frames=2)}
 
@@ -458,7 +462,7 @@ def _read_phi3v(root_config: Config, config: Config, text_hidden_size: int) -> T
     """
     config.require("name", "clip_vision_model")
     config.require("image_dim_out", CLIP_LARGE["hidden_size"])
-    clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", location=config.location)
+    clip_config = Config(CLIP_LARGE, CLIP_DEFAULTS, "clip_vision_model", location=config.location)
     tile_rule: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": root_config.integer("num_crops"), "merge": 2}
     return {
         "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tile_rule}},
@@ -468,7 +472,7 @@ def _read_phi3v(root_config: Config, config: Config, text_hidden_size: int) -> T
     }
 
 
-MOONDREAM: Table = {
+MOONDREAM_DEFAULTS: Table = {
     "enc_dim": 1152,
     "enc_patch_size": 14,
     "enc_n_layers": 27,
@@ -481,8 +485,8 @@ MOONDREAM: Table = {
 }
 CLIP_LARGE = VIT_L
 """Sizes of openai/clip-vit-large-patch14-336, which Phi-3-vision's class states."""
-MINICPM_VIT: Table = {**SIGLIP, **SO400M, "image_size": 980, "num_hidden_layers": 27}
-QWEN_VL: Table = {
+MINICPM_VIT_DEFAULTS: Table = {**SIGLIP_DEFAULTS, **SO400M, "image_size": 980, "num_hidden_layers": 27}
+QWEN_VL_DEFAULTS: Table = {
     "heads": 16,
     "image_size": 448,
     "layers": 48,
@@ -492,9 +496,13 @@ QWEN_VL: Table = {
     "patch_size": 14,
     "width": 1664,
 }
-MINICPM_SECTION = {"siglip_vision_model": MINICPM_VIT, "siglip": MINICPM_VIT, "idefics2": MINICPM_VIT}
-MINICPM_ABOVE: Table = {"version": None, "drop_vision_last_layer": True, "query_num": 64}
-INTERNVIT: Table = {
+MINICPM_SECTION = {
+    "siglip_vision_model": MINICPM_VIT_DEFAULTS,
+    "siglip": MINICPM_VIT_DEFAULTS,
+    "idefics2": MINICPM_VIT_DEFAULTS,
+}
+MINICPM_ROOT_DEFAULTS: Table = {"version": None, "drop_vision_last_layer": True, "query_num": 64}
+INTERNVIT_DEFAULTS: Table = {
     "num_channels": 3,
     "patch_size": 14,
     "image_size": 224,
@@ -514,8 +522,8 @@ INTERNVIT_FIELDS = field_names("""
     use_moe use_residual use_rts use_weighted_residual
     """)
 """Fields of InternViT's configs that change no count: those of experts that no published encoder has."""
-CHAT: Table = {"downsample_ratio": 0.5, "select_layer": -1, "max_dynamic_patch": 6}
-MLP_PROJECTOR: Table = {
+CHAT_DEFAULTS: Table = {"downsample_ratio": 0.5, "select_layer": -1, "max_dynamic_patch": 6}
+MLP_PROJECTOR_DEFAULTS: Table = {
     "projector_type": "downsample_mlp_gelu",
     "input_dim": 1152,
     "n_embed": 2048,
@@ -524,7 +532,7 @@ MLP_PROJECTOR: Table = {
     "downsample_ratio": 2,
     "token_pooling": False,
 }
-DEEPSEEK_VL2: Table = {
+DEEPSEEK_VL2_DEFAULTS: Table = {
     "image_size": 384,
     "patch_size": 16,
     "width": 1024,
@@ -537,7 +545,7 @@ DEEPSEEK_VL2: Table = {
 TIMM_FIELDS = field_names(
     "deterministic ignore_head model_name num_classes num_recomputing_layers use_checkpoint weight_init"
 )
-MOONVIT: Table = {
+MOONVIT_DEFAULTS: Table = {
     "patch_size": 14,
     "init_pos_emb_height": 64,
     "init_pos_emb_width": 64,
@@ -547,7 +555,7 @@ MOONVIT: Table = {
     "intermediate_size": 4304,
     "merge_kernel_size": (2, 2),
 }
-MOONVIT_V2: Table = {
+MOONVIT_V2_DEFAULTS: Table = {
     "patch_size": 14,
     "init_pos_emb_height": 64,
     "init_pos_emb_width": 64,
@@ -572,7 +580,7 @@ MOONVIT_V2_NAMES = {
     "num_hidden_layers": "vt_num_hidden_layers",
     "hidden_act": "activation_func",
 }
-DOTS: Table = {
+DOTS_DEFAULTS: Table = {
     "embed_dim": 1536,
     "hidden_size": 1536,
     "intermediate_size": 4224,
@@ -587,13 +595,13 @@ DOTS: Table = {
     "post_norm": True,
     "hidden_act": "silu",
 }
-KEYE: Table = {**SIGLIP, "spatial_merge_size": 2}
-KEYE_SECTION = {"KeyeVisionModel": KEYE, "siglip_vision_model": KEYE}
+KEYE_DEFAULTS: Table = {**SIGLIP_DEFAULTS, "spatial_merge_size": 2}
+KEYE_SECTION = {"KeyeVisionModel": KEYE_DEFAULTS, "siglip_vision_model": KEYE_DEFAULTS}
 KEYE_FIELDS = frozenset({"has_learnable_position_embedding", "temporal_patch_size", "tokens_per_second"})
-EVA: Table = {"hidden_act": "gelu", "layer_norm_eps": 1e-6}
-INTERNVIT_SECTION = {"intern_vit_6b": INTERNVIT}
+EVA_DEFAULTS: Table = {"hidden_act": "gelu", "layer_norm_eps": 1e-6}
+INTERNVIT_SECTION = {"intern_vit_6b": INTERNVIT_DEFAULTS}
 
-ISAAC: Table = {**SIGLIP, "num_patches": 256, "pixel_shuffle_scale_factor": 1}
+ISAAC_DEFAULTS: Table = {**SIGLIP_DEFAULTS, "num_patches": 256, "pixel_shuffle_scale_factor": 1}
 MOONDREAM_SECTION = {
     "config": TowerSection(
         _read_moondream,
@@ -603,7 +611,7 @@ MOONDREAM_SECTION = {
         is_flat=True,
     )
 }
-RICE: Table = {
+RICE_DEFAULTS: Table = {
     "depth": 24,
     "hidden_size": 1024,
     "hidden_act": "gelu",
@@ -619,36 +627,50 @@ RICE: Table = {
 KIMI_K3_FIELDS = frozenset({"init_pos_emb_time", "pos_emb_interpolation_mode", "video_attn_type"})
 DEEPSEEK_V41_FIELDS = frozenset({"max_image_tokens", "max_wh_ratio", "min_pixels", "rope_theta"})
 DOTS_SECTION = vision_section(
-    _read_dots_ocr, {"dots_vit": DOTS}, ignored_fields=frozenset({"is_causal", "init_merger_std", "initializer_range"})
+    _read_dots_ocr,
+    {"dots_vit": DOTS_DEFAULTS},
+    ignored_fields=frozenset({"is_causal", "init_merger_std", "initializer_range"}),
 )
-MINICPM = vision_section(_read_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)
-INTERNVIT_CHAT = vision_section(_read_internvit_chat, INTERNVIT_SECTION, CHAT, None, ignored_fields=INTERNVIT_FIELDS)
+MINICPM = vision_section(_read_minicpmv, MINICPM_SECTION, MINICPM_ROOT_DEFAULTS)
+INTERNVIT_CHAT = vision_section(
+    _read_internvit_chat, INTERNVIT_SECTION, CHAT_DEFAULTS, None, ignored_fields=INTERNVIT_FIELDS
+)
 
 WRAPPERS = {
     "internvl_chat": vision_section(
-        _read_internvl_chat, INTERNVIT_SECTION, CHAT, None, ignored_fields=INTERNVIT_FIELDS
+        _read_internvl_chat, INTERNVIT_SECTION, CHAT_DEFAULTS, None, ignored_fields=INTERNVIT_FIELDS
     ),
     "h2ovl_chat": INTERNVIT_CHAT,
     "skywork_chat": INTERNVIT_CHAT,
-    "NVLM_D": vision_section(_read_nvlm, INTERNVIT_SECTION, CHAT, None, ignored_fields=INTERNVIT_FIELDS),
-    "interns1": vision_section(read_internvl, {"interns1_vision": INTERNVL}, INTERNVL_PROJECTOR, None),
-    "eagle_2_5_vl": vision_section(_read_eagle, {"siglip_vision_model": SIGLIP}, {"downsample_ratio": 0.5}, None),
+    "NVLM_D": vision_section(_read_nvlm, INTERNVIT_SECTION, CHAT_DEFAULTS, None, ignored_fields=INTERNVIT_FIELDS),
+    "interns1": vision_section(
+        read_internvl, {"interns1_vision": INTERNVL_DEFAULTS}, INTERNVL_PROJECTOR_DEFAULTS, None
+    ),
+    "eagle_2_5_vl": vision_section(
+        _read_eagle, {"siglip_vision_model": SIGLIP_DEFAULTS}, {"downsample_ratio": 0.5}, None
+    ),
     "kimi_k3": vision_section(
-        _read_kimi_k3, {"kimi_k3_vision": MOONVIT_V2}, ignored_fields=KIMI_K3_FIELDS, aliases=MOONVIT_V2_NAMES
+        _read_kimi_k3, {"kimi_k3_vision": MOONVIT_V2_DEFAULTS}, ignored_fields=KIMI_K3_FIELDS, aliases=MOONVIT_V2_NAMES
     ),
-    "kimi_vl": vision_section(_read_kimi_vl, {"moonvit": MOONVIT}, ignored_fields=frozenset({"text_hidden_size"})),
+    "kimi_vl": vision_section(
+        _read_kimi_vl, {"moonvit": MOONVIT_DEFAULTS}, ignored_fields=frozenset({"text_hidden_size"})
+    ),
     "llavaonevision1_5": vision_section(
-        _read_rice, {"rice_vit": RICE}, default_section=None, ignored_fields=frozenset({"embed_dim"})
+        _read_rice, {"rice_vit": RICE_DEFAULTS}, default_section=None, ignored_fields=frozenset({"embed_dim"})
     ),
-    "locateanything": vision_section(_read_locateanything, {"moonvit": MOONVIT}, {"mlp_connector_layers": 2}, None),
+    "locateanything": vision_section(
+        _read_locateanything, {"moonvit": MOONVIT_DEFAULTS}, {"mlp_connector_layers": 2}, None
+    ),
     "deepseek_v41": vision_section(
-        _read_deepseek_v41, {"deepseek_v41_vision": DEEPSEEK_V41}, ignored_fields=DEEPSEEK_V41_FIELDS
+        _read_deepseek_v41, {"deepseek_v41_vision": DEEPSEEK_V41_DEFAULTS}, ignored_fields=DEEPSEEK_V41_FIELDS
     ),
     "deepseek_vl_v2": vision_section(
-        _read_deepseek_vl2, {"vision": DEEPSEEK_VL2}, {"tile_tag": "2D"}, None, TIMM_FIELDS
+        _read_deepseek_vl2, {"vision": DEEPSEEK_VL2_DEFAULTS}, {"tile_tag": "2D"}, None, TIMM_FIELDS
     ),
     "isaac": vision_section(
-        _read_isaac, {"pixel_shuffle_siglip2": ISAAC, "siglip2_vision_model": ISAAC}, default_section=None
+        _read_isaac,
+        {"pixel_shuffle_siglip2": ISAAC_DEFAULTS, "siglip2_vision_model": ISAAC_DEFAULTS},
+        default_section=None,
     ),
     "dots_ocr": DOTS_SECTION,
     "dots_vlm": DOTS_SECTION,
@@ -656,7 +678,7 @@ WRAPPERS = {
     "KeyeVL1_5": vision_section(_read_keye_1_5, KEYE_SECTION, default_section=None, ignored_fields=KEYE_FIELDS),
     "chatglm": vision_section(
         _read_glm4v,
-        {"eva_clip": EVA},
+        {"eva_clip": EVA_DEFAULTS},
         default_section=None,
         ignored_fields=frozenset({"dropout_prob", "scaling_factor"}),
     ),
@@ -664,7 +686,10 @@ WRAPPERS = {
     "minicpmo": MINICPM,
     "qwen": {
         "visual": TowerSection(
-            _read_qwen_vl, {"visual": QWEN_VL}, default_section=None, ignored_fields=frozenset({"image_start_id"})
+            _read_qwen_vl,
+            {"visual": QWEN_VL_DEFAULTS},
+            default_section=None,
+            ignored_fields=frozenset({"image_start_id"}),
         )
     },
     "moondream1": MOONDREAM_SECTION,

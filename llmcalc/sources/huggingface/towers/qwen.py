@@ -13,9 +13,9 @@ from typing import Any
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, mlp, rmsnorm
-from .section import ROTARY, biased_layer, projector, two_linear_layers, vision_section, vision_transformer
+from .section import ROTARY_POSITION, biased_layer, projector, two_linear_layers, vision_section, vision_transformer
 
-PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
+PIXELS_BY_PATCH_SIZE = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 """Patch size → the least and the most pixels of an image in the published `preprocessor_config.json`.
 
 14: Qwen2-VL and Qwen2.5-VL (`min_pixels`, `max_pixels`). 16: Qwen3-VL and Qwen3.5 (`size`).
@@ -24,7 +24,7 @@ PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 
 def _resizing_rule(config: Config) -> Table:
     """Returns Qwen's rule for resizing an image: both sides become multiples of a merged patch's side."""
-    least_pixels, most_pixels = PIXELS.get(config.integer("patch_size"), PIXELS[14])
+    least_pixels, most_pixels = PIXELS_BY_PATCH_SIZE.get(config.integer("patch_size"), PIXELS_BY_PATCH_SIZE[14])
     return {
         "type": "smart_resize",
         "merge": config.integer("spatial_merge_size"),
@@ -74,7 +74,7 @@ def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> T
     norm, embed_dim = layernorm(1e-6), config.integer("embed_dim")
     encoder_config = config.with_fields(hidden_size=embed_dim)
     ffn = mlp(embed_dim * config.integer("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
-    block = biased_layer(encoder_config, norm, heads_field="num_heads", ffn=ffn, **ROTARY)
+    block = biased_layer(encoder_config, norm, heads_field="num_heads", ffn=ffn, **ROTARY_POSITION)
     return _merging_encoder(
         encoder_config, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config)
     )
@@ -83,7 +83,7 @@ def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> T
 def read_qwen2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
     norm = rmsnorm(1e-6)
-    block = biased_layer(config, norm, heads_field="num_heads", ffn=glu(config, bias=True), **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", ffn=glu(config, bias=True), **ROTARY_POSITION)
     output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, stack=_window_stack(config), patch_fields=_patch_fields(config)
@@ -128,7 +128,7 @@ def _read_hyperclovax(root_config: Config, config: Config, text_hidden_size: int
 def _read_qwen3_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
     norm, position_table = layernorm(1e-6), {"rows": config.integer("num_position_embeddings")}
-    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY)
+    block = biased_layer(config, norm, heads_field="num_heads", **ROTARY_POSITION)
     output_width = config.integer("out_hidden_size")
     return _merging_encoder(
         config, block, norm, output_width, patch_fields=_patch_fields(config, bias=True), positions=position_table
@@ -196,7 +196,7 @@ def moonvit(config: Config, position_rows: int, text_hidden_size: int, **layer_f
     ):
         raise config.error("merge_kernel_size", merge_kernel_size, "two equal positive numbers")
     norm, merge_size, hidden_size = layernorm(1e-5), merge_kernel_size[0], config.integer("hidden_size")
-    block = biased_layer(config, norm, **ROTARY, **layer_fields)
+    block = biased_layer(config, norm, **ROTARY_POSITION, **layer_fields)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}
     )
@@ -227,7 +227,7 @@ def _read_ernie(root_config: Config, config: Config, text_hidden_size: int) -> T
     norm, merge_size = layernorm(config.number("rms_norm_eps")), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config,
-        biased_layer(config, layernorm(1e-6), heads_field="num_heads", **ROTARY),
+        biased_layer(config, layernorm(1e-6), heads_field="num_heads", **ROTARY_POSITION),
         depth_field="depth",
         stack={"final_norm": layernorm(1e-6)},
         patch_fields={"num_channels": config.integer("in_channels")},
@@ -265,7 +265,7 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
         "max_pixels": MINIMAX_PIXELS,
         "marks": 2,
     }
-    layer = biased_layer(config, norm, **ROTARY)
+    layer = biased_layer(config, norm, **ROTARY_POSITION)
     tower = vision_transformer(
         config, layer, stack={"embedding_norm": norm}, patch_fields=patch_fields, image=image_resizing
     )
@@ -281,7 +281,7 @@ MINIMAX_PIXELS, ERNIE_PIXELS = 451_584, 28 * 28 * 6177
 """The most pixels of an image in the processors of MiniMax-M3 and ERNIE 4.5 VL."""
 
 
-QWEN2: Table = {
+QWEN2_DEFAULTS: Table = {
     "depth": 32,
     "embed_dim": 1280,
     "hidden_size": 3584,
@@ -294,7 +294,7 @@ QWEN2: Table = {
     "temporal_patch_size": 2,
 }
 
-QWEN2_5: Table = {
+QWEN2_5_DEFAULTS: Table = {
     "depth": 32,
     "hidden_size": 3584,
     "hidden_act": "silu",
@@ -309,7 +309,7 @@ QWEN2_5: Table = {
     "fullatt_block_indexes": (7, 15, 23, 31),
 }
 
-QWEN3_5: Table = {
+QWEN3_5_DEFAULTS: Table = {
     "depth": 27,
     "hidden_size": 1152,
     "hidden_act": "gelu_pytorch_tanh",
@@ -323,9 +323,11 @@ QWEN3_5: Table = {
     "num_position_embeddings": 2304,
 }
 
-QWEN3: Table = {**QWEN3_5, "deepstack_visual_indexes": (8, 16, 24)}
+QWEN3_DEFAULTS: Table = {**QWEN3_5_DEFAULTS, "deepstack_visual_indexes": (8, 16, 24)}
 
-IGNORED = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", "tokens_per_second", "window_size"})
+IGNORED_FIELDS = frozenset(
+    {"fullatt_block_indexes", "in_chans", "spatial_patch_size", "tokens_per_second", "window_size"}
+)
 
 INTERN_S2 = ("intern_s2_preview_vision", "intern_s2_preview", "qwen3_5_moe_vision", "qwen3_5_moe")
 
@@ -335,7 +337,7 @@ KIMI_FIELDS = field_names("""
     """)
 """Fields of Kimi K2.5's encoder that change no count."""
 
-KIMI: Table = {
+KIMI_DEFAULTS: Table = {
     "patch_size": 14,
     "pos_emb_height": 64,
     "pos_emb_width": 64,
@@ -347,7 +349,7 @@ KIMI: Table = {
     "merge_kernel_size": (2, 2),
 }
 
-ERNIE: Table = {
+ERNIE_DEFAULTS: Table = {
     "depth": 32,
     "hidden_size": 1280,
     "hidden_act": "quick_gelu",
@@ -360,7 +362,7 @@ ERNIE: Table = {
     "rms_norm_eps": 1e-6,
 }
 
-MINIMAX: Table = {
+MINIMAX_DEFAULTS: Table = {
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "num_hidden_layers": 32,
@@ -376,35 +378,43 @@ MINIMAX: Table = {
 MINIMAX_FIELDS = field_names("position_embedding_type rope_mode rope_theta vision_segment_max_frames")
 """Fields of MiniMax-M3's published encoder that change no count; its class has rotary positions in three dimensions."""
 
-QWEN2_5_TYPES = {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}
-QWEN3_TYPES = {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3}
-EXAONE: Table = {**QWEN2_5, "num_key_value_heads": 8}
+QWEN2_5_TYPES = {"qwen2_5_vl_vision": QWEN2_5_DEFAULTS, "qwen2_5_vl": QWEN2_5_DEFAULTS}
+QWEN3_TYPES = {"qwen3_vl_vision": QWEN3_DEFAULTS, "qwen3_vl": QWEN3_DEFAULTS}
+EXAONE_DEFAULTS: Table = {**QWEN2_5_DEFAULTS, "num_key_value_heads": 8}
 
 WRAPPERS = {
-    "qwen2_vl": vision_section(_read_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored_fields=IGNORED),
-    "qwen2_5_vl": vision_section(read_qwen2_5, QWEN2_5_TYPES, ignored_fields=IGNORED),
-    "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE}, ignored_fields=IGNORED),
-    "hyperclovax_vision_v2": vision_section(_read_hyperclovax, QWEN2_5_TYPES, ignored_fields=IGNORED),
+    "qwen2_vl": vision_section(
+        _read_qwen2, {"qwen2_vl_vision": QWEN2_DEFAULTS, "qwen2_vl": QWEN2_DEFAULTS}, ignored_fields=IGNORED_FIELDS
+    ),
+    "qwen2_5_vl": vision_section(read_qwen2_5, QWEN2_5_TYPES, ignored_fields=IGNORED_FIELDS),
+    "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE_DEFAULTS}, ignored_fields=IGNORED_FIELDS),
+    "hyperclovax_vision_v2": vision_section(_read_hyperclovax, QWEN2_5_TYPES, ignored_fields=IGNORED_FIELDS),
     "cosmos3_omni": vision_section(read_qwen3, QWEN3_TYPES),
     "qwen3_vl": vision_section(read_qwen3, QWEN3_TYPES),
-    "qwen3_vl_moe": vision_section(read_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3}),
-    "cohere_compass": vision_section(read_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3}),
-    "qwen3_5": vision_section(_read_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5}),
-    "qwen3_5_moe": vision_section(_read_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5}),
-    "interns1_pro": vision_section(_read_qwen3_5, {"interns1_pro_vision": QWEN3_5, "interns1_pro": QWEN3_5}),
-    "intern_s2_preview": vision_section(_read_qwen3_5, dict.fromkeys(INTERN_S2, QWEN3_5)),
-    "qwen4_exp": vision_section(_read_qwen3_5, {"qwen4_exp_vision": QWEN3_5, "qwen4_exp": QWEN3_5}),
+    "qwen3_vl_moe": vision_section(read_qwen3, {"qwen3_vl_moe_vision": QWEN3_DEFAULTS, "qwen3_vl_moe": QWEN3_DEFAULTS}),
+    "cohere_compass": vision_section(
+        read_qwen3, {"cohere_compass_vision": QWEN3_DEFAULTS, "cohere_compass": QWEN3_DEFAULTS}
+    ),
+    "qwen3_5": vision_section(_read_qwen3_5, {"qwen3_5_vision": QWEN3_5_DEFAULTS, "qwen3_5": QWEN3_5_DEFAULTS}),
+    "qwen3_5_moe": vision_section(
+        _read_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5_DEFAULTS, "qwen3_5_moe": QWEN3_5_DEFAULTS}
+    ),
+    "interns1_pro": vision_section(
+        _read_qwen3_5, {"interns1_pro_vision": QWEN3_5_DEFAULTS, "interns1_pro": QWEN3_5_DEFAULTS}
+    ),
+    "intern_s2_preview": vision_section(_read_qwen3_5, dict.fromkeys(INTERN_S2, QWEN3_5_DEFAULTS)),
+    "qwen4_exp": vision_section(_read_qwen3_5, {"qwen4_exp_vision": QWEN3_5_DEFAULTS, "qwen4_exp": QWEN3_5_DEFAULTS}),
     "kimi_k25": vision_section(
         _read_kimi,
-        {"kimi_k25_vision": KIMI},
+        {"kimi_k25_vision": KIMI_DEFAULTS},
         {"projection_hidden_size": 1152},
         ignored_fields=KIMI_FIELDS,
         aliases=KIMI_NAMES,
     ),
-    "ernie4_5_vl_moe": vision_section(_read_ernie, {"ernie4_5_vl_moe_vision": ERNIE}),
+    "ernie4_5_vl_moe": vision_section(_read_ernie, {"ernie4_5_vl_moe_vision": ERNIE_DEFAULTS}),
     "minimax_m3_vl": vision_section(
         _read_minimax,
-        {"minimax_m3_vl_vision": MINIMAX, "clip_vision_model": MINIMAX},
+        {"minimax_m3_vl_vision": MINIMAX_DEFAULTS, "clip_vision_model": MINIMAX_DEFAULTS},
         {"projector_hidden_size": 6144},
         ignored_fields=MINIMAX_FIELDS,
     ),

@@ -6,9 +6,9 @@ Heinrich 2024 (arXiv:2412.07679); Rekesh 2023 (arXiv:2305.05084). transformers: 
 from __future__ import annotations
 
 from ..config import Config
-from ..families.seq2seq.fast_conformer import NO_COUNT, PARAKEET, PARAKEET_FIELDS, parakeet_encoder
+from ..families.seq2seq.fast_conformer import IGNORED_FIELDS, PARAKEET_DEFAULTS, PARAKEET_FIELDS, parakeet_encoder
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, layernorm, mlp, rmsnorm
+from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, layernorm, mlp, rmsnorm
 from .section import TowerSection, merged_square_side, projector, self_attention, vision_transformer
 
 LEAST_PATCHES, MOST_PATCHES = 1024, 13312
@@ -51,7 +51,7 @@ def _radio_encoder(config: Config) -> Table:
     position_rows = config.integer("max_img_size") // patch_size
     if not position_rows:
         raise config.field_error("max_img_size", f"{patch_size} or more, which is patch_size")
-    attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKVO[:3]))
+    attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKVO_BIASES[:3]))
     ffn = mlp(int(hidden_size * config.number("mlp_ratio")), config.choice(ACTIVATIONS, "hidden_act"))
     summary_indices = config.get("summary_idxs")
     return vision_transformer(
@@ -88,7 +88,7 @@ def _read_nemotron_audio(root_config: Config, config: Config, text_hidden_size: 
     }
 
 
-RADIO: Table = {
+RADIO_DEFAULTS: Table = {
     "hidden_size": 1280,
     "num_hidden_layers": 32,
     "num_attention_heads": 16,
@@ -105,7 +105,7 @@ RADIO: Table = {
     "video_temporal_patch_size": None,
     "summary_idxs": None,
 }
-FIELDS = field_names("""
+RADIO_IGNORED_FIELDS = field_names("""
     attention_probs_dropout_prob drop_path_rate hidden_dropout_prob layerscale_value norm_mean norm_std patch_dim
     video_patch_dim
     """)
@@ -115,7 +115,7 @@ WRAPPERS = {
     "nemotron_h_omni": {
         "vision_config": TowerSection(
             _read_nemotron,
-            {"radio": RADIO},
+            {"radio": RADIO_DEFAULTS},
             {
                 "downsample_ratio": 0.5,
                 "projector_hidden_size": 4096,
@@ -123,13 +123,13 @@ WRAPPERS = {
                 "video_temporal_patch_size": 2,
             },
             {"video_temporal_patch_size": 2},
-            FIELDS,
+            RADIO_IGNORED_FIELDS,
         ),
         "audio_config": TowerSection(
             _read_nemotron_audio,
-            {"parakeet_encoder": PARAKEET, "parakeet": PARAKEET},
+            {"parakeet_encoder": PARAKEET_DEFAULTS, "parakeet": PARAKEET_DEFAULTS},
             default_section=None,
-            ignored_fields=NO_COUNT | PARAKEET_FIELDS | {"attention_dropout"},
+            ignored_fields=IGNORED_FIELDS | PARAKEET_FIELDS | {"attention_dropout"},
         ),
     }
 }

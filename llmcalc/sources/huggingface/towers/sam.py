@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
 from .section import patches_per_side, projector, vision_section
-from .siglip import SIGLIP, siglip_encoder
+from .siglip import SIGLIP_DEFAULTS, siglip_encoder
 
 GOT_TOKENS = 256
 """The tokens of an image in the processor of GOT-OCR 2."""
@@ -57,7 +57,7 @@ def _read_got(root_config: Config, config: Config, text_hidden_size: int) -> Tab
 
 def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-VL with two encoders: SigLIP, SAM with a second neck, and linear layers that join them."""
-    sam_config = root_config.section("high_res_vision_config", SAM)
+    sam_config = root_config.section("high_res_vision_config", SAM_DEFAULTS)
     sam_config.require("model_type", "sam_vision_model")
     channels = sam_config.integer("output_channels")
     inner_width = sam_config.optional_integer("mlp_dim") or int(
@@ -67,7 +67,7 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
         **_sam_encoder(sam_config, [2 * channels, 4 * channels], inner_width),
         "second_neck": True,
     }
-    sam_config.finish(FIELDS, config)
+    sam_config.finish(IGNORED_FIELDS, config)
     half_width_layer = (text_hidden_size // 2, True, "gelu")
     return {
         "vision_model": siglip_encoder(config),
@@ -78,7 +78,7 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
     }
 
 
-GOT: Table = {
+GOT_DEFAULTS: Table = {
     "hidden_size": 768,
     "output_channels": 256,
     "num_hidden_layers": 12,
@@ -95,11 +95,11 @@ GOT: Table = {
     "global_attn_indexes": (2, 5, 8, 11),
     "mlp_dim": 3072,
 }
-SAM: Table = {**GOT, "model_type": "sam_vision_model", "mlp_ratio": 4.0, "mlp_dim": None}
-FIELDS = frozenset({"attention_dropout", "initializer_range", "num_pos_feats"})
+SAM_DEFAULTS: Table = {**GOT_DEFAULTS, "model_type": "sam_vision_model", "mlp_ratio": 4.0, "mlp_dim": None}
+IGNORED_FIELDS = frozenset({"attention_dropout", "initializer_range", "num_pos_feats"})
 
 WRAPPERS = {
-    "got_ocr2": vision_section(_read_got, {"got_ocr2_vision": GOT}),
-    "pp_chart2table": vision_section(_read_got, {"pp_chart2table_vision": GOT}),
-    "deepseek_vl_hybrid": vision_section(_read_hybrid, {"siglip_vision_model": SIGLIP}),
+    "got_ocr2": vision_section(_read_got, {"got_ocr2_vision": GOT_DEFAULTS}),
+    "pp_chart2table": vision_section(_read_got, {"pp_chart2table_vision": GOT_DEFAULTS}),
+    "deepseek_vl_hybrid": vision_section(_read_hybrid, {"siglip_vision_model": SIGLIP_DEFAULTS}),
 }

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, mlp
+from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, layer_table, mlp
 
-Reader: TypeAlias = Callable[[Config, Config, int], Table]
+TowerReader: TypeAlias = Callable[[Config, Config, int], Table]
 """A function of (the wrapper's config, the section's config, the text model's width) that returns encoders by name."""
 
 
@@ -27,7 +27,7 @@ class TowerSection:
     is_flat: whether the wrapper has no such section, because its code or fields of its own state the sizes.
     """
 
-    read_tower: Reader
+    read_tower: TowerReader
     defaults_by_type: Mapping[str, Table]
     wrapper_defaults: Table = field(default_factory=dict)
     default_section: Table | None = field(default_factory=dict)
@@ -37,7 +37,7 @@ class TowerSection:
 
 
 def vision_section(
-    read_tower: Reader, defaults_by_type: Mapping[str, Table], *section_fields: Any, **named_fields: Any
+    read_tower: TowerReader, defaults_by_type: Mapping[str, Table], *section_fields: Any, **named_fields: Any
 ) -> dict[str, TowerSection]:
     """Returns the sections of a wrapper that has only `vision_config`. The arguments are fields of `TowerSection`."""
     return {"vision_config": TowerSection(read_tower, defaults_by_type, *section_fields, **named_fields)}
@@ -61,7 +61,7 @@ def vision_transformer(
     }
 
 
-ROTARY: Table = {"position": {"type": "rope"}}
+ROTARY_POSITION: Table = {"position": {"type": "rope"}}
 
 
 def self_attention(
@@ -84,7 +84,7 @@ def biased_layer(
     **attention_fields: Any,
 ) -> Table:
     """Returns a layer of the original vision transformer: pre-norm, biases everywhere, a non-gated FFN."""
-    attention = self_attention(config, heads_field, **biases(True, *QKVO), **attention_fields)
+    attention = self_attention(config, heads_field, **biases(True, *QKVO_BIASES), **attention_fields)
     if ffn is None:
         ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     return layer_table(attention, ffn, norm)
@@ -169,7 +169,7 @@ def merged_square_side(config: Config, field_name: str) -> int:
     return merge_size
 
 
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     attention_bias deepstack_visual_indexes default_output_length global_head_dim head_dim image_size initializer_range
     max_position_embeddings multi_modal_projector_bias num_image_tokens num_positions pos_emb_time projection_dim
     projector_dropout projector_hidden_act vision_feature_layer vision_feature_select_strategy vocab_size

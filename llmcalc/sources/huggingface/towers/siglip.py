@@ -13,7 +13,7 @@ from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
 from .section import (
-    ROTARY,
+    ROTARY_POSITION,
     TowerSection,
     biased_layer,
     patches_per_side,
@@ -61,7 +61,7 @@ def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False
 def _read_video_llama(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
     image_resizing = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY), "image": image_resizing}
+    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY_POSITION), "image": image_resizing}
     return {
         "vision_model": tower,
         "projector": projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size)),
@@ -73,7 +73,7 @@ def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) 
     hidden_size, merge_size = config.integer("hidden_size"), config.integer("spatial_merge_size")
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size**2)
     return {
-        "visual": siglip_of_rows(config, patches_per_side(config) ** 2, **ROTARY),
+        "visual": siglip_of_rows(config, patches_per_side(config) ** 2, **ROTARY_POSITION),
         "projector": projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm()),
     }
 
@@ -310,18 +310,24 @@ VIT_B: Table = {
     "num_channels": 3,
 }
 """Sizes of the base vision transformer, which are CLIP's and SigLIP's defaults."""
-COMMON: Table = {
+COMMON_DEFAULTS: Table = {
     **VIT_B,
     "patch_size": 16,
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
     "vision_use_head": True,
 }
-SIGLIP: Table = {**COMMON, "image_size": 224}
-SIGLIP2: Table = {**COMMON, "num_patches": 256}
-CLIP: Table = {**VIT_B, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+SIGLIP_DEFAULTS: Table = {**COMMON_DEFAULTS, "image_size": 224}
+SIGLIP2_DEFAULTS: Table = {**COMMON_DEFAULTS, "num_patches": 256}
+CLIP_DEFAULTS: Table = {
+    **VIT_B,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
 
-ONLY_SIGLIP = {"siglip_vision_model": SIGLIP}
+ONLY_SIGLIP = {"siglip_vision_model": SIGLIP_DEFAULTS}
 SO400M: Table = {
     "hidden_size": 1152,
     "intermediate_size": 4304,
@@ -331,9 +337,11 @@ SO400M: Table = {
 }
 """The encoder that several classes build if their config describes none."""
 
-VIDEO_LLAMA: Table = {field_name: size for field_name, size in COMMON.items() if field_name != "vision_use_head"}
-PADDLEOCR: Table = {
-    **VIDEO_LLAMA,
+VIDEO_LLAMA_DEFAULTS: Table = {
+    field_name: size for field_name, size in COMMON_DEFAULTS.items() if field_name != "vision_use_head"
+}
+PADDLEOCR_DEFAULTS: Table = {
+    **VIDEO_LLAMA_DEFAULTS,
     "hidden_size": 1152,
     "intermediate_size": 4304,
     "num_hidden_layers": 27,
@@ -343,7 +351,7 @@ PADDLEOCR: Table = {
     "spatial_merge_size": 2,
 }
 
-MINICPM: Table = {**{name: size for name, size in SIGLIP.items() if name != "vision_use_head"}}
+MINICPM: Table = {**{name: size for name, size in SIGLIP_DEFAULTS.items() if name != "vision_use_head"}}
 MINICPM["window_kernel_size"] = (2, 2)
 MINICPM_MERGERS: Table = {"insert_layer_id": 6, "merge_kernel_size": (2, 2), "merger_times": 1}
 MINICPM_FIELDS = frozenset({"attention_dropout", "insert_layer_id"})
@@ -375,28 +383,28 @@ WRAPPERS = {
         for kind in ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
     },
     "video_llama_3": vision_section(
-        _read_video_llama, {"video_llama_3_vision": VIDEO_LLAMA}, ignored_fields=frozenset({"rope_parameters"})
+        _read_video_llama, {"video_llama_3_vision": VIDEO_LLAMA_DEFAULTS}, ignored_fields=frozenset({"rope_parameters"})
     ),
     "videollama3_qwen2": {
         "vision_encoder_config": TowerSection(
-            _read_video_llama, {"videollama3_vision_encoder": VIDEO_LLAMA}, default_section=None
+            _read_video_llama, {"videollama3_vision_encoder": VIDEO_LLAMA_DEFAULTS}, default_section=None
         )
     },
     "paddleocr_vl": vision_section(
         _read_paddleocr,
-        dict.fromkeys(("paddleocr_vl_vision", "paddleocr_vl"), PADDLEOCR),  # the second in published configs
+        dict.fromkeys(("paddleocr_vl_vision", "paddleocr_vl"), PADDLEOCR_DEFAULTS),  # the second in published configs
         ignored_fields=field_names("rope_parameters temporal_patch_size tokens_per_second"),
     ),
     **{
-        kind: vision_section(_read_clip, {f"{kind}_vision_model": CLIP}, {"projection_dim": 512})
+        kind: vision_section(_read_clip, {f"{kind}_vision_model": CLIP_DEFAULTS}, {"projection_dim": 512})
         for kind in ("clip", "metaclip_2")
     },
     "git": vision_section(
-        _read_git, {"git_vision_model": {**CLIP, "patch_size": 16}}, {"num_image_with_embedding": None}
+        _read_git, {"git_vision_model": {**CLIP_DEFAULTS, "patch_size": 16}}, {"num_image_with_embedding": None}
     ),
     "siglip": vision_section(lambda _, config, width: {"vision_model": siglip_encoder(config)}, ONLY_SIGLIP),
     "siglip2": vision_section(
-        lambda _, config, width: {"vision_model": siglip2_encoder(config)}, {"siglip2_vision_model": SIGLIP2}
+        lambda _, config, width: {"vision_model": siglip2_encoder(config)}, {"siglip2_vision_model": SIGLIP2_DEFAULTS}
     ),
     "modernvbert": vision_section(_read_modernvbert, ONLY_SIGLIP, {"pixel_shuffle_factor": 4}),
     "ultravbert": vision_section(
@@ -404,7 +412,7 @@ WRAPPERS = {
     ),
     "lfm2_vl": vision_section(
         _read_lfm2,
-        {"siglip2_vision_model": SIGLIP2},
+        {"siglip2_vision_model": SIGLIP2_DEFAULTS},
         {
             "projector_hidden_act": "gelu",
             "projector_hidden_size": 2560,

@@ -5,11 +5,11 @@ transformers: models/step3p7. vllm/model_executor/models/step_vl.py of vllm-proj
 
 from __future__ import annotations
 
-from ....components.base import LARGEST
+from ....components.base import LARGEST_SIZE
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
-from .section import ROTARY, biased_layer, patches_per_side, projector, vision_section, vision_transformer
+from .section import ROTARY_POSITION, biased_layer, patches_per_side, projector, vision_section, vision_transformer
 
 COUNTED_FLAGS = {
     "use_cls_token": False, "use_ln_post": False, "use_abs_posemb": True, "use_ln_pre": True, "use_rope2d": True,
@@ -28,12 +28,12 @@ def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         if config.config_fields.get(field_name, 0.1) is None:
             raise config.error(field_name, None, "a number (layers without scaled outputs are not counted)")
     mlp_ratio = config.number("mlp_ratio")
-    if not 1 <= hidden_size * mlp_ratio <= LARGEST:
-        raise config.error("mlp_ratio", mlp_ratio, f"a width of at most {LARGEST}")
+    if not 1 <= hidden_size * mlp_ratio <= LARGEST_SIZE:
+        raise config.error("mlp_ratio", mlp_ratio, f"a width of at most {LARGEST_SIZE}")
     ffn = mlp(int(hidden_size * mlp_ratio), config.choice(ACTIVATIONS, "hidden_act"))
     tower = vision_transformer(
         config,
-        {**biased_layer(config, norm, ffn=ffn, **ROTARY), "residual_scale": "output"},
+        {**biased_layer(config, norm, ffn=ffn, **ROTARY_POSITION), "residual_scale": "output"},
         stack={"embedding_norm": norm},
         patch_fields={"num_channels": config.integer("num_channels")},
         positions={"rows": patches_per_side(config) ** 2},
@@ -49,7 +49,7 @@ def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     }
 
 
-VISION: Table = {
+VISION_DEFAULTS: Table = {
     "hidden_size": 1536,
     "num_hidden_layers": 47,
     "num_attention_heads": 16,
@@ -61,9 +61,9 @@ VISION: Table = {
     "mlp_ratio": 8960 / 1536,
 }
 
-SECTIONS = vision_section(
+VISION_SECTION = vision_section(
     _read_step,
-    {"step3p5_vision": VISION, "perception_encoder": VISION},  # the second in published configs
+    {"step3p5_vision": VISION_DEFAULTS, "perception_encoder": VISION_DEFAULTS},  # the second in published configs
     {"projector_bias": False},
     aliases={"hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads"},
     ignored_fields=field_names("""
@@ -72,4 +72,4 @@ SECTIONS = vision_section(
         """),
 )
 
-WRAPPERS = {"step3p7": SECTIONS, "step_robotics": SECTIONS}
+WRAPPERS = {"step3p7": VISION_SECTION, "step_robotics": VISION_SECTION}

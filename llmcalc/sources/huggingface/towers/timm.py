@@ -17,7 +17,7 @@ from .section import LinearLayer, TowerSection, biased_layer, projector, two_lin
 
 DINOV2_L: Table = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 SO400M: Table = {"hidden_size": 1152, "num_hidden_layers": 27, "num_attention_heads": 16, "intermediate_size": 4304}
-TIMM: dict[str, Table] = {
+SIZES_BY_TIMM_MODEL: dict[str, Table] = {
     "vit_large_patch14_reg4_dinov2": {**DINOV2_L, "registers": 4},
     "vit_so400m_patch14_siglip": SO400M,
 }
@@ -29,11 +29,15 @@ PATCH_SIZE = 14
 def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
     """Returns an encoder of images of `image_size` pixels. Raises `InputError` for a model that is not supported."""
     encoder_sizes = next(
-        (sizes for prefix, sizes in TIMM.items() if isinstance(model_id, str) and model_id.startswith(prefix)),
+        (
+            sizes
+            for prefix, sizes in SIZES_BY_TIMM_MODEL.items()
+            if isinstance(model_id, str) and model_id.startswith(prefix)
+        ),
         None,
     )
     if encoder_sizes is None:
-        raise root_config.error("timm_model_ids", model_id, f"names that start with {' or '.join(TIMM)}")
+        raise root_config.error("timm_model_ids", model_id, f"names that start with {' or '.join(SIZES_BY_TIMM_MODEL)}")
     if type(image_size) is not int or image_size < PATCH_SIZE or image_size % PATCH_SIZE:
         raise root_config.error("image_sizes", image_size, f"multiples of {PATCH_SIZE}, one for each of timm_model_ids")
     config = Config({**encoder_sizes, "patch_size": PATCH_SIZE, "hidden_act": "gelu"}, {}, "timm")

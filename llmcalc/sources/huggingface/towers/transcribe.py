@@ -12,11 +12,11 @@ from .section import TowerSection, projector, self_attention
 
 def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads the speech encoder, the diarization encoder and the layers of word timestamps."""
-    speech_config = config.section("asr_config", SPEECH)
-    diarization_config = config.section("diarization_config", DIARIZATION)
-    speaker_config = diarization_config.section("audio_config", SPEAKERS)
-    head_config = diarization_config.section("head_config", HEAD)
-    timestamp_config = root_config.section("word_timestamp_config", TIMESTAMPS)
+    speech_config = config.section("asr_config", SPEECH_DEFAULTS)
+    diarization_config = config.section("diarization_config", DIARIZATION_DEFAULTS)
+    speaker_config = diarization_config.section("audio_config", SPEAKER_DEFAULTS)
+    head_config = diarization_config.section("head_config", HEAD_DEFAULTS)
+    timestamp_config = root_config.section("word_timestamp_config", TIMESTAMP_DEFAULTS)
     speech_config.require("model_type", "nemotron3_5_transcribe_asr_audio")
     diarization_config.require("model_type", "nemotron3_diarization")
     hidden_size, frames_per_token, mel_bins = speech_config.integer_fields(
@@ -55,8 +55,8 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
         (diarization_config, config),
         (speech_config, config),
     ):
-        section_config.finish(FIELDS, parent_config)
-    timestamp_config.finish(FIELDS, config)
+        section_config.finish(IGNORED_FIELDS, parent_config)
+    timestamp_config.finish(IGNORED_FIELDS, config)
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden_size, (text_hidden_size, True, "identity"))}
 
 
@@ -74,9 +74,9 @@ def _stack(config: Config, has_qk_norm: bool) -> Table:
     return {"num_hidden_layers": depth, "block": block, "embedding_norm": norm, "final_norm": norm}
 
 
-LAYERS: Table = {"num_key_value_heads": None, "hidden_act": "gelu"}
-SPEECH: Table = {
-    **LAYERS,
+LAYER_DEFAULTS: Table = {"num_key_value_heads": None, "hidden_act": "gelu"}
+SPEECH_DEFAULTS: Table = {
+    **LAYER_DEFAULTS,
     "model_type": "nemotron3_5_transcribe_asr_audio",
     "hidden_size": 1280,
     "intermediate_size": 5120,
@@ -85,8 +85,8 @@ SPEECH: Table = {
     "num_mel_bins": 128,
     "subsampling_factor": 8,
 }
-SPEAKERS: Table = {
-    **LAYERS,
+SPEAKER_DEFAULTS: Table = {
+    **LAYER_DEFAULTS,
     "hidden_size": 512,
     "intermediate_size": 2048,
     "num_hidden_layers": 31,
@@ -94,10 +94,10 @@ SPEAKERS: Table = {
     "num_mel_bins": 128,
     "subsampling_factor": 8,
 }
-HEAD: Table = {"hidden_size": 192, "num_speakers": 8, "audio_hidden_size": 512, "subsampling_factor": 8}
-DIARIZATION: Table = {"model_type": "nemotron3_diarization"}
-TIMESTAMPS: Table = {
-    **LAYERS,
+HEAD_DEFAULTS: Table = {"hidden_size": 192, "num_speakers": 8, "audio_hidden_size": 512, "subsampling_factor": 8}
+DIARIZATION_DEFAULTS: Table = {"model_type": "nemotron3_diarization"}
+TIMESTAMP_DEFAULTS: Table = {
+    **LAYER_DEFAULTS,
     "hidden_size": 1280,
     "intermediate_size": 640,
     "num_hidden_layers": 2,
@@ -105,7 +105,7 @@ TIMESTAMPS: Table = {
     "vocab_size": 23863,
     "upsampling_factor": 2,
 }
-FIELDS = frozenset(
+IGNORED_FIELDS = frozenset(
     {"attention_dropout", "blank_token_id", "chunk_left_context", "chunk_length", "chunk_right_context"}
     | {"fifo_length", "initializer_range", "max_position_embeddings", "model_type", "residual_scale"}
     | {"rope_parameters", "speaker_cache_update_period", "streaming_config", "partial_rotary_factor"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, biases, mlp, rmsnorm
-from .section import Reader, TowerSection, projector
+from .section import TowerReader, TowerSection, projector
 
 
 def _encoder(config: Config) -> Table:
@@ -29,7 +29,7 @@ def _encoder(config: Config) -> Table:
     }
 
 
-def _tokenizer_reader(encoder_name: str) -> Reader:
+def _tokenizer_reader(encoder_name: str) -> TowerReader:
     """Returns the reader of one of the encoders, with the linear layers after it."""
 
     def read(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -54,7 +54,7 @@ def _audio_connector(tokenizer_name: str, config: Config, text_hidden_size: int)
 
 def _read_acoustic(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads the acoustic encoder, its decoder, and the diffusion head that generates its outputs."""
-    head_config = root_config.section("diffusion_head_config", DIFFUSION_HEAD)
+    head_config = root_config.section("diffusion_head_config", DIFFUSION_HEAD_DEFAULTS)
     head_config.require("model_type", "vibevoice_diffusion")
     activation, has_biases = head_config.choice(ACTIVATIONS, "hidden_act"), head_config.flag("mlp_bias")
     ffn = {**mlp(head_config.integer("intermediate_size"), activation, has_biases), "gated": True}
@@ -72,7 +72,7 @@ def _read_acoustic(root_config: Config, config: Config, text_hidden_size: int) -
     return {"acoustic_audio_encoder": encoder, **_audio_connector("acoustic", config, text_hidden_size)}
 
 
-ENCODER: Table = {
+ENCODER_DEFAULTS: Table = {
     "channels": 1,
     "hidden_size": 64,
     "kernel_size": 7,
@@ -83,8 +83,8 @@ ENCODER: Table = {
     "hidden_act": "gelu",
     "ffn_expansion": 4,
 }
-FIELDS = frozenset({"layer_scale_init_value", "vae_std"})
-DIFFUSION_HEAD: Table = {
+IGNORED_FIELDS = frozenset({"layer_scale_init_value", "vae_std"})
+DIFFUSION_HEAD_DEFAULTS: Table = {
     "model_type": "vibevoice_diffusion",
     "num_hidden_layers": 4,
     "intermediate_size": 4608,
@@ -98,20 +98,22 @@ HEAD_FIELDS = frozenset({"diffusion_max_period", "hidden_size", "latent_size"})
 
 WRAPPERS = {
     "vibevoice": {
-        "audio_config": TowerSection(_read_acoustic, {"vibevoice_acoustic_tokenizer": ENCODER}, ignored_fields=FIELDS),
+        "audio_config": TowerSection(
+            _read_acoustic, {"vibevoice_acoustic_tokenizer": ENCODER_DEFAULTS}, ignored_fields=IGNORED_FIELDS
+        ),
         "semantic_model_config": TowerSection(
             _tokenizer_reader("semantic"),
-            {"vibevoice_acoustic_tokenizer_encoder": ENCODER},
+            {"vibevoice_acoustic_tokenizer_encoder": ENCODER_DEFAULTS},
             default_section={"hidden_size": 128},
-            ignored_fields=FIELDS,
+            ignored_fields=IGNORED_FIELDS,
         ),
     },
     "vibevoice_asr": {
         f"{name}_tokenizer_encoder_config": TowerSection(
             _tokenizer_reader(name),
-            {"vibevoice_acoustic_tokenizer_encoder": ENCODER},
+            {"vibevoice_acoustic_tokenizer_encoder": ENCODER_DEFAULTS},
             default_section=default_section,
-            ignored_fields=FIELDS,
+            ignored_fields=IGNORED_FIELDS,
         )
         for name, default_section in (("acoustic", {}), ("semantic", {"hidden_size": 128}))
     },

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..family import field_names
-from ..parts import ACTIVATIONS, QKV, Table, biases, layer_table, layernorm, mlp
+from ..parts import ACTIVATIONS, QKV_BIASES, Table, biases, layer_table, layernorm, mlp
 from .section import TowerSection, patches_per_side, projector, self_attention, vision_transformer
 
 
@@ -19,7 +19,7 @@ def _read_vit(root_config: Config, config: Config, text_hidden_size: int) -> Tab
     the two widths differ and the decoder's cross-attention states no width of its own, are encoders of their own.
     """
     norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
-    attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKV))
+    attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKV_BIASES))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     register_count = 1 if config.model_type == "deit" else 0
     encoder = vision_transformer(
@@ -39,7 +39,7 @@ def _read_vit(root_config: Config, config: Config, text_hidden_size: int) -> Tab
     return towers
 
 
-VIT: Table = {
+VIT_DEFAULTS: Table = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
@@ -57,7 +57,7 @@ WRAPPERS = {
     "vision-encoder-decoder": {
         "encoder": TowerSection(
             _read_vit,
-            {"vit": VIT, "deit": VIT},
+            {"vit": VIT_DEFAULTS, "deit": VIT_DEFAULTS},
             default_section=None,
             ignored_fields=field_names("attention_probs_dropout_prob encoder_stride hidden_dropout_prob pooler_act"),
         )

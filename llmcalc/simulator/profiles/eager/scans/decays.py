@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....algebra import are_equal, exact_div
-from .....components.base import PUBLISHED
+from .....components.base import PUBLISHED_KERNELS_WITNESS
 from .....evidence import kernels_compared
 from .....flow.program import Step
 from .....ops import DecayScan, LightningAttentionCore, LinearAttentionCore, MatrixMemory
@@ -16,7 +16,7 @@ from .module_steps import ModuleSteps
 from .modules import ScanModuleKernels
 
 
-@kernels_compared(PUBLISHED, unchecked_kernels=("decode_tokens",))
+@kernels_compared(PUBLISHED_KERNELS_WITNESS, unchecked_kernels=("decode_tokens",))
 class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     """Kernels of lightning attention, retention, gated linear attention, mLSTM and RWKV-4."""
 
@@ -182,7 +182,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         chunk_rows = x.shape[1] if self.cached_tensors_by_path is None else op.chunk_size
         if not mlstm_kernels.supports(chunk_rows, op.chunk_size):
             lengths_text = f"chunks of {op.chunk_size} tokens in sequences of {x.shape[1]}"
-            smallest_chunk = mlstm_kernels.LEAST
+            smallest_chunk = mlstm_kernels.LEAST_CHUNK_TOKENS
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths_text}; expected powers of two from {smallest_chunk}", "core"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....components.base import PUBLISHED
+from .....components.base import PUBLISHED_KERNELS_WITNESS
 from .....evidence import compared
 from .....flow.program import Step
 from .....ops import DeltaRule
@@ -31,7 +31,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         """Whether a layer runs with the operations of its transformers class, including torch's norm."""
         return self.choices.matches_transformers and module_steps["norm"].options["spec"].type == "rmsnorm"
 
-    @compared(PUBLISHED)
+    @compared(PUBLISHED_KERNELS_WITNESS)
     def module_DeltaRule(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         assert isinstance(module_steps["core"].op, DeltaRule)
         if "conv1d" not in module_steps:

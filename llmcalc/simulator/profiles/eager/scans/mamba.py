@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....algebra import exact_div
-from .....components.base import PUBLISHED
+from .....components.base import PUBLISHED_KERNELS_WITNESS
 from .....components.norm import Norm
 from .....evidence import compared
 from .....flow.program import Step
@@ -15,14 +15,14 @@ from ....tensor import FLOAT32, Tensor
 from .module_steps import ModuleSteps
 from .modules import ScanModuleKernels
 
-NORMS = "dt_norm", "b_norm", "c_norm"
+NORM_NAMES = "dt_norm", "b_norm", "c_norm"
 """The norms on Δ, B and C."""
 
 
 class MambaKernels(ScanModuleKernels):
     """Kernels of Mamba and Mamba-2."""
 
-    @compared(PUBLISHED)
+    @compared(PUBLISHED_KERNELS_WITNESS)
     def module_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         if module_steps["x_proj"].verb == "experts":
             return self.mamba_with_heads(module_steps, x)
@@ -100,7 +100,9 @@ class MambaKernels(ScanModuleKernels):
         dt_rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(module_steps["x_proj"], u), [dt_rank, op.state, op.state])
         if "dt_norm" in module_steps:
-            dt, b, c = (self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
+            dt, b, c = (
+                self._normalize_with(module_steps[name], y) for name, y in zip(NORM_NAMES, (dt, b, c), strict=True)
+            )
         dt_bias = self.bias(module_steps["dt_proj"])
         assert dt_bias is not None
         # `_is_quantised`: the layer, less its bias
@@ -168,7 +170,7 @@ class MambaKernels(ScanModuleKernels):
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
-    @compared(PUBLISHED)
+    @compared(PUBLISHED_KERNELS_WITNESS)
     def module_ChunkedScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         norm_spec: Norm | None = module_steps["norm"].options["spec"] if "norm" in module_steps else None
         has_fused_norm = norm_spec is None or (
@@ -179,7 +181,7 @@ class MambaKernels(ScanModuleKernels):
         )
         return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_step_by_step)(module_steps, x)
 
-    @compared(PUBLISHED, mamba2="steps")
+    @compared(PUBLISHED_KERNELS_WITNESS, mamba2="steps")
     def mamba2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer as mamba_ssm does (mamba_ssm/modules/mamba2.py:154, `Mamba2.forward`)."""
         aten = self.aten

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from .....algebra import exact_div, is_zero
-from .....components.base import BY_TORCH, PUBLISHED
+from .....components.base import PUBLISHED_KERNELS_WITNESS, TORCH_WITNESS
 from .....evidence import compared, kernels_compared
 from .....flow.program import ModuleScope, Step, all_steps
 from .....ops import State
 from .....workload.rows import TOKENS
 from ....published import causal_conv1d
-from ....published.autograd_function import H100, Accelerator, Optional
+from ....published.autograd_function import H100, Accelerator, OptionalTensor
 from ....strides import is_size_one
 from ....tensor import FLOAT32, UINT8, Tensor
 from ..basic import BasicKernels
@@ -20,7 +20,7 @@ from ..convolution import ConvolutionKernels
 from .module_steps import ModuleSteps, module_steps
 
 
-@kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
+@kernels_compared(TORCH_WITNESS, unchecked_kernels=("module_kernel",))
 class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
@@ -205,7 +205,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             self.state_tensors(state_step, (x.shape[1], cached_tokens))
             _padded_input = self.aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
-    def final_state(self, state_step: Step, *shape: Any) -> Optional:
+    def final_state(self, state_step: Step, *shape: Any) -> OptionalTensor:
         """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
         is_first_pass = self.cached_tensors(state_step.name) is None
         state_tensors = self.state_tensors(state_step, shape)
@@ -216,7 +216,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     def _normalize_with(self, operation: Step, x: Tensor) -> Tensor:
         return self.norm(x, operation.options["spec"], operation.name, x.shape[-1:])
 
-    @compared(PUBLISHED)
+    @compared(PUBLISHED_KERNELS_WITNESS)
     def do_scan(self, operation: Step) -> None:
         """Runs an elementwise recurrence with the profile's method for its kind."""
         kernel = getattr(self, f"{'next' if self.decodes_one_token else 'scan'}_{operation.options['kind']}", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....algebra import exact_div
-from .....components.base import PUBLISHED
+from .....components.base import PUBLISHED_KERNELS_WITNESS
 from .....evidence import compared
 from .....flow.program import Step
 from .....ops import BlockLinear
@@ -14,14 +14,14 @@ from ....tensor import BOOL, FLOAT32, Tensor
 from .module_steps import ModuleSteps
 from .modules import ScanModuleKernels
 
-ONE_BY_ONE = 4
+SEQUENTIAL_TOKENS = 4
 """The tokens at the end of a loop that run one after the other."""
 
 
 class RGLRUKernels(ScanModuleKernels):
     """Kernels of RG-LRU."""
 
-    @compared(PUBLISHED)
+    @compared(PUBLISHED_KERNELS_WITNESS)
     def module_rglru(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs an RG-LRU block as transformers does (modeling_recurrent_gemma.py, `RecurrentGemmaRecurrentBlock`).
 
@@ -84,11 +84,11 @@ class RGLRUKernels(ScanModuleKernels):
         aten, (batch, tokens, width) = self.aten, x.shape
         gate = aten.mul(gate, aten.new_like(reset_mask))
         first_state, state_sequence = aten.new_tensor((batch, width), FLOAT32), aten.new_like(x)
-        if tokens > ONE_BY_ONE:
+        if tokens > SEQUENTIAL_TOKENS:
             state_sequence, first_state = self._record_first_tokens(
-                x, gate, state_sequence, first_state, tokens - ONE_BY_ONE
+                x, gate, state_sequence, first_state, tokens - SEQUENTIAL_TOKENS
             )
-        for _ in range(min(tokens, ONE_BY_ONE)):
+        for _ in range(min(tokens, SEQUENTIAL_TOKENS)):
             first_state = aten.mul(aten.to(aten.select(gate, 1), FLOAT32), first_state)
             first_state = aten.add(first_state, aten.to(aten.select(x, 1), FLOAT32))
             state_sequence = aten.write_into(state_sequence, aten.to(first_state, x.dtype))

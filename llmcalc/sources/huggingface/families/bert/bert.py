@@ -16,13 +16,14 @@ from .....components.base import MOST_LAYERS
 from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, field_names, is_untied, module_names
+from ...family import EVERY_CLASS, Deviation, Family, Quirks, field_names, is_untied, module_names
+from ...field_writers import FieldWriters
 from ...parts import (
     ACTIVATIONS,
-    OF_ANSWERS,
-    OF_CHOICES,
-    QKV,
-    QKVO,
+    MULTIPLE_CHOICE,
+    QKV_BIASES,
+    QKVO_BIASES,
+    QUESTION_ANSWERING,
     Table,
     biases,
     block_sparse_note,
@@ -35,7 +36,6 @@ from ...parts import (
     scores_sequences,
     token_types,
 )
-from ...writes import Writes
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -96,7 +96,7 @@ def _read_distilbert(config: Config) -> Table:
 
 def _read_electra(config: Config) -> Table:
     model_fields = embedding_size(config)
-    if class_name_of_config(config).endswith(OF_CHOICES):
+    if class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         config.require("summary_use_proj", True)
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
         head = {
@@ -167,7 +167,7 @@ def _read_fnet(config: Config) -> Table:
 
 def _read_big_bird(config: Config) -> Table:
     """Reads BigBird, whose layers attend to all tokens, or in long sequences to some blocks of tokens."""
-    if class_name_of_config(config).endswith(OF_ANSWERS):
+    if class_name_of_config(config).endswith(QUESTION_ANSWERING):
         raise config.error(
             "architectures", class_name_of_config(config), "a class without a layer of its own below the answers"
         )
@@ -177,13 +177,13 @@ def _read_big_bird(config: Config) -> Table:
     heads = config.integer("num_attention_heads")
     stack["block"]["attention"] = {
         "num_attention_heads": heads,
-        **biases(config.flag("use_bias"), *QKV),
+        **biases(config.flag("use_bias"), *QKV_BIASES),
         "o_bias": True,
     }
     if "cross_attention" in stack["block"]:
         stack["block"]["cross_attention"] = stack["block"]["attention"]
     model_fields |= pooler(True, 2 if has_pretraining_head(config) else None)
-    if scores_sequences(config) and not class_name_of_config(config).endswith(OF_CHOICES):
+    if scores_sequences(config) and not class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         model_fields["head"] |= bert_score_head(bert_activation(config))  # its class has a pooler too
     return model_fields
 
@@ -211,7 +211,7 @@ def score_head_and_pooler(config: Config) -> tuple[Table, bool]:
 
     The classifier has a linear layer of its own over the first token; a multiple-choice score uses the pooler's output.
     """
-    if config.head_kind == "classification" and class_name_of_config(config).endswith(OF_CHOICES):
+    if config.head_kind == "classification" and class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         return {}, True
     return bert_score_head("tanh"), config.head_kind == "none"
 
@@ -224,7 +224,7 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
         config.require("position_embedding_type", "absolute")
     heads = config.integer("num_attention_heads")
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_ffn_fields(config, norm)}
+    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}, **_ffn_fields(config, norm)}
 
 
 def _ffn_fields(config: Config, norm: Table | None = None) -> Table:
@@ -288,12 +288,12 @@ def input_size(model_fields: Table) -> Table:
     return {"input_size": model_fields["embedding_size"]} if "embedding_size" in model_fields else {}
 
 
-OLD = field_names("""
+OLD_FIELDS = field_names("""
     position_embedding_type directionality layers_to_keep pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
     pooler_size_per_head pooler_type
     """)
 """Fields of earlier versions of the classes."""
-OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}
+ERNIE_IGNORED_FIELDS = OLD_FIELDS | {"enable_recompute", "fuse", "pool_act"}
 
 
 def position_offset(config_values: ConfigValues) -> int:
@@ -303,7 +303,7 @@ def position_offset(config_values: ConfigValues) -> int:
     return 0
 
 
-ROBERTA_WRITES: Writes = {
+ROBERTA_WRITERS: FieldWriters = {
     "pad_token_id": lambda s: position_offset(s) - 1 if position_offset(s) else None,
     "max_position_embeddings": lambda s: s.usual_value("max_position_embeddings") + position_offset(s),
 }
@@ -341,15 +341,15 @@ SECOND_BIAS = Deviation(
 )
 
 
-BERT = Family(read_bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), dropout_fields=BERT_DROPOUT)
+BERT = Family(read_bert, ignored_fields=OLD_FIELDS, deviations=(SECOND_BIAS,), dropout_fields=BERT_DROPOUT)
 
-ROBERTA = replace(BERT, read_model=_read_roberta, field_writers=ROBERTA_WRITES, modules=module_names("roberta"))
+ROBERTA = replace(BERT, read_model=_read_roberta, field_writers=ROBERTA_WRITERS, modules=module_names("roberta"))
 
 FAMILIES = {
     "bert": BERT,
     "ernie": replace(
         BERT,
-        ignored_fields=OF_ERNIE,
+        ignored_fields=ERNIE_IGNORED_FIELDS,
         field_writers={
             "use_task_id": lambda s: _task_type_count(s) is not None,
             "task_type_vocab_size": lambda s: require_present(_task_type_count(s)),
@@ -359,8 +359,8 @@ FAMILIES = {
     "megatron-bert": replace(
         BERT,
         read_model=lambda config: _model_with_pre_norm(config, read_bert(config)),
-        ignored_fields=OLD | {"tokenizer_type"},
-        quirks=Quirks(value_reading_classes=("ForMultipleChoice",), mask_making_classes=EVERY),
+        ignored_fields=OLD_FIELDS | {"tokenizer_type"},
+        quirks=Quirks(value_reading_classes=("ForMultipleChoice",), mask_making_classes=EVERY_CLASS),
         modules={
             **module_names("bert"),
             "self_attn_pre_norm": "attention.ln",
@@ -371,12 +371,12 @@ FAMILIES = {
     "roberta-prelayernorm": replace(
         BERT,
         read_model=lambda config: _model_with_pre_norm(config, _read_roberta(config), has_embedding_norm=True),
-        field_writers=ROBERTA_WRITES,
+        field_writers=ROBERTA_WRITERS,
     ),
     "xlm-roberta-xl": replace(
         BERT,
         read_model=lambda config: _model_with_pre_norm(config, _read_roberta(config)),
-        field_writers=ROBERTA_WRITES,
+        field_writers=ROBERTA_WRITERS,
     ),
     "data2vec-text": ROBERTA,
     "roberta": ROBERTA,
@@ -384,23 +384,23 @@ FAMILIES = {
     "camembert": ROBERTA,
     "fnet": Family(
         _read_fnet,
-        ignored_fields=OLD,
+        ignored_fields=OLD_FIELDS,
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(bfloat16_refusing_classes=EVERY),
+        quirks=Quirks(bfloat16_refusing_classes=EVERY_CLASS),
         dropout_fields={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
     "big_bird": replace(
         BERT,
         read_model=_read_big_bird,
         field_writers={"attention_type": lambda _: "original_full"},
-        quirks=Quirks(value_reading_classes=EVERY, counted_field_values={"attention_type": "original_full"}),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, counted_field_values={"attention_type": "original_full"}),
         modules={**module_names("bert"), "pooler.dense": ".pooler", "classifier.dense": "dense"},
     ),
     "ibert": replace(
         BERT,
         read_model=_read_roberta,
-        field_writers=ROBERTA_WRITES,
-        quirks=Quirks(value_reading_classes=EVERY),
+        field_writers=ROBERTA_WRITERS,
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         modules=module_names("roberta"),
     ),
     "distilbert": Family(
@@ -418,12 +418,12 @@ FAMILIES = {
     ),
     "electra": Family(
         _read_electra,
-        ignored_fields=OLD | {"generator_size", "generator_hidden_size"},
+        ignored_fields=OLD_FIELDS | {"generator_size", "generator_hidden_size"},
         dropout_fields=BERT_DROPOUT,
     ),
     "albert": Family(
         _read_albert,
-        ignored_fields=OLD | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
+        ignored_fields=OLD_FIELDS | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
         field_writers={
             "num_hidden_groups": lambda s: len({*_parameter_owners(s)}) // _layers_per_group(s),
             "inner_group_num": _layers_per_group,
@@ -436,5 +436,5 @@ FAMILIES = {
             "attention_output": "hidden_dropout_prob",
         },
     ),
-    "mpnet": replace(BERT, read_model=_read_mpnet, field_writers=ROBERTA_WRITES),
+    "mpnet": replace(BERT, read_model=_read_mpnet, field_writers=ROBERTA_WRITERS),
 }

@@ -13,7 +13,7 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family, module_names
 from ...head_kinds import architecture_of
-from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layernorm, pooler
+from ...parts import IDLE_CROSS_ATTENTION_NOTE, QKVO_BIASES, Table, biases, decoder, layernorm, pooler
 from .bert import SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
 
@@ -25,8 +25,8 @@ def _caption_decoder(config: Config, head: Table, **cross_fields: Any) -> Table:
 
 def _read_blip_text_model(config: Config) -> Table:
     config.require("is_decoder", True)
-    config.notes.append(IDLE_CROSS_ATTENTION)
-    attention = {"num_attention_heads": config.integer("num_attention_heads"), **biases(True, *QKVO)}
+    config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
+    attention = {"num_attention_heads": config.integer("num_attention_heads"), **biases(True, *QKVO_BIASES)}
     encoder_width, hidden_size = config.integer("encoder_hidden_size"), config.integer("hidden_size")
     return _caption_decoder(
         config,

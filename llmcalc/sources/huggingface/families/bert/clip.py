@@ -9,8 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
-from ...parts import QKVO, Table, biases, class_name_of_config, decoder, layer_table, layernorm, learned_positions
+from ...family import EVERY_CLASS, Family, Quirks
+from ...parts import (
+    QKVO_BIASES,
+    Table,
+    biases,
+    class_name_of_config,
+    decoder,
+    layer_table,
+    layernorm,
+    learned_positions,
+)
 from ..gpt.gpt import full_width_heads, non_gated_ffn
 
 MODULES = {
@@ -28,14 +37,14 @@ MODULES = {
 DUAL_ENCODERS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
 """Classes of a text encoder beside one of images, with the learned scale (SigLIP: and bias) of their similarity."""
 
-ENCODERS_ALONE = ("TextModel", "TextModelWithProjection", "VisionModel", "VisionModelWithProjection")
+SINGLE_ENCODER_ENDINGS = ("TextModel", "TextModelWithProjection", "VisionModel", "VisionModelWithProjection")
 """Endings of the names of classes that build one of both encoders from a section of the config."""
 
 
 def _read_text_encoder(config: Config) -> Table:
     """Reads pre-norm layers with biases and learned positions, whose last norm is followed by no output head."""
     norm = layernorm(config.number("layer_norm_eps"))
-    mixer = full_width_heads(config, **biases(True, *QKVO))
+    mixer = full_width_heads(config, **biases(True, *QKVO_BIASES))
     block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
     config.head_kind = "none"
     return decoder(config, block, norm, stack={"position": learned_positions(config)})
@@ -78,7 +87,7 @@ def _clip_text_family() -> Family:
         {"tie_word_embeddings": True},
         ignored_fields=frozenset({"dropout", "initializer_factor", "projection_dim"}),
         modules={**MODULES, "classifier.out_proj": ".text_projection"},
-        quirks=Quirks(mask_making_classes=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY_CLASS),
     )
 
 
@@ -87,7 +96,7 @@ def _siglip_text_family() -> Family:
         _read_siglip_text,
         {"tie_word_embeddings": True},
         modules={**MODULES, "classifier.out_proj": ".head"},
-        quirks=Quirks(mask_making_classes=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY_CLASS),
     )
 
 
@@ -98,21 +107,21 @@ def _dual_encoder_family(text_model_type: str, class_name: str, **root_fields: A
         text_type=text_model_type,
         tying_source="text",
         tower_file="siglip",
-        uncounted_classes=("ForImageClassification", *ENCODERS_ALONE),
+        uncounted_classes=("ForImageClassification", *SINGLE_ENCODER_ENDINGS),
         ignored_fields=frozenset({"initializer_factor", "logit_scale_init_value"}),
         text_fields_from_sections={"architectures": ("", "architectures", [class_name]), **root_fields},
     )
 
 
-PROJECTION = {"projection_dim": ("", "projection_dim", 512)}
+PROJECTION_SECTION_FIELDS = {"projection_dim": ("", "projection_dim", 512)}
 
 FAMILIES = {
     "clip_text_model": _clip_text_family(),
     "metaclip_2_text_model": _clip_text_family(),
     "siglip_text_model": _siglip_text_family(),
     "siglip2_text_model": _siglip_text_family(),
-    "clip": _dual_encoder_family("clip_text_model", "CLIPModel", **PROJECTION),
-    "metaclip_2": _dual_encoder_family("metaclip_2_text_model", "MetaClip2Model", **PROJECTION),
+    "clip": _dual_encoder_family("clip_text_model", "CLIPModel", **PROJECTION_SECTION_FIELDS),
+    "metaclip_2": _dual_encoder_family("metaclip_2_text_model", "MetaClip2Model", **PROJECTION_SECTION_FIELDS),
     "siglip": _dual_encoder_family("siglip_text_model", "SiglipModel"),
     "siglip2": _dual_encoder_family("siglip2_text_model", "Siglip2Model"),
 }

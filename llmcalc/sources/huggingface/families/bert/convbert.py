@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks
-from ...parts import OF_CHOICES, Table, class_name_of_config, encoder, layer_table, layernorm, mlp
-from ...writes import Writes
-from .bert import OLD, bert_activation, bert_head, bert_score_head, bert_stack, embedding_size, input_size
+from ...family import EVERY_CLASS, Family, Quirks
+from ...field_writers import FieldWriters
+from ...parts import MULTIPLE_CHOICE, Table, class_name_of_config, encoder, layer_table, layernorm, mlp
+from .bert import OLD_FIELDS, bert_activation, bert_head, bert_score_head, bert_stack, embedding_size, input_size
 
 
 def _read_convbert(config: Config) -> Table:
     hidden_size, head_ratio = config.integer("hidden_size"), config.integer("head_ratio")
     for field_name in ("is_decoder", "add_cross_attention"):
         config.require(field_name, False)
-    if class_name_of_config(config).endswith(OF_CHOICES):
+    if class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         raise config.error("architectures", class_name_of_config(config), "a class that scores tokens or one text")
     heads = max(1, config.integer("num_attention_heads") // head_ratio)
     config.quotient("num_attention_heads", hidden_size, 2 * heads)
@@ -54,7 +54,7 @@ def _grouped_ffn(config: Config, hidden_size: int) -> Table:
     }
 
 
-WRITES: Writes = {
+FIELD_WRITERS: FieldWriters = {
     "head_ratio": lambda _: 1,
     "conv_kernel_size": lambda s: s.first_stack.block.attention.conv_kernel_size,
     "num_groups": lambda s: getattr(s.first_stack.block.feed_forward, "up_groups", 1),
@@ -64,9 +64,9 @@ WRITES: Writes = {
 FAMILIES = {
     "convbert": Family(
         _read_convbert,
-        ignored_fields=OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
-        field_writers=WRITES,
-        quirks=Quirks(value_reading_classes=EVERY),
+        ignored_fields=OLD_FIELDS | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
+        field_writers=FIELD_WRITERS,
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ...absent_value import AbsentValue, require_present
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY_CLASS, Family, Quirks
+from ...field_writers import FieldWriter, FieldWriters
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
-from ...writes import Value, Writes
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score_head
+from .bert import OLD_FIELDS, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score_head
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -137,7 +137,15 @@ def _listed_names(config: Config, field_name: str) -> list[str]:
     return [listed_name for listed_name in listed_names if listed_name not in ("", "none")]
 
 
-IGNORED = OLD | {"conv_act", "conv_groups", "cls_dropout", "model_name", "padding_idx", "z_steps", "cls_token_id"}
+IGNORED_FIELDS = OLD_FIELDS | {
+    "conv_act",
+    "conv_groups",
+    "cls_dropout",
+    "model_name",
+    "padding_idx",
+    "z_steps",
+    "cls_token_id",
+}
 
 
 def _disentangled_position(config_values: ConfigValues) -> Any:
@@ -152,11 +160,11 @@ def _position_terms(config_values: ConfigValues) -> list[str]:
     return [score_term for score_term in ("c2p", "p2c") if getattr(position, score_term)]
 
 
-def _side_convolution_field(field_name: str) -> Value:
+def _side_convolution_field(field_name: str) -> FieldWriter:
     return lambda config_values: getattr(require_present(config_values.first_stack.side_convolution), field_name)
 
 
-DEBERTA_WRITES: Writes = {
+DEBERTA_WRITERS: FieldWriters = {
     "relative_attention": lambda s: s.first_stack.relative_embedding is not None,
     "position_biased_input": lambda s: s.first_stack.position is not None,
     "max_relative_positions": lambda s: _disentangled_position(s).max_relative_positions,
@@ -168,10 +176,10 @@ FAMILIES = {
     "deberta": Family(
         _read_deberta,
         {"embedding_size": None, "talking_head": None},
-        IGNORED,
-        field_writers=DEBERTA_WRITES,
+        IGNORED_FIELDS,
+        field_writers=DEBERTA_WRITERS,
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         dropout_fields=BERT_DROPOUT,
     ),
     "deberta-v2": Family(
@@ -186,9 +194,9 @@ FAMILIES = {
             "conv_groups": 1,
             "conv_act": "tanh",
         },
-        IGNORED,
+        IGNORED_FIELDS,
         field_writers={
-            **DEBERTA_WRITES,
+            **DEBERTA_WRITERS,
             "position_buckets": lambda s: _disentangled_position(s).position_buckets or -1,
             "share_att_key": lambda s: _disentangled_position(s).share_att_key,
             "norm_rel_ebd": lambda s: (
@@ -197,7 +205,7 @@ FAMILIES = {
             **{field: _side_convolution_field(field) for field in ("conv_kernel_size", "conv_groups", "conv_act")},
         },
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         dropout_fields=BERT_DROPOUT,
     ),
 }

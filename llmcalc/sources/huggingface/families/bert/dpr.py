@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY_CLASS, Family, Quirks, module_names
 from ...parts import Table, class_name_of_config, encoder, layernorm, token_types
-from .bert import OLD, bert_activation, bert_block, bert_head, bert_positions
+from .bert import OLD_FIELDS, bert_activation, bert_block, bert_head, bert_positions
 
-READER = "DPRReader"
+READER_CLASS = "DPRReader"
 
-OUTSIDE = ("layers", "embed_tokens", "embed_positions", "embed_types", "embed_norm")
+NODES_OUTSIDE_LAYERS = ("layers", "embed_tokens", "embed_positions", "embed_types", "embed_norm")
 """Nodes outside of the layers; BERT stands in a module of its own below that of the encoder."""
 
 
 def _read_dpr(config: Config) -> Table:
     """Reads a DPR encoder. DPR's reader, which scores answers, is another class."""
-    if class_name_of_config(config) == READER:
-        raise config.error("architectures", READER, "DPRQuestionEncoder or DPRContextEncoder, the encoders of texts")
+    if class_name_of_config(config) == READER_CLASS:
+        raise config.error(
+            "architectures", READER_CLASS, "DPRQuestionEncoder or DPRContextEncoder, the encoders of texts"
+        )
     config.require("projection_dim", 0)
     config.head_kind = "none"
     stack = {
@@ -35,12 +37,12 @@ FAMILIES = {
     "dpr": Family(
         _read_dpr,
         {"tie_word_embeddings": True},
-        OLD,
+        OLD_FIELDS,
         modules={
             **module_names("bert"),
-            **{node_name: f"bert_model.{module_names('bert')[node_name]}" for node_name in OUTSIDE},
+            **{node_name: f"bert_model.{module_names('bert')[node_name]}" for node_name in NODES_OUTSIDE_LAYERS},
         },
-        quirks=Quirks(mask_making_classes=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY_CLASS),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
-from ...parts import QKVO, Table, biases, class_name_of_config, encoder, layer_table, layernorm, mlp, pooler, rope
-from .bert import OLD, bert_head, bert_score_head, padded_positions
+from ...parts import (
+    QKVO_BIASES,
+    Table,
+    biases,
+    class_name_of_config,
+    encoder,
+    layer_table,
+    layernorm,
+    mlp,
+    pooler,
+    rope,
+)
+from .bert import OLD_FIELDS, bert_head, bert_score_head, padded_positions
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -26,7 +37,7 @@ def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
     config.require("is_decoder", False)
     norm, heads = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
     block = layer_table(mixer, ffn, norm)
     stack: Table = {"final_norm": norm, **stack_fields}
     model_fields: Table = {**pooler(config.head_kind == "none"), "contact_head": {}}
@@ -41,7 +52,7 @@ def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score_head("tanh"), **model_fields)
 
 
-IGNORED = OLD | {"esmfold_config", "hidden_act"}
+IGNORED_FIELDS = OLD_FIELDS | {"esmfold_config", "hidden_act"}
 
 
 def _position_embedding_type(config_values: ConfigValues) -> str:
@@ -53,7 +64,7 @@ def _position_embedding_type(config_values: ConfigValues) -> str:
 FAMILIES = {
     "esm": Family(
         lambda config: esm_encoder(config, mlp(config.integer("intermediate_size"), "gelu"), {}),
-        ignored_fields=IGNORED,
+        ignored_fields=IGNORED_FIELDS,
         dropout_fields=BERT_DROPOUT,
         field_writers={
             "position_embedding_type": _position_embedding_type,

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import MOST_LAYERS
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, OF_CHOICES, Table, class_name_of_config, encoder, layernorm, mlp, scores_sequences
-from ...writes import Writes
+from ...field_writers import FieldWriters
+from ...parts import (
+    ACTIVATIONS,
+    MULTIPLE_CHOICE,
+    Table,
+    class_name_of_config,
+    encoder,
+    layernorm,
+    mlp,
+    scores_sequences,
+)
 from .bert import has_pretraining_head
 
 if TYPE_CHECKING:
@@ -42,7 +51,7 @@ def _read_funnel(config: Config) -> Table:
     }
     config.fields_read.add("pooling_type")
     score_head: Table = {"over": "token"}
-    if scores_sequences(config) or class_name.endswith(OF_CHOICES):
+    if scores_sequences(config) or class_name.endswith(MULTIPLE_CHOICE):
         score_head = {"transform": {"hidden_act": "tanh", "norm": None}}
     model_fields: Table = {}
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
@@ -125,7 +134,7 @@ def _are_shared(config_values: ConfigValues, layers: list[tuple[str, Any]]) -> b
     return layers[0][0] in config_values.first_stack.shared_layers
 
 
-WRITES: Writes = {
+FIELD_WRITERS: FieldWriters = {
     "block_sizes": lambda s: [
         len(block) // times for block, times in zip(_layers_by_block(s), _repeats_of_blocks(s), strict=True)
     ],
@@ -139,7 +148,7 @@ WRITES: Writes = {
     ),
 }
 
-DROPOUT = {
+DROPOUT_FIELDS = {
     "embedding": "hidden_dropout",
     "attention": "attention_dropout",
     "attention_output": "hidden_dropout",
@@ -161,7 +170,7 @@ FAMILIES = {
         _read_funnel,
         ignored_fields=frozenset({"type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
-        field_writers=WRITES,
+        field_writers=FIELD_WRITERS,
         modules={
             "embed_tokens": "embeddings.word_embeddings",
             "embed_norm": "embeddings.layer_norm",
@@ -185,6 +194,6 @@ FAMILIES = {
             "classifier.out_proj": "linear_out | dense_prediction | .classifier | .qa_outputs",
             "classifier": "classifier | discriminator_predictions | qa_outputs",
         },
-        dropout_fields=DROPOUT,
+        dropout_fields=DROPOUT_FIELDS,
     )
 }

@@ -13,12 +13,21 @@ from .....ops import Op
 from .....ops.attention import AttentionCore, OverlappingChunkAttentionCore
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks
+from ...family import EVERY_CLASS, Deviation, Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import Table, encoder, layer_pattern, pooler
-from ...writes import Writes
-from .bert import OLD, ROBERTA_WRITES, SECOND_BIAS, bert_block, bert_head, bert_score_head, bert_stack, padded_positions
+from .bert import (
+    OLD_FIELDS,
+    ROBERTA_WRITERS,
+    SECOND_BIAS,
+    bert_block,
+    bert_head,
+    bert_score_head,
+    bert_stack,
+    padded_positions,
+)
 
-GLOBAL = ("q_global_proj", "k_global_proj", "v_global_proj")
+GLOBAL_PROJECTIONS = ("q_global_proj", "k_global_proj", "v_global_proj")
 """The projections of tokens with global attention."""
 
 GLOBAL_NOTE = "global attention: its projections are counted; its products are not counted, as plain text has none"
@@ -30,7 +39,7 @@ def _read_longformer(config: Config) -> Table:
         **window_stack(config, config.integer("num_hidden_layers")),
     }
     block = bert_block(config)
-    block["attention"]["idle_projections"] = GLOBAL
+    block["attention"]["idle_projections"] = GLOBAL_PROJECTIONS
     config.notes.append(GLOBAL_NOTE)
     return encoder(
         config, block, stack, bert_head(config, "gelu"), bert_score_head("tanh"), **pooler(config.head_kind == "none")
@@ -62,23 +71,25 @@ def _with_chunked_attention(op: Op) -> Op:
     return OverlappingChunkAttentionCore(*(getattr(op, field.name) for field in fields(op)))
 
 
-CHUNKS = Deviation(
+CHUNKED_SCORES = Deviation(
     "Longformer's chunks",
     "its class computes the scores of a window in chunks that overlap",
     "forward_flops",
     class_op=_with_chunked_attention,
 )
 
-WINDOW_WRITES: Writes = {"attention_window": lambda s: [window - 1 for window in s.windows if window is not None]}
+WINDOW_WRITERS: FieldWriters = {
+    "attention_window": lambda s: [window - 1 for window in s.windows if window is not None]
+}
 
 
 FAMILIES = {
     "longformer": Family(
         _read_longformer,
-        ignored_fields=OLD | {"attention_mode", "ignore_attention_mask"},
-        field_writers={**ROBERTA_WRITES, **WINDOW_WRITES},
-        deviations=(SECOND_BIAS, CHUNKS),
-        quirks=Quirks(value_reading_classes=EVERY),
+        ignored_fields=OLD_FIELDS | {"attention_mode", "ignore_attention_mask"},
+        field_writers={**ROBERTA_WRITERS, **WINDOW_WRITERS},
+        deviations=(SECOND_BIAS, CHUNKED_SCORES),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks
-from ...parts import OF_ANSWERS, OF_TOKENS, Table, class_name_of_config, encoder, layernorm, pooler
-from ...writes import Writes
-from .bert import OLD, ROBERTA_WRITES, bert_block, bert_head, bert_stack, padded_positions
+from ...family import EVERY_CLASS, Deviation, Family, Quirks
+from ...field_writers import FieldWriters
+from ...parts import QUESTION_ANSWERING, TOKEN_CLASSIFIER, Table, class_name_of_config, encoder, layernorm, pooler
+from .bert import OLD_FIELDS, ROBERTA_WRITERS, bert_block, bert_head, bert_stack, padded_positions
 
 if TYPE_CHECKING:
     from .....model import ModelSpec
 
-AWARE = ("word_entity_proj", "entity_word_proj", "entity_entity_proj")
+ENTITY_AWARE_PROJECTIONS = ("word_entity_proj", "entity_word_proj", "entity_entity_proj")
 """Projections of queries between words and entities; those between words are the usual ones."""
 
-OF_ENTITIES = ("ForEntityClassification", "ForEntityPairClassification", "ForEntitySpanClassification")
+ENTITY_CLASS_ENDINGS = ("ForEntityClassification", "ForEntityPairClassification", "ForEntitySpanClassification")
 
 
 def _read_luke(config: Config) -> Table:
     class_name = class_name_of_config(config)
-    if class_name.endswith(OF_ENTITIES):
+    if class_name.endswith(ENTITY_CLASS_ENDINGS):
         raise config.error(
             "architectures", class_name, "a class that reads text without entities, such as LukeForMaskedLM"
         )
     block, norm = bert_block(config), layernorm(config.number("layer_norm_eps"))
     if config.flag("use_entity_aware_attention"):
-        block["attention"]["idle_projections"] = AWARE
+        block["attention"]["idle_projections"] = ENTITY_AWARE_PROJECTIONS
     entity_width, is_tied = config.integer("entity_emb_size"), config.flag("tie_word_embeddings")
     entities_table: Table = {
         **config.integer_fields("entity_vocab_size", "max_position_embeddings", "type_vocab_size"),
@@ -47,7 +47,7 @@ def _read_luke(config: Config) -> Table:
         "entities: their parameters are counted; their products are not counted, as plain text has none"
     )
     stack = {**bert_stack(config, padded_positions(config)), "entities": entities_table}
-    has_pooler = not class_name.endswith((OF_TOKENS, OF_ANSWERS))
+    has_pooler = not class_name.endswith((TOKEN_CLASSIFIER, QUESTION_ANSWERING))
     head = bert_head(config, "gelu")
     return encoder(config, block, stack, head, {}, **pooler(has_pooler), tie_word_embeddings=False)
 
@@ -66,8 +66,8 @@ SECOND_BIAS = Deviation(
     node_path="lm_head.decoder",
 )
 
-WRITES: Writes = {
-    **ROBERTA_WRITES,
+FIELD_WRITERS: FieldWriters = {
+    **ROBERTA_WRITERS,
     "entity_vocab_size": lambda s: require_present(s.first_stack.entities).entity_vocab_size,
     "entity_emb_size": lambda s: require_present(s.first_stack.entities).entity_emb_size or s.spec.hidden_size,
     "use_entity_aware_attention": lambda s: bool(s.first_stack.block.attention.idle_projections),
@@ -77,10 +77,10 @@ WRITES: Writes = {
 FAMILIES = {
     "luke": Family(
         _read_luke,
-        ignored_fields=OLD | {"bert_model_name", "cls_entity_prediction"},
-        field_writers=WRITES,
+        ignored_fields=OLD_FIELDS | {"bert_model_name", "cls_entity_prediction"},
+        field_writers=FIELD_WRITERS,
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...config import Config
-from ...parts import QKVO, Table, biases, encoder, layernorm, mlp, pooler, scores_sequences, token_types
-from ...writes import Writes
+from ...field_writers import FieldWriters
+from ...parts import QKVO_BIASES, Table, biases, encoder, layernorm, mlp, pooler, scores_sequences, token_types
 from .bert import BERT, bert_activation, bert_head, bert_positions, has_pretraining_head
 
 
@@ -26,7 +26,7 @@ def _read_mobilebert(config: Config) -> Table:
     head_dim = config.quotient("num_attention_heads", bottleneck_width, heads)
     block = {
         "type": "bottleneck",
-        "attention": {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO)},
+        "attention": {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO_BIASES)},
         "feed_forward": mlp(config.integer("intermediate_size"), bert_activation(config)),
         "norm": norm,
         "norm_placement": "post",
@@ -60,7 +60,7 @@ def _read_mobilebert(config: Config) -> Table:
     )
 
 
-WRITES: Writes = {
+FIELD_WRITERS: FieldWriters = {
     "trigram_input": lambda s: s.spec.embedding_kernel == 3,
     "intra_bottleneck_size": lambda s: s.first_stack.block.bottleneck_size,
     "num_feedforward_networks": lambda s: s.first_stack.block.num_feedforward_networks,
@@ -68,4 +68,4 @@ WRITES: Writes = {
     "classifier_activation": lambda s: s.spec.pooler is not None,
 }
 
-FAMILIES = {"mobilebert": replace(BERT, read_model=_read_mobilebert, field_writers=WRITES)}
+FAMILIES = {"mobilebert": replace(BERT, read_model=_read_mobilebert, field_writers=FIELD_WRITERS)}

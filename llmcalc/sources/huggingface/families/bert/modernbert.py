@@ -14,11 +14,12 @@ from .....components.classifier import Classifier
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family, Modules, Quirks, field_names, module_names
+from ...family import Family, ModuleNames, Quirks, field_names, module_names
+from ...field_writers import NO_PADDING_WRITER, FieldWriters
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
-    QKVO,
+    QKVO_BIASES,
     Table,
     attention,
     attention_biases,
@@ -39,8 +40,7 @@ from ...parts import (
     scores_sequences,
     token_types,
 )
-from ...writes import UNPADDED, Writes
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_score_head
+from .bert import OLD_FIELDS, SECOND_BIAS, bert_activation, bert_head, bert_score_head
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -137,7 +137,7 @@ def _read_eurobert(config: Config) -> Table:
     )
 
 
-GATED = {**ACTIVATIONS, "swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
+GATED_ACTIVATIONS = {**ACTIVATIONS, "swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
 """Activation name → activation here, with nomic's names of gated FFNs."""
 
 
@@ -157,8 +157,8 @@ def _read_nomic_bert(config: Config) -> Table:
             raise config.field_error(
                 field_name, f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}"
             )
-    if config.has("activation_function") and config.choice(GATED, "activation_function") != config.choice(
-        GATED, "hidden_act"
+    if config.has("activation_function") and config.choice(GATED_ACTIVATIONS, "activation_function") != config.choice(
+        GATED_ACTIVATIONS, "hidden_act"
     ):
         raise config.field_error(
             "activation_function",
@@ -169,7 +169,7 @@ def _read_nomic_bert(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     ffn = {
         "intermediate_size": config.integer("intermediate_size"),
-        "hidden_act": config.choice(GATED, "hidden_act"),
+        "hidden_act": config.choice(GATED_ACTIVATIONS, "hidden_act"),
         "gated": True,
     }
     mixer: Table = {"num_attention_heads": config.integer("num_attention_heads"), "position": rope(config)}
@@ -178,7 +178,7 @@ def _read_nomic_bert(config: Config) -> Table:
     block = layer_table(mixer, ffn, norm, "post")
     segment_type_count = config.count("type_vocab_size")
     stack = {"embedding_norm": norm, **token_types(segment_type_count)}
-    head = {"bias": True, "transform": {"hidden_act": config.choice(GATED, "hidden_act"), "norm": norm}}
+    head = {"bias": True, "transform": {"hidden_act": config.choice(GATED_ACTIVATIONS, "hidden_act"), "norm": norm}}
     return encoder(config, block, stack, head, {}, **pooler(scores_sequences(config)))
 
 
@@ -217,18 +217,18 @@ def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Ta
         "num_attention_heads": heads,
         "head_dim": head_dim,
         "position": {"rope_theta": rope_base, **rope(config)},
-        **biases(True, *QKVO),
+        **biases(True, *QKVO_BIASES),
     }
     block = layer_table(mixer, ffn, norm, "post")
     stack = {"embedding_norm": norm, **token_types(segment_type_count)}
     return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
-OF_MODERN = OLD | field_names("""
+MODERNBERT_IGNORED_FIELDS = OLD_FIELDS | field_names("""
     causal_mask is_causal classifier_pooling compile deterministic_flash_attn global_rope_theta local_rope_theta
     reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
     """)
-OF_NOMIC = OLD | field_names("""
+NOMIC_IGNORED_FIELDS = OLD_FIELDS | field_names("""
     dense_seq_output fused_bias_fc fused_dropout_add_ln last_layer_subset max_trained_positions mlp_type n_ctx
     n_positions pad_vocab_size_multiple parallel_block parallel_block_tied_norm rotary_emb_base rotary_emb_fraction
     rotary_emb_interleaved rotary_emb_scale_base rotary_scaling_factor sequence_parallel use_xentropy causal
@@ -238,7 +238,7 @@ OF_NOMIC = OLD | field_names("""
     """)
 
 
-OF_JINA = field_names("""
+JINA_IGNORED_FIELDS = field_names("""
     emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
     matryoshka_dimensions rotary_emb_base task_instructions truncate_dim
     """)
@@ -255,7 +255,7 @@ def _classifier_pooling(config_values: ConfigValues) -> str:
     return "late"
 
 
-MODERN_WRITES: Writes = {
+MODERNBERT_WRITERS: FieldWriters = {
     "decoder_bias": lambda s: s.head.bias,
     "classifier_bias": lambda s: require_present(s.head.transform).bias,
     "classifier_activation": lambda s: require_present(s.head.transform).hidden_act,
@@ -264,14 +264,14 @@ MODERN_WRITES: Writes = {
 }
 
 
-MODERN_DROPOUT = {
+MODERNBERT_DROPOUT = {
     "embedding": "embedding_dropout",
     "attention": "attention_dropout",
     "attention_output": "attention_dropout",
     "activation": "mlp_dropout",
 }
 
-NOMIC_EARLIER: Modules = {
+NOMIC_EARLIER_NAMES: ModuleNames = {
     "layers": "encoder.layers",
     "self_attn": "attn",
     "attn.q_proj": "attn.Wqkv",
@@ -284,32 +284,32 @@ FAMILIES = {
     "modernbert": Family(
         _read_modernbert,
         {"global_attn_every_n_layers": 3},
-        OF_MODERN,
-        field_writers={**MODERN_WRITES, **UNPADDED},
+        MODERNBERT_IGNORED_FIELDS,
+        field_writers={**MODERNBERT_WRITERS, **NO_PADDING_WRITER},
         quirks=Quirks(value_reading_classes=("ForMultipleChoice",)),
-        dropout_fields=MODERN_DROPOUT,
+        dropout_fields=MODERNBERT_DROPOUT,
     ),
     "modernbert-decoder": Family(
         _read_modernbert_decoder,
         {"global_attn_every_n_layers": 3},
-        OF_MODERN,
+        MODERNBERT_IGNORED_FIELDS,
         field_writers={
-            **MODERN_WRITES,
+            **MODERNBERT_WRITERS,
             "local_attention": lambda s: 2 * require_present(s.window),
             "pad_token_id": lambda s: 0,
         },
         modules=module_names("modernbert"),
-        dropout_fields=MODERN_DROPOUT,
+        dropout_fields=MODERNBERT_DROPOUT,
     ),
     "eurobert": Family(
         _read_eurobert,
-        ignored_fields=OLD | {"clf_pooling", "use_sliding_window"},
-        field_writers={"classifier_pooling": _classifier_pooling, **UNPADDED},
+        ignored_fields=OLD_FIELDS | {"clf_pooling", "use_sliding_window"},
+        field_writers={"classifier_pooling": _classifier_pooling, **NO_PADDING_WRITER},
         modules={"classifier": "dense + classifier | classifier", "classifier.dense": ".dense"},
     ),
     "gte": Family(
         _read_gte,
-        ignored_fields=OLD,
+        ignored_fields=OLD_FIELDS,
         modules=module_names("nomic_bert"),
         earlier_names={
             "layers": "encoder.layer",
@@ -324,11 +324,11 @@ FAMILIES = {
     ),
     "jina_embeddings_v3": Family(
         _read_jina_embeddings_v3,
-        ignored_fields=OLD | OF_JINA,
+        ignored_fields=OLD_FIELDS | JINA_IGNORED_FIELDS,
         uncounted_fields=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
         modules={**module_names("nomic_bert"), "up_proj": "fc1", "down_proj": "fc2"},
-        earlier_names={**NOMIC_EARLIER, "attn": "mixer"},
+        earlier_names={**NOMIC_EARLIER_NAMES, "attn": "mixer"},
         dropout_fields=BERT_DROPOUT,
     ),
     "nomic_bert": Family(
@@ -342,9 +342,9 @@ FAMILIES = {
             "num_experts": None,
             "use_rms_norm": None,
         },
-        OF_NOMIC,
+        NOMIC_IGNORED_FIELDS,
         deviations=(SECOND_BIAS,),
-        earlier_names={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
+        earlier_names={**NOMIC_EARLIER_NAMES, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
         dropout_fields=BERT_DROPOUT,
     ),
 }

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from .....ops import SampledBlockAttentionCore
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, module_names
+from ...family import EVERY_CLASS, Deviation, Family, Quirks, module_names
+from ...field_writers import FieldWriters
 from ...parts import Table, encoder
-from ...writes import Writes
-from .bert import BERT, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
+from .bert import BERT, OLD_FIELDS, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -97,7 +97,7 @@ def _bert_with_convolution(config: Config, field_name: str) -> Table:
     return encoder(config, block, stack, head, bert_score_head(activation), label_count=2)
 
 
-def _kernel_writer(field_name: str) -> Writes:
+def _kernel_writer(field_name: str) -> FieldWriters:
     return {field_name: lambda s: getattr(s.first_stack.block.attention.value_convolution, "conv_kernel_size", None)}
 
 
@@ -113,24 +113,24 @@ FAMILIES = {
         BERT,
         read_model=_read_nystromformer,
         field_writers=_kernel_writer("conv_kernel_size"),
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
     ),
     "yoso": replace(
         BERT,
         read_model=_read_yoso,
         field_writers=_kernel_writer("conv_window"),
-        quirks=Quirks(value_reading_classes=EVERY, bfloat16_refusing_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, bfloat16_refusing_classes=EVERY_CLASS),
         modules=module_names("nystromformer"),
     ),
     "mra": Family(
         _read_mra,
-        ignored_fields=OLD,
+        ignored_fields=OLD_FIELDS,
         field_writers={
             "block_per_row": _mra_blocks_per_row,
             "approx_mode": lambda s: "full" if s.first_stack.block.attention.approximated else "sparse",
         },
         deviations=(SECOND_BIAS, NO_KERNEL),
-        quirks=Quirks(value_reading_classes=EVERY, bfloat16_refusing_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, bfloat16_refusing_classes=EVERY_CLASS),
         modules=module_names("nystromformer"),
         dropout_fields=BERT_DROPOUT,
     ),

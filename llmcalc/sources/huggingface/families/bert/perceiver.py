@@ -7,8 +7,18 @@ transformers: models/perceiver (`PerceiverForMaskedLM`).
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
-from ...parts import ACTIVATIONS, QKVO, Table, biases, class_name_of_config, encoder, layernorm, learned_positions, mlp
+from ...family import EVERY_CLASS, Family, Quirks
+from ...parts import (
+    ACTIVATIONS,
+    QKVO_BIASES,
+    Table,
+    biases,
+    class_name_of_config,
+    encoder,
+    layernorm,
+    learned_positions,
+    mlp,
+)
 
 OUTPUT_HEADS, OUTPUT_QUERY_SIZE = 8, 32
 """The heads of the output queries and the size of a query, which the class states."""
@@ -29,7 +39,7 @@ def _read_perceiver(config: Config) -> Table:
             field_name: config.quotient(heads_field, channels, heads)
             for field_name, channels in channels_by_field.items()
         }
-        return {"num_attention_heads": heads, **head_sizes, "float32_softmax": False, **biases(True, *QKVO)}
+        return {"num_attention_heads": heads, **head_sizes, "float32_softmax": False, **biases(True, *QKVO_BIASES)}
 
     def network(hidden_size: int, factor_field: str) -> Table:
         return mlp(config.integer(factor_field) * hidden_size, activation)
@@ -111,7 +121,7 @@ FAMILIES = {
         aliases={"hidden_size": "d_latents"},
         unread_aliases=frozenset({"hidden_size"}),
         ignored_fields=frozenset({"_label_trainable_num_channels"}),
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         dropout_fields={"attention": "attention_probs_dropout_prob"},
     )
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 from math import lcm
 
 from ...config import Config, is_json_integer
-from ...family import EVERY, Family, Quirks, field_names
+from ...family import EVERY_CLASS, Family, Quirks, field_names
 from ...parts import ACTIVATIONS, Table, class_name_of_config, decoder, layer_pattern, layernorm, learned_positions, mlp
 
-HASHES = {"local": False, "lsh": True}
+HASHED_BY_ATTENTION_KIND = {"local": False, "lsh": True}
 
 
 def _read_reformer(config: Config) -> Table:
@@ -19,7 +19,7 @@ def _read_reformer(config: Config) -> Table:
     if class_name.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
         raise config.error("architectures", class_name, "ReformerModelWithLMHead, ReformerForMaskedLM or ReformerModel")
     listed_kinds = config.texts("attn_layers")
-    if not listed_kinds or not HASHES.keys() >= {*listed_kinds}:
+    if not listed_kinds or not HASHED_BY_ATTENTION_KIND.keys() >= {*listed_kinds}:
         raise config.error("attn_layers", listed_kinds, "a list of 'local' and 'lsh'")
     if config.has("num_hidden_layers") and config.integer("num_hidden_layers") != len(listed_kinds):
         raise config.error(
@@ -37,7 +37,7 @@ def _read_reformer(config: Config) -> Table:
         "norm_placement": "pre",
     }
     chunk_lengths = [
-        config.integer(f"{'lsh' if HASHES[attention_kind] else 'local'}_attn_chunk_length")
+        config.integer(f"{'lsh' if HASHED_BY_ATTENTION_KIND[attention_kind] else 'local'}_attn_chunk_length")
         for attention_kind in layers_by_kind
     ]
     stack: Table = {
@@ -56,7 +56,7 @@ def _read_reformer(config: Config) -> Table:
 
 
 def _attention(config: Config, attention_kind: str) -> Table:
-    is_hashed = HASHES[attention_kind]
+    is_hashed = HASHED_BY_ATTENTION_KIND[attention_kind]
     field_prefix = "lsh" if is_hashed else "local"
     attention_fields: Table = {
         "type": "chunked",
@@ -106,7 +106,7 @@ FAMILIES = {
         _read_reformer,
         ignored_fields=field_names("intermediate_size num_chunks_after num_chunks_before"),  # of a published config
         defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
-        quirks=Quirks(value_reading_classes=EVERY, counted_field_values={"use_cache": False}),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, counted_field_values={"use_cache": False}),
         dropout_fields={},
     )
 }

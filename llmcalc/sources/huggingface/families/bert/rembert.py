@@ -11,9 +11,9 @@ from .....components.mixers.attention import Attention
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
-from ...parts import OF_ANSWERS, OF_CHOICES, Table, class_name_of_config, encoder, pooler, scores_sequences
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
+from ...family import EVERY_CLASS, Deviation, Family, Quirks, field_names, module_names
+from ...parts import MULTIPLE_CHOICE, QUESTION_ANSWERING, Table, class_name_of_config, encoder, pooler, scores_sequences
+from .bert import OLD_FIELDS, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
 
 if TYPE_CHECKING:
     from .....algebra import Number
@@ -45,7 +45,7 @@ def _read_rembert(config: Config) -> Table:
 
 def _read_roformer(config: Config) -> Table:
     """Reads RoFormer: rotary positions, whose sines and cosines are stored in a table of the class."""
-    if class_name_of_config(config).endswith(OF_CHOICES):
+    if class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         config.require("summary_use_proj", None, False)
     block, stack, embedding_width = bert_block(config), bert_stack(config), config.optional_integer("embedding_size")
     block["attention"]["position"] = {"type": "rope"}
@@ -53,14 +53,14 @@ def _read_roformer(config: Config) -> Table:
     model_fields: Table = {"max_position_embeddings": config.integer("max_position_embeddings")}
     if embedding_width not in (None, config.integer("hidden_size")):
         model_fields["embedding_size"] = stack["input_size"] = embedding_width
-    if class_name_of_config(config).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
+    if class_name_of_config(config).endswith(QUESTION_ANSWERING):  # start and end scores, whatever num_labels is
         model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return encoder(
         config,
         block,
         stack,
         bert_head(config, bert_activation(config)),
-        {} if class_name_of_config(config).endswith(OF_CHOICES) else bert_score_head(bert_activation(config)),
+        {} if class_name_of_config(config).endswith(MULTIPLE_CHOICE) else bert_score_head(bert_activation(config)),
         **model_fields,
     )
 
@@ -80,37 +80,37 @@ HOLDS_SINES = Deviation(
     further_quantity=_sinusoid_elements,
 )
 
-MASKS = Quirks(value_reading_classes=("ForMultipleChoice",), mask_making_classes=EVERY)
+MASK_QUIRKS = Quirks(value_reading_classes=("ForMultipleChoice",), mask_making_classes=EVERY_CLASS)
 
 
 FAMILIES = {
     "bert-generation": Family(
         _read_bert_generation,
         {"type_vocab_size": 2},
-        OLD,
+        OLD_FIELDS,
         deviations=(SECOND_BIAS,),
         modules={**module_names("bert"), "lm_head": "lm_head.decoder + lm_head.bias"},
         dropout_fields=BERT_DROPOUT,
     ),
     "rembert": Family(
         _read_rembert,
-        ignored_fields=OLD | {"embedding_size"},
+        ignored_fields=OLD_FIELDS | {"embedding_size"},
         field_writers={
             "input_embedding_size": lambda s: s.spec.embedding_size,
             "output_embedding_size": lambda s: require_present(s.head.transform).size,
         },
-        quirks=MASKS,
+        quirks=MASK_QUIRKS,
         dropout_fields=BERT_DROPOUT,
     ),
     "roformer": Family(
         _read_roformer,
         {"summary_use_proj": None},
-        OLD
+        OLD_FIELDS
         | field_names("""
             summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type
             summary_use_proj
             """),
-        quirks=MASKS,
+        quirks=MASK_QUIRKS,
         deviations=(SECOND_BIAS, HOLDS_SINES),
         modules={**module_names("bert"), "input_proj": "embeddings_project"},
         dropout_fields=BERT_DROPOUT,

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...config import Config
-from ...family import EVERY, Quirks
+from ...family import EVERY_CLASS, Quirks
+from ...field_writers import FieldWriters
 from ...parts import Table, encoder, layer_table, layernorm, pooler
-from ...writes import Writes
 from .bert import BERT, bert_activation, bert_head, bert_stack
 
-GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
+GROUP_FIELDS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
 
 
 def _read_squeezebert(config: Config) -> Table:
@@ -22,7 +22,7 @@ def _read_squeezebert(config: Config) -> Table:
     heads = config.integer("num_attention_heads")
     config.require("embedding_size", hidden_size)
     config.quotient("num_attention_heads", hidden_size, heads)
-    group_counts = {field_name: config.integer(field_name) for field_name in GROUPS}
+    group_counts = {field_name: config.integer(field_name) for field_name in GROUP_FIELDS}
     for field_name, group_count in group_counts.items():
         config.quotient(field_name, hidden_size, group_count)
         if field_name in ("intermediate_groups", "output_groups"):
@@ -31,7 +31,7 @@ def _read_squeezebert(config: Config) -> Table:
         {
             "type": "grouped_projections",
             "num_attention_heads": heads,
-            **{field_name: group_counts[field_name] for field_name in GROUPS[:3]},
+            **{field_name: group_counts[field_name] for field_name in GROUP_FIELDS[:3]},
             "o_groups": group_counts["post_attention_groups"],
         },
         {
@@ -47,7 +47,7 @@ def _read_squeezebert(config: Config) -> Table:
     return encoder(config, block, bert_stack(config), bert_head(config, bert_activation(config)), {}, **pooler(True))
 
 
-WRITES: Writes = {
+FIELD_WRITERS: FieldWriters = {
     "q_groups": lambda s: s.first_stack.block.attention.q_groups,
     "k_groups": lambda s: s.first_stack.block.attention.k_groups,
     "v_groups": lambda s: s.first_stack.block.attention.v_groups,
@@ -59,6 +59,9 @@ WRITES: Writes = {
 
 FAMILIES = {
     "squeezebert": replace(
-        BERT, read_model=_read_squeezebert, field_writers=WRITES, quirks=Quirks(value_reading_classes=EVERY)
+        BERT,
+        read_model=_read_squeezebert,
+        field_writers=FIELD_WRITERS,
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
     )
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks, field_names, module_names
+from ...family import EVERY_CLASS, Family, Quirks, field_names, module_names
 from ...parts import (
-    OF_CHOICES,
-    QKVO,
+    MULTIPLE_CHOICE,
+    QKVO_BIASES,
     Table,
     biases,
     class_name_of_config,
@@ -34,7 +34,7 @@ def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
     config.quotient("n_heads", hidden_size, heads)
     language_count = config.count("n_langs")
     block = layer_table(
-        {"num_attention_heads": heads, **biases(True, *QKVO)},
+        {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)},
         mlp(4 * hidden_size, "gelu" if config.flag("gelu_activation") else "relu"),
         norm,
         norm_placement,
@@ -54,7 +54,7 @@ def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
 
 def _summary_classifier(config: Config) -> Table | None:
     """Returns the classifier of a sequence's first token; None for the multiple-choice class's two-layer head."""
-    if not scores_sequences(config) or class_name_of_config(config).endswith(OF_CHOICES):
+    if not scores_sequences(config) or class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         return None
     config.require_fields(summary_use_proj=True, summary_proj_to_labels=True)
     return {}
@@ -70,12 +70,12 @@ ALIASES = {
     "num_attention_heads": "n_heads",
     "n_words": "vocab_size",
 }
-NO_COUNT = field_names("""
+IGNORED_FIELDS = field_names("""
     amp asm_cutoffs asm_div_value bos_index bptt clip_grad_norm encoder_only eos_index fp16 group_by_size id2lang
     lang2id langs lg_sampling_factor layerdrop max_batch_size max_vocab mlm_steps pad_index sample_alpha share_inout_emb
     word_blank word_dropout word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
     """)
-DROPOUT = {
+DROPOUT_FIELDS = {
     "embedding": "dropout",
     "attention": "attention_dropout",
     "attention_output": "dropout",
@@ -84,11 +84,11 @@ DROPOUT = {
 
 XLM = Family(
     _read_xlm,
-    ignored_fields=NO_COUNT,
+    ignored_fields=IGNORED_FIELDS,
     aliases=ALIASES,
-    quirks=Quirks(value_reading_classes=EVERY),
+    quirks=Quirks(value_reading_classes=EVERY_CLASS),
     modules=module_names("xlm"),
-    dropout_fields=DROPOUT,
+    dropout_fields=DROPOUT_FIELDS,
 )
 
 FAMILIES = {"xlm": XLM, "flaubert": replace(XLM, read_model=_read_flaubert)}

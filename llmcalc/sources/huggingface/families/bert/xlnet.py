@@ -9,7 +9,7 @@ from ...config import Config
 from ...family import Family
 from ...parts import (
     ACTIVATIONS,
-    OF_SIMPLE_ANSWERS,
+    SIMPLE_QUESTION_ANSWERING,
     Table,
     class_name_of_config,
     encoder,
@@ -38,7 +38,7 @@ def _summary_classifier(config: Config) -> Table:
     """Returns a classifier of one token, with an optional linear layer before it."""
     if (
         not scores_sequences(config)
-        or class_name_of_config(config).endswith(OF_SIMPLE_ANSWERS)
+        or class_name_of_config(config).endswith(SIMPLE_QUESTION_ANSWERING)
         or not config.flag("summary_use_proj")
     ):
         return {}
@@ -46,7 +46,7 @@ def _summary_classifier(config: Config) -> Table:
     return {"transform": {"hidden_act": "tanh", "norm": None}}
 
 
-IGNORED = frozenset({"summary_proj_to_labels", "untie_r"})
+IGNORED_FIELDS = frozenset({"summary_proj_to_labels", "untie_r"})
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "n_head",
@@ -58,7 +58,7 @@ FAMILIES = {
     "xlnet": Family(
         _read_xlnet,
         {"summary_proj_to_labels": None},
-        IGNORED,
+        IGNORED_FIELDS,
         aliases=ALIASES,
         dropout_fields=dict.fromkeys(
             ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout"

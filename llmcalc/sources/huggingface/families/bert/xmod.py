@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...config import Config
-from ...family import EVERY, Quirks
+from ...family import EVERY_CLASS, Quirks
+from ...field_writers import FieldWriters
 from ...parts import Table, encoder, layernorm, pooler
-from ...writes import Writes
 from .bert import (
     BERT,
-    ROBERTA_WRITES,
+    ROBERTA_WRITERS,
     bert_activation,
     bert_block,
     bert_head,
@@ -56,8 +56,8 @@ def _read_xmod(config: Config) -> Table:
     return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
-WRITES: Writes = {
-    **ROBERTA_WRITES,
+FIELD_WRITERS: FieldWriters = {
+    **ROBERTA_WRITERS,
     "pre_norm": lambda s: s.first_stack.block.norm_placement == "pre",
     "languages": lambda s: list(s.first_stack.block.languages),
     "default_language": lambda s: s.first_stack.block.default_language or s.first_stack.block.languages[0],
@@ -69,5 +69,7 @@ WRITES: Writes = {
 
 
 FAMILIES = {
-    "xmod": replace(BERT, read_model=_read_xmod, field_writers=WRITES, quirks=Quirks(value_reading_classes=EVERY))
+    "xmod": replace(
+        BERT, read_model=_read_xmod, field_writers=FIELD_WRITERS, quirks=Quirks(value_reading_classes=EVERY_CLASS)
+    )
 }

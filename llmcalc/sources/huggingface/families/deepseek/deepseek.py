@@ -10,6 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import PARTIAL_ROTARY_WRITER, FieldWriters
 from ...parts import (
     Table,
     decoder,
@@ -22,7 +23,6 @@ from ...parts import (
     mtp_modules,
     rmsnorm,
 )
-from ...writes import PARTIAL_ROTARY, Writes
 
 
 def latent_attention(config: Config, v_head_dim: int | None = None, **attention_fields: Any) -> Table:
@@ -61,7 +61,7 @@ def routed_experts(
     )
 
 
-SIGMOID: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigmoid"}}
+SIGMOID_ROUTING: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigmoid"}}
 """DeepSeek-V3's routing."""
 
 
@@ -112,7 +112,7 @@ def _attention_without_query_latent(config: Config) -> Table:
 
 def _read_deepseek_v3(config: Config) -> Table:
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek_decoder(config, latent_attention(config), routed_experts(config, **SIGMOID), layer_kinds)
+    return deepseek_decoder(config, latent_attention(config), routed_experts(config, **SIGMOID_ROUTING), layer_kinds)
 
 
 def _read_mistral4(config: Config) -> Table:
@@ -130,7 +130,7 @@ def _read_glm4_moe_lite(config: Config) -> Table:
     return deepseek_decoder(
         config,
         attention_table,
-        routed_experts(config, **SIGMOID),
+        routed_experts(config, **SIGMOID_ROUTING),
         dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1),
     )
 
@@ -141,7 +141,7 @@ def _read_axk1(config: Config) -> Table:
     return deepseek_decoder(
         config,
         latent_attention(config),
-        routed_experts(config, **SIGMOID),
+        routed_experts(config, **SIGMOID_ROUTING),
         layer_kinds,
         norm_placement="sandwich",
         without_norms=["self_attn_post_norm"],
@@ -166,46 +166,46 @@ def _dense_decoder(config: Config, attention: Table, has_mlp_bias: bool = False)
     return decoder(config, layer_table(attention, glu(config, has_mlp_bias), norm), norm)
 
 
-LATENT: dict[str, Any] = {
+LATENT_DEFAULTS: dict[str, Any] = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-ROUTING = field_names("""
+ROUTING_FIELDS = field_names("""
     aux_loss_alpha ep_size head_dim intermediate_size moe_layer_freq n_group norm_topk_prob num_key_value_heads
     qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
     """)
 """Fields that choose the experts, and fields that latent attention ignores."""
 
-LATENT_WRITES: Writes = {"num_key_value_heads": lambda s: s.first_value("num_attention_heads")}
+LATENT_WRITERS: FieldWriters = {"num_key_value_heads": lambda s: s.first_value("num_attention_heads")}
 
 
 FAMILIES = {
-    "deepseek_v2": Family(_read_deepseek_v2, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES),
-    "deepseek_v3": Family(_read_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES),
-    "kimi_k2": Family(_read_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, class_model_type="deepseek_v3"),
+    "deepseek_v2": Family(_read_deepseek_v2, {"moe_layer_freq": 1}, ROUTING_FIELDS, field_writers=LATENT_WRITERS),
+    "deepseek_v3": Family(_read_deepseek_v3, {"moe_layer_freq": 1}, ROUTING_FIELDS, field_writers=LATENT_WRITERS),
+    "kimi_k2": Family(_read_deepseek_v3, {"moe_layer_freq": 1}, ROUTING_FIELDS, class_model_type="deepseek_v3"),
     "kimi_k25": Family(None, text_type="deepseek_v3", tower_file="qwen"),
     "mistral4": Family(
         _read_mistral4,
         {"moe_layer_freq": 1, "mlp_bias": False},
-        ROUTING | {"sliding_window"},
-        field_writers=LATENT_WRITES,
+        ROUTING_FIELDS | {"sliding_window"},
+        field_writers=LATENT_WRITERS,
     ),
     "glm4_moe_lite": Family(
         _read_glm4_moe_lite,
         {"moe_layer_freq": 1, "first_k_dense_replace": 1},
-        ROUTING,
-        field_writers={**LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTIAL_ROTARY},
+        ROUTING_FIELDS,
+        field_writers={**LATENT_WRITERS, "mlp_layer_types": "mlp_layer_types", **PARTIAL_ROTARY_WRITER},
     ),
     "axk1": Family(
         _read_axk1,
         {"moe_layer_freq": 1, "first_k_dense_replace": 1},
-        ROUTING,
-        field_writers=LATENT_WRITES,
+        ROUTING_FIELDS,
+        field_writers=LATENT_WRITERS,
         modules={"mlp": "mlp - mlp.post_mlp_layernorm | mlp", "mlp_post_norm": "mlp.post_mlp_layernorm"},
     ),
-    "minicpm3": Family(_read_minicpm3, ignored_fields=ROUTING, field_writers=LATENT_WRITES),
-    "youtu": Family(_read_youtu, {"mlp_bias": False}, ROUTING, field_writers=LATENT_WRITES),
+    "minicpm3": Family(_read_minicpm3, ignored_fields=ROUTING_FIELDS, field_writers=LATENT_WRITERS),
+    "youtu": Family(_read_youtu, {"mlp_bias": False}, ROUTING_FIELDS, field_writers=LATENT_WRITERS),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import DENSE_OR_MOE, Table, attention, attention_biases, listed_kinds
-from .deepseek import ROUTING, deepseek_decoder, routed_experts
+from .deepseek import ROUTING_FIELDS, deepseek_decoder, routed_experts
 
 
 def _routed_experts(config: Config, layer_kinds: list[str]) -> Table:
@@ -48,9 +48,13 @@ FAMILIES = {
     "deepseek_ocr2": Family(
         None, text_type="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
     ),
-    "deepseek_ocr2_text": Family(_read_deepseek_ocr2_text, {"moe_layer_freq": 1}, ROUTING | {"first_k_dense_replace"}),
+    "deepseek_ocr2_text": Family(
+        _read_deepseek_ocr2_text, {"moe_layer_freq": 1}, ROUTING_FIELDS | {"first_k_dense_replace"}
+    ),
     "unlimited_ocr": Family(
         None, text_type="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
     ),
-    "unlimited_ocr_text": Family(_read_unlimited_ocr_text, {"moe_layer_freq": 1, "first_k_dense_replace": 1}, ROUTING),
+    "unlimited_ocr_text": Family(
+        _read_unlimited_ocr_text, {"moe_layer_freq": 1, "first_k_dense_replace": 1}, ROUTING_FIELDS
+    ),
 }

@@ -28,9 +28,9 @@ from ...parts import (
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
-KINDS = {"sliding_attention": "sliding", SPARSE: "sparse", HEAVY: "heavy"}
-RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
+SPARSE_TYPE, HEAVY_TYPE = "compressed_sparse_attention", "heavily_compressed_attention"
+KIND_BY_LAYER_TYPE = {"sliding_attention": "sliding", SPARSE_TYPE: "sparse", HEAVY_TYPE: "heavy"}
+KIND_BY_RATIO = {0: "sliding", 4: "sparse", 128: "heavy"}
 
 
 def _read_deepseek_v4(config: Config) -> Table:
@@ -49,9 +49,9 @@ def _read_deepseek_v4(config: Config) -> Table:
     }
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     compression_rates = _compression_rates(config)
-    layer_variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": compression_rates[HEAVY]}}}
+    layer_variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": compression_rates[HEAVY_TYPE]}}}
     layer_variants["sparse"] = {
-        "attention": {"compress_rate": compression_rates[SPARSE], "overlap": True, "indexer": indexer_table}
+        "attention": {"compress_rate": compression_rates[SPARSE_TYPE], "overlap": True, "indexer": indexer_table}
     }
     shared_ffn = clamped_swiglu(glu(config, config.flag("mlp_bias"), expert_width))
     score_function = _scoring_func(config)
@@ -89,7 +89,7 @@ def _prediction_attention(config: Config, depth: int) -> str:
     published configs do.
     """
     further_ratios = config.integers("compress_ratios")[depth:] if config.has("compress_ratios") else []
-    return RATIOS[further_ratios[0] if further_ratios else 0]
+    return KIND_BY_RATIO[further_ratios[0] if further_ratios else 0]
 
 
 def _rotary_dims(config: Config) -> int:
@@ -103,11 +103,13 @@ def _rotary_dims(config: Config) -> int:
 
 def _compression_rates(config: Config) -> dict[str, int]:
     """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
-    rates_by_type = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
+    rates_by_type = (
+        config.table("compress_rates") if config.has("compress_rates") else {SPARSE_TYPE: 4, HEAVY_TYPE: 128}
+    )
     compression_rates = Config(
         rates_by_type, {}, config.model_type, config.head_kind, f"{config.location}compress_rates."
     )
-    older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
+    older_names = {SPARSE_TYPE: "compress_rate_csa", HEAVY_TYPE: "compress_rate_hca"}
     return {
         layer_kind: config.integer(older_name) if config.has(older_name) else compression_rates.integer(layer_kind)
         for layer_kind, older_name in older_names.items()
@@ -124,10 +126,10 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     ]
     if config.has("compress_ratios") and not config.has("layer_types"):
         compression_ratios = config.integers("compress_ratios")
-        if len(compression_ratios) < depth or not {*compression_ratios} <= {*RATIOS}:
+        if len(compression_ratios) < depth or not {*compression_ratios} <= {*KIND_BY_RATIO}:
             raise config.error("compress_ratios", compression_ratios, f"{depth} times 0, 4 or 128")
-        default_layer_kinds = [RATIOS[compression_ratio] for compression_ratio in compression_ratios[:depth]]
-    return listed_kinds(config, "layer_types", KINDS, default_layer_kinds)
+        default_layer_kinds = [KIND_BY_RATIO[compression_ratio] for compression_ratio in compression_ratios[:depth]]
+    return listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
 
 
 def _routing_kinds(config: Config, depth: int) -> list[str]:
@@ -167,7 +169,7 @@ def _with_doubled_cache(op: Op) -> Op:
     return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.cache_kind == "sliding_attention" else op
 
 
-KEPT_TWICE = Deviation(
+DOUBLED_CACHE = Deviation(
     "DeepSeek-V4's cache",
     "layers without compressed entries cache their shared key/value tensor twice",
     "cache_bytes",
@@ -188,7 +190,7 @@ FAMILIES = {
             "partial_rotary_factor": lambda s: s.first_value("qk_rope_head_dim") / s.first_value("head_dim"),
             "compress_rates": _compression_rates_by_kind,
         },
-        deviations=(KEPT_TWICE,),
+        deviations=(DOUBLED_CACHE,),
         earlier_names={
             "compressor.indexer.q_b_proj": "indexer.wq_b",
             "compressor.indexer.scorer.weights_proj": "indexer.weights_proj",

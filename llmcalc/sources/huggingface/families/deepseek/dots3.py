@@ -13,7 +13,7 @@ from .....ops import KVCache
 from ...config import Config
 from ...family import Deviation, Family
 from ...parts import DENSE_OR_MOE, Table, decoder_of_kinds, glu, layer_table, listed_kinds, moe, rmsnorm
-from .deepseek import ROUTING, SIGMOID, latent_attention
+from .deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, latent_attention
 from .dsa import DSA_MODULES
 
 LATENT_SIZES = (
@@ -26,7 +26,7 @@ LATENT_SIZES = (
 )
 """The sizes of latent attention that layers with a window have of their own."""
 
-RANGES = {"indexed_attention": "indexed", "full_attention": "full", "sliding_attention": "sliding"}
+KIND_BY_LAYER_TYPE = {"indexed_attention": "indexed", "full_attention": "full", "sliding_attention": "sliding"}
 
 
 def _read_dots3_note_text(config: Config) -> Table:
@@ -40,7 +40,7 @@ def _read_dots3_note_text(config: Config) -> Table:
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
         glu(config, ffn_width=shared_width * config.integer("n_shared_experts")),
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     layer_changes: Table = {
         "full": {},
@@ -63,7 +63,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
         full_kind if not has_windows or layer_index < 2 or layer_index % 4 == 1 else "sliding"
         for layer_index in range(depth)
     ]
-    layer_kinds = listed_kinds(config, "layer_types", RANGES, default_layer_kinds)
+    layer_kinds = listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
     if selects_keys is None and config.has("per_layer_config"):
         return layer_kinds
     return [layer_kind if layer_kind == "sliding" else full_kind for layer_kind in layer_kinds]
@@ -128,7 +128,7 @@ FLOAT32_KEYS = Deviation(
     ),
 )
 
-NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}
+IGNORED_FIELDS = ROUTING_FIELDS | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}
 
 FAMILIES = {
     "dots3_note": Family(
@@ -152,7 +152,7 @@ FAMILIES = {
             "swa_qk_nope_head_dim": 192,
             "swa_v_head_dim": 128,
         },
-        NO_COUNT,
+        IGNORED_FIELDS,
         deviations=(FLOAT32_KEYS,),
         modules={**DSA_MODULES, "self_attn.gate_proj": "g_proj", "k_rope_norm": "k_rope_only_layernorm"},
     ),

@@ -7,7 +7,7 @@ models/deepseek_v32, models/glm_moe_dsa, models/axk2.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, ModuleNames, field_names
 from ...parts import (
     DENSE_OR_MOE,
     Table,
@@ -21,7 +21,7 @@ from ...parts import (
     rmsnorm,
     stack_of_combined_kinds,
 )
-from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, latent_attention, routed_experts
+from .deepseek import LATENT_WRITERS, ROUTING_FIELDS, SIGMOID_ROUTING, latent_attention, routed_experts
 
 
 def _read_deepseek_v32(config: Config) -> Table:
@@ -72,7 +72,7 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     ffn_kinds = dense_or_moe_kinds(config, len(layer_indexers), config.count("first_k_dense_replace"))
-    experts = routed_experts(config, **SIGMOID)
+    experts = routed_experts(config, **SIGMOID_ROUTING)
     ffn = glu(config) if "dense" in ffn_kinds else experts
     ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(latent_attention(config, indexer=indexer_table), ffn, norm)
@@ -100,7 +100,7 @@ def _read_axk2(config: Config) -> Table:
         for layer_index in range(depth)
     ]
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
-    experts = routed_experts(config, **SIGMOID)
+    experts = routed_experts(config, **SIGMOID_ROUTING)
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     layer_configs: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
@@ -118,22 +118,22 @@ def _read_axk2(config: Config) -> Table:
     return decoder_of_kinds(config, block, norm, (ffn_kinds, layer_configs))
 
 
-DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}
+DSA_MODULES: ModuleNames = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}
 
 FAMILIES = {
     "deepseek_v32": Family(
-        _read_deepseek_v32, {"moe_layer_freq": 1}, ROUTING, field_writers=LATENT_WRITES, modules=DSA_MODULES
+        _read_deepseek_v32, {"moe_layer_freq": 1}, ROUTING_FIELDS, field_writers=LATENT_WRITERS, modules=DSA_MODULES
     ),
     "glm_moe_dsa": Family(
         _read_glm_moe_dsa,
         {"moe_layer_freq": 1, "index_topk_freq": 1, "index_skip_topk_offset": 2},
-        ROUTING
+        ROUTING_FIELDS
         | field_names("""
             index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq index_topk_pattern
             indexer_rope_interleave moe_router_dtype
             """),
         field_writers={
-            **LATENT_WRITES,
+            **LATENT_WRITERS,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
         },
         modules=DSA_MODULES,
@@ -142,8 +142,8 @@ FAMILIES = {
     "axk2": Family(
         _read_axk2,
         {"first_k_dense_replace": 1, "moe_layer_freq": 1},
-        ROUTING | {"mlp_bias", "first_k_dense_replace"},
-        field_writers=LATENT_WRITES,
+        ROUTING_FIELDS | {"mlp_bias", "first_k_dense_replace"},
+        field_writers=LATENT_WRITERS,
         modules={
             **DSA_MODULES,
             "self_attn_pre_norm": "input_layernorm - input_layernorm.mlp | input_layernorm",

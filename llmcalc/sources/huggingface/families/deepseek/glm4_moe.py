@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
     FULL_OR_SLIDING,
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -26,8 +27,7 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ...writes import PARTIAL_ROTARY
-from .deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
+from .deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, deepseek_decoder, routed_experts
 
 
 def _read_glm4_moe(config: Config) -> Table:
@@ -35,10 +35,10 @@ def _read_glm4_moe(config: Config) -> Table:
     norm = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if config.flag("use_qk_norm") else {}
     hidden_size, head_count = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.optional_integer("head_dim") or hidden_size // head_count
-    biases = attention_biases(config, QKV)
+    biases = attention_biases(config, QKV_BIASES)
     mixer = attention(config, head_dim=head_dim, position=rope(config, 0.5), **biases, **norm)
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
+    return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID_ROUTING), layer_kinds)
 
 
 def _read_dots1(config: Config) -> Table:
@@ -60,7 +60,7 @@ def _read_dots1(config: Config) -> Table:
     }
     ffn_changes: Table = {
         "dense": {},
-        "moe": {"feed_forward": routed_experts(config, **SIGMOID)} if "moe" in ffn_kinds else {},
+        "moe": {"feed_forward": routed_experts(config, **SIGMOID_ROUTING)} if "moe" in ffn_kinds else {},
     }
     mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
     block = layer_table(mixer, glu(config), norm)
@@ -79,14 +79,14 @@ def _read_minimax_m2(config: Config) -> Table:
         config.integer("num_local_experts", "num_experts"),
         config.integer("num_experts_per_tok"),
         glu(config),
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     return decoder(config, layer_table(mixer, experts, norm), norm)
 
 
 FAMILIES = {
-    "glm4_moe": Family(_read_glm4_moe, {"moe_layer_freq": 1}, ROUTING, field_writers=PARTIAL_ROTARY),
-    "dots1": Family(_read_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}),
+    "glm4_moe": Family(_read_glm4_moe, {"moe_layer_freq": 1}, ROUTING_FIELDS, field_writers=PARTIAL_ROTARY_WRITER),
+    "dots1": Family(_read_dots1, {"moe_layer_freq": 1}, ROUTING_FIELDS | {"use_sliding_window"}),
     "minimax_m2": Family(
         _read_minimax_m2,
         {
@@ -101,7 +101,7 @@ FAMILIES = {
             scoring_func shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers sliding_window
             mlp_intermediate_size layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta
             """),
-        field_writers=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY_WRITER,
         other_model_types=frozenset({"mixtral"}),
         earlier_names={"mlp": "block_sparse_moe"},
     ),

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from .....components.mixers.kda import KimiDeltaAttention
 from .....components.mixers.mla import MLA
 from .....ops import KVCache
 from ...absent_value import require_present
 from ...config import Config
-from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
+from ...family import EVERY_CLASS, Deviation, Family, Quirks, field_names, module_names
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     Table,
     clamped_swiglu,
@@ -26,16 +27,15 @@ from ...parts import (
     rmsnorm,
     stack_of_kinds,
 )
-from ...writes import UNPADDED
 from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
-from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, routed_experts
+from .deepseek import LATENT_WRITERS, ROUTING_FIELDS, SIGMOID_ROUTING, routed_experts
 from .dsa import DSA_MODULES, indexer_kinds
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-MIXERS = {"linear_attention": "linear", "indexed_attention": "indexed", "full_attention": "indexed"}
-BOUND = -5.0
+MIXER_BY_LAYER_TYPE = {"linear_attention": "linear", "indexed_attention": "indexed", "full_attention": "indexed"}
+DEFAULT_LOWER_BOUND = -5.0
 """The lower bound of the log decay by default."""
 
 PUBLISHED_FIELDS = {"index_kpool_compress": True, "mhc": True, "mla_use_nope": True}
@@ -68,7 +68,7 @@ def _read_glm5_next_text(config: Config) -> Table:
         "shared": _latent_attention(config, {**indexer_table, "shared": True}, latent_fields),
     }
     ffn_kinds = dense_or_moe_kinds(config, depth, 3)
-    experts = routed_experts(config, **SIGMOID)
+    experts = routed_experts(config, **SIGMOID_ROUTING)
     clamped_networks = {
         expert_field: clamped_swiglu(experts[expert_field])
         for expert_field in ("expert", "shared_expert")
@@ -117,13 +117,13 @@ def _latent_attention(config: Config, indexer_table: Table, latent_fields: Table
 def _linear_attention(config: Config) -> Table:
     """Returns Kimi delta attention; sizes in the config's table `linear_attn_config` take precedence."""
     is_bounded = config.get("linear_lower_bound") is not None
-    linear_lower_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
+    linear_lower_bound = config.number("linear_lower_bound", minimum=-LARGEST_SIZE) if is_bounded else None
     linear_fields = linear_attention_config(config, {"gate_lower_bound": linear_lower_bound, "safe_gate": True})
     lower_bound = linear_fields.get("gate_lower_bound")
     if lower_bound is None and config.has("linear_attn_config") and linear_fields.flag("safe_gate"):
-        lower_bound = BOUND
+        lower_bound = DEFAULT_LOWER_BOUND
     elif lower_bound is not None:
-        lower_bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST)
+        lower_bound = linear_fields.number("gate_lower_bound", minimum=-LARGEST_SIZE)
     linear_fields.fields_read.update(("safe_gate", "kda_layers", "full_attn_layers"))
     attention_fields = kda(
         config, linear_fields, **({} if lower_bound is None else {"kda_lower_bound": float(lower_bound)})
@@ -142,7 +142,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     mixer_kinds = [
         indexer_kind if mixer_kind == "indexed" else mixer_kind
         for mixer_kind, indexer_kind in zip(
-            listed_kinds(config, "layer_types", MIXERS, default_layer_kinds), layer_indexers, strict=True
+            listed_kinds(config, "layer_types", MIXER_BY_LAYER_TYPE, default_layer_kinds), layer_indexers, strict=True
         )
     ]
     for layer_index, mixer_kind in enumerate(mixer_kinds):
@@ -154,7 +154,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     return mixer_kinds
 
 
-VALIDITY = Deviation(
+CACHED_PADDING_FLAGS = Deviation(
     "GLM-5.3's indexer",
     "beside each key it caches whether the token is padding, as a number in the format of the keys",
     "cache_bytes",
@@ -176,14 +176,14 @@ FAMILIES = {
     "glm5_next_text": Family(
         _read_glm5_next_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
-        ROUTING
+        ROUTING_FIELDS
         | field_names("""
             first_k_dense_replace index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq
             index_topk_pattern indexer_rope_interleave moe_router_dtype safe_gate
             """),
         field_writers={
-            **LATENT_WRITES,
-            **UNPADDED,
+            **LATENT_WRITERS,
+            **NO_PADDING_WRITER,
             "num_attention_heads": lambda s: _mla(s).num_attention_heads,
             "num_key_value_heads": lambda s: _mla(s).num_attention_heads,
             "layer_types": lambda s: [
@@ -196,9 +196,9 @@ FAMILIES = {
             "index_kpool": lambda s: _mla_indexer(s).index_kpool,
             "linear_lower_bound": lambda s: s.find_part(KimiDeltaAttention).kda_lower_bound,
         },
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         unconverted_modules=(r"re:.*index_kpool_compress_gate",),
-        deviations=(VALIDITY,),
+        deviations=(CACHED_PADDING_FLAGS,),
         earlier_names={
             **{f"forget_gate.{name}": name for name in ("f_a_proj", "f_b_proj", "dt_bias", "A_log")},
             **{f"attn_hc.{name}": f"hc_attn_{name}" for name in ("fn", "base", "scale")},
@@ -221,5 +221,7 @@ FAMILIES = {
             "indexer.position_bias": "index_kpool_compress_ape",
         },
     ),
-    "glm5_next": Family(None, text_type="glm5_next_text", tower_file="glm", quirks=Quirks(value_reading_classes=EVERY)),
+    "glm5_next": Family(
+        None, text_type="glm5_next_text", tower_file="glm", quirks=Quirks(value_reading_classes=EVERY_CLASS)
+    ),
 }

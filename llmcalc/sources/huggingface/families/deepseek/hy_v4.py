@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, module_names
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     Table,
     clamped_swiglu,
@@ -20,8 +21,7 @@ from ...parts import (
     rmsnorm,
     stack_of_combined_kinds,
 )
-from ...writes import UNPADDED
-from .deepseek import ROUTING, SIGMOID, latent_attention, routed_experts
+from .deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, latent_attention, routed_experts
 from .dsa import DSA_MODULES, check_first_indexer
 
 
@@ -38,7 +38,7 @@ def read_hy_v4(config: Config) -> Table:
         ["shared" if layer_index and (layer_index - 1) % 4 else "full" for layer_index in range(depth)],
     )
     check_first_indexer(config, layer_indexers)
-    ffn_kinds, experts = dense_or_moe_kinds(config, depth, 1), routed_experts(config, **SIGMOID)
+    ffn_kinds, experts = dense_or_moe_kinds(config, depth, 1), routed_experts(config, **SIGMOID_ROUTING)
     experts["expert"] = clamped_swiglu(experts["expert"])
     ffn = glu(config) if "dense" in ffn_kinds else experts
     ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
@@ -63,8 +63,8 @@ def read_hy_v4(config: Config) -> Table:
 FAMILIES = {
     "hy_v4": Family(
         read_hy_v4,
-        ignored_fields=ROUTING | {"num_nextn_predict_layers"},
-        field_writers=UNPADDED,
+        ignored_fields=ROUTING_FIELDS | {"num_nextn_predict_layers"},
+        field_writers=NO_PADDING_WRITER,
         modules={**module_names("hyperclovax"), **DSA_MODULES},
         earlier_names={"gate_proj": "linear_gate"},
     )

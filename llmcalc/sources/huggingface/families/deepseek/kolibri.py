@@ -27,9 +27,9 @@ from ...parts import (
 )
 from ..experts.mixtral import qwen_moe_decoder
 from ..glm.glm import GLM4_MODULES
-from .deepseek import SIGMOID
+from .deepseek import SIGMOID_ROUTING
 
-UNTURNED: Table = {"position": "none"}
+NO_POSITIONS: Table = {"position": "none"}
 
 
 def _read_kolibri1(config: Config) -> Table:
@@ -38,11 +38,11 @@ def _read_kolibri1(config: Config) -> Table:
     experts = moe(
         config.integer("num_experts"), config.integer("num_experts_per_tok"),
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, ffn_width=config.integer("shared_expert_intermediate_size")), **SIGMOID,
+        glu(config, ffn_width=config.integer("shared_expert_intermediate_size")), **SIGMOID_ROUTING,
     )  # fmt: skip
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
     return decoder(
-        config, block, norm, stack=sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=UNTURNED)
+        config, block, norm, stack=sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=NO_POSITIONS)
     )
 
 
@@ -66,7 +66,7 @@ def _read_flint(config: Config) -> Table:
     kinds_and_changes = (
         attention_kinds,
         {
-            "full": {"attention": UNTURNED},
+            "full": {"attention": NO_POSITIONS},
             "sliding": {"attention": {"sliding_window": config.integer("sliding_window")}},
         },
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from .....ops import IdentityExperts, Op, Weight
 from ...config import Config
-from ...family import EVERY, Deviation, Family, Quirks
+from ...family import EVERY_CLASS, Deviation, Family, Quirks
 from ...parts import Table, add_mtp_modules, decoder, glu, layer_table, moe, rmsnorm
-from .deepseek import LATENT_WRITES, ROUTING, latent_attention
+from .deepseek import LATENT_WRITERS, ROUTING_FIELDS, latent_attention
 
 
 def read_longcat_flash(config: Config) -> Table:
@@ -87,7 +87,7 @@ FAMILIES = {
     "longcat_flash": Family(
         read_longcat_flash,
         {"num_hidden_layers": 56, "zero_expert_type": "identity", "router_bias": False},
-        (ROUTING - {"qk_head_dim", "intermediate_size"})
+        (ROUTING_FIELDS - {"qk_head_dim", "intermediate_size"})
         | {"attention_method", "mla_scale_q_lora", "mla_scale_kv_lora"},
         aliases={
             "num_local_experts": "n_routed_experts",
@@ -96,12 +96,12 @@ FAMILIES = {
             "moe_intermediate_size": "expert_ffn_hidden_size",
         },
         field_writers={
-            **LATENT_WRITES,
+            **LATENT_WRITERS,
             "head_dim": lambda s: s.mla.qk_rope_head_dim,
             "num_hidden_layers": lambda s: 2 * len(s.layers),
             "num_layers": lambda s: len(s.layers),
         },
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         deviations=(HOLDS_IDENTITIES,),
     )
 }

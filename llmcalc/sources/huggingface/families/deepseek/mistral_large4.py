@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.mla import MLA
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, ModuleNames
 from ...parts import Table, decoder_of_kinds, dense_or_moe_kinds, glu, layer_table, layernorm, rmsnorm
-from .deepseek import LATENT_WRITES, ROUTING, latent_attention, routed_experts
+from .deepseek import LATENT_WRITERS, ROUTING_FIELDS, latent_attention, routed_experts
 from .dsa import DSA_MODULES, indexer_kinds
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _latent_source_layers(config_values: ConfigValues) -> list[int]:
     return source_layers
 
 
-MODULES: Modules = {
+MODULES: ModuleNames = {
     **DSA_MODULES,
     "position_scale": "softmax_scaling",
     "position_scale.scale": "softmax_scaling.scale",
@@ -125,9 +125,9 @@ FAMILIES = {
     "mistral_large4_text": Family(
         _read_mistral_large4_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
-        ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "no_rope_layer_interval"},
+        ROUTING_FIELDS | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "no_rope_layer_interval"},
         field_writers={
-            **LATENT_WRITES,
+            **LATENT_WRITERS,
             "qk_nope_head_dim": lambda s: _rotary_attention(s).qk_nope_head_dim,
             "qk_rope_head_dim": lambda s: _rotary_attention(s).qk_rope_head_dim,
             "no_rope_layers": lambda s: [0 if mixer.mla_use_nope else 1 for mixer in s.mixers],

@@ -11,7 +11,7 @@ from ...config import Config
 from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -27,7 +27,7 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from .deepseek import ROUTING, SIGMOID, routed_experts
+from .deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, routed_experts
 
 
 def _read_solar_open(config: Config) -> Table:
@@ -36,8 +36,8 @@ def _read_solar_open(config: Config) -> Table:
     config.require_if_present("use_qk_norm", False)
     config.integer("n_shared_experts")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **attention_biases(config, QKV))
-    return decoder(config, layer_table(mixer, routed_experts(config, **SIGMOID), norm), norm)
+    mixer = attention(config, **attention_biases(config, QKV_BIASES))
+    return decoder(config, layer_table(mixer, routed_experts(config, **SIGMOID_ROUTING), norm), norm)
 
 
 def _read_mellum(config: Config) -> Table:
@@ -75,7 +75,7 @@ def _read_mellum(config: Config) -> Table:
 
 
 FAMILIES = {
-    "solar_open": Family(_read_solar_open, ignored_fields=ROUTING),
+    "solar_open": Family(_read_solar_open, ignored_fields=ROUTING_FIELDS),
     "mellum": Family(
         _read_mellum,
         ignored_fields=frozenset({"max_window_layers", "use_sliding_window"}),

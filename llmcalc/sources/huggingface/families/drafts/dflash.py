@@ -27,7 +27,7 @@ from ...parts import (
     rope,
     stack_of_combined_kinds,
 )  # fmt: skip
-from .eagle import COMMON, IGNORED, LATENT_SIZES
+from .eagle import COMMON_DEFAULTS, IGNORED_FIELDS, LATENT_SIZES
 
 
 def _read_dflash(config: Config) -> Table:
@@ -123,7 +123,7 @@ def _layer_ffn(config: Config) -> Table:
     expert_width = moe_config.integer("moe_intermediate_size")
     clamp_function = clamped_swiglu if moe_config.number("swiglu_limit") else dict
     router: Table = {
-        "scoring_func": moe_config.choice({field_name: field_name for field_name in SCORES}, "scoring_func")
+        "scoring_func": moe_config.choice({field_name: field_name for field_name in SCORING_FUNCTIONS}, "scoring_func")
     }
     if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
@@ -184,7 +184,7 @@ def _read_domino(config: Config) -> Table:
     }
 
 
-SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+SCORING_FUNCTIONS = ("softmax", "sigmoid", "sqrtsoftplus")
 MOE_PRESETS: dict[str, Table] = {
     "deepseek_v4": {
         "scoring_func": "sqrtsoftplus", "balance": "noaux_tc", "n_shared_experts": 1, "swiglu_limit": 10.0,
@@ -206,8 +206,8 @@ EXPERT_FIELDS = (
 STATE_LAYERS = ("target_layer_ids", "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
 """Fields that list the layers whose states the draft reads: SpecForge's, speculators' and vLLM's."""
 
-DFLASH: dict[str, Any] = {
-    **COMMON,
+DFLASH_DEFAULTS: dict[str, Any] = {
+    **COMMON_DEFAULTS,
     "has_embed_tokens": False,
     "has_lm_head": False,
     "attention_sink_bias": False,
@@ -226,7 +226,7 @@ DFLASH: dict[str, Any] = {
     "aux_hidden_state_layer_ids": None,
     "eagle_aux_hidden_state_layer_ids": None,
 }
-UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names("""
+DFLASH_IGNORED_FIELDS = (IGNORED_FIELDS - {"layer_types", "sliding_window"}) | field_names("""
     attention_backend attention_modes causal dflash_query_causal dspark_bonus_anchor experts_backend
     loss_decay_gamma moe_aux_loss_coeff moe_bias_update_rate moe_dispatch moe_freeze_experts moe_grouped_dispatch
     moe_router_center_momentum moe_router_init_std moe_router_noise_std moe_router_z_loss_coeff n_group
@@ -234,20 +234,21 @@ UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names("""
     router sample_from_anchor shared_expert shift_label sliding_window_non_causal target_num_hidden_layers
     topk_group train_embed_tokens
     """)
-SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
+DRAFT_CODE_FOLDER = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 FAMILIES = {
-    "dflash": Family(_read_dflash, DFLASH, UNCOUNTED, source=f"{SOURCE}dflash.py"),
+    "dflash": Family(_read_dflash, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{DRAFT_CODE_FOLDER}dflash.py"),
     "dflash2": Family(
         _read_dflash2,
-        DFLASH,
-        UNCOUNTED | field_names("final_logit_softcapping input_embedding_scale is_causal output_multiplier"),
-        source=f"{SOURCE}dflash2.py",
+        DFLASH_DEFAULTS,
+        DFLASH_IGNORED_FIELDS
+        | field_names("final_logit_softcapping input_embedding_scale is_causal output_multiplier"),
+        source=f"{DRAFT_CODE_FOLDER}dflash2.py",
     ),
     "dspark": Family(
         _read_dspark,
         {
-            **DFLASH,
+            **DFLASH_DEFAULTS,
             "markov_rank": 0,
             "dspark_fixup_head_type": None,
             "markov_head_type": "vanilla",
@@ -255,9 +256,9 @@ FAMILIES = {
             "confidence_head_alpha": 0.0,
             "confidence_head_with_markov": False,
         },
-        UNCOUNTED,
+        DFLASH_IGNORED_FIELDS,
         aliases={"markov_rank": "dspark_markov_rank"},
-        source=f"{SOURCE}dspark.py",
+        source=f"{DRAFT_CODE_FOLDER}dspark.py",
     ),
-    "domino": Family(_read_domino, DFLASH, UNCOUNTED, source=f"{SOURCE}domino.py"),
+    "domino": Family(_read_domino, DFLASH_DEFAULTS, DFLASH_IGNORED_FIELDS, source=f"{DRAFT_CODE_FOLDER}domino.py"),
 }

@@ -15,7 +15,7 @@ from ...class_defaults import class_defaults
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -30,7 +30,7 @@ from ...parts import (
 )
 from ..deepseek.deepseek import latent_attention
 
-STATES = 3
+HIDDEN_STATE_COUNT = 3
 """The number of hidden states that EAGLE-3 reads unless the config lists their layers (ModelOpt lists none)."""
 
 
@@ -41,7 +41,7 @@ def _read_eagle(config: Config) -> Table:
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     has_bias = config.flag("attention_bias")
-    mixer = attention(config, **biases(config.flag("qkv_bias") or has_bias, *QKV), **biases(has_bias, "o_bias"))
+    mixer = attention(config, **biases(config.flag("qkv_bias") or has_bias, *QKV_BIASES), **biases(has_bias, "o_bias"))
     block = layer_table(mixer, glu(config), norm)
     bias_field = "bias" if config.get("fusion_bias") is None else "fusion_bias"
     config.fields_read.update(("bias", "fusion_bias"))
@@ -112,7 +112,7 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
     target_states = {
         "type": "target_states",
-        "states": len(config.integers("eagle_aux_hidden_state_layer_ids")) if listed_layers else STATES,
+        "states": len(config.integers("eagle_aux_hidden_state_layer_ids")) if listed_layers else HIDDEN_STATE_COUNT,
         "masked": config.model_type == "peagle",
         **({"size": target_width} if target_width != hidden_size else {}),
         **({"state_norm": norm} if config.flag("fc_norm") else {}),
@@ -145,7 +145,7 @@ def _require_state_projection(config: Config) -> None:
         raise config.error("use_aux_hidden_state", False, "true: a draft of EAGLE-3 projects hidden states")
 
 
-COMMON: dict[str, Any] = {
+COMMON_DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "num_key_value_heads": None,
@@ -155,13 +155,13 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": None,
     "tie_word_embeddings": False,
 }
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     block_size eagle_config embed_requires_grad has_no_defaults_at_init layer_types max_window_layers normalize_output
     num_target_layers parallel_drafting ptd_token_id sliding_window speculators_config speculators_model_type
     speculators_version target_model_type use_sliding_window
     """)
-EAGLE3: dict[str, Any] = {
-    **COMMON,
+EAGLE3_DEFAULTS: dict[str, Any] = {
+    **COMMON_DEFAULTS,
     "draft_vocab_size": None,
     "target_hidden_size": None,
     "eagle_aux_hidden_state_layer_ids": None,
@@ -173,13 +173,13 @@ EAGLE3: dict[str, Any] = {
 
 LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 EXPERT_SIZES = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size")
-SPECFORGE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
+DRAFT_CODE_FOLDER = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 
 def _class_defaults_of_fields(model_type: str, *fields: str) -> dict[str, Any]:
     """Returns EAGLE-3's defaults, and the defaults of another configuration class for some fields."""
     return {
-        **EAGLE3,
+        **EAGLE3_DEFAULTS,
         **{
             field_name: default_value
             for field_name, default_value in class_defaults(model_type).items()
@@ -191,17 +191,20 @@ def _class_defaults_of_fields(model_type: str, *fields: str) -> dict[str, Any]:
 FAMILIES = {
     "eagle": Family(
         _read_eagle,
-        {**COMMON, "bias": True, "fusion_bias": None, "qkv_bias": False, "layernorms": False},
-        IGNORED | {"transformer_layer_architecture"},
+        {**COMMON_DEFAULTS, "bias": True, "fusion_bias": None, "qkv_bias": False, "layernorms": False},
+        IGNORED_FIELDS | {"transformer_layer_architecture"},
         source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets1.py",
     ),
     "eagle3": Family(
-        _read_eagle3, EAGLE3, IGNORED, source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py"
+        _read_eagle3,
+        EAGLE3_DEFAULTS,
+        IGNORED_FIELDS,
+        source="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets.py",
     ),
     "eagle3_deepseek": Family(
         _read_eagle3_deepseek,
         _class_defaults_of_fields("deepseek_v3", *LATENT_SIZES),
-        IGNORED
+        IGNORED_FIELDS
         | field_names("""
             aux_loss_alpha ep_size first_k_dense_replace head_dim moe_intermediate_size moe_layer_freq n_group
             n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok num_key_value_heads
@@ -213,14 +216,15 @@ FAMILIES = {
     "eagle3_qwen3_moe": Family(
         _read_eagle3_qwen3_moe,
         _class_defaults_of_fields("qwen3_moe", *EXPERT_SIZES),
-        IGNORED | field_names("decoder_sparse_step intermediate_size mlp_only_layers norm_topk_prob use_qk_norm"),
-        source=f"{SPECFORGE}qwen3_moe_eagle.py",
+        IGNORED_FIELDS
+        | field_names("decoder_sparse_step intermediate_size mlp_only_layers norm_topk_prob use_qk_norm"),
+        source=f"{DRAFT_CODE_FOLDER}qwen3_moe_eagle.py",
     ),
     "eagle3_gpt_oss": Family(
         _read_eagle3_gpt_oss,
         _class_defaults_of_fields("gpt_oss", *EXPERT_SIZES),
-        IGNORED | field_names("experts_per_token swiglu_limit use_qk_norm"),
-        source=f"{SPECFORGE}gpt_oss_eagle.py",
+        IGNORED_FIELDS | field_names("experts_per_token swiglu_limit use_qk_norm"),
+        source=f"{DRAFT_CODE_FOLDER}gpt_oss_eagle.py",
     ),
-    "peagle": Family(_read_eagle3, EAGLE3, IGNORED, source=f"{SPECFORGE}peagle.py"),
+    "peagle": Family(_read_eagle3, EAGLE3_DEFAULTS, IGNORED_FIELDS, source=f"{DRAFT_CODE_FOLDER}peagle.py"),
 }

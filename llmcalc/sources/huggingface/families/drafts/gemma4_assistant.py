@@ -86,22 +86,22 @@ DEFAULTS: dict[str, Any] = {
     "centroid_intermediate_top_k": 32,
     "tie_word_embeddings": True,
 }
-IGNORED = frozenset({"block_size"})
-SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/models/"
+IGNORED_FIELDS = frozenset({"block_size"})
+MODELS_FOLDER = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/models/"
 
 FAMILIES = {
     "gemma4_assistant": Family(
         _read_assistant,
         DEFAULTS,
-        IGNORED,
-        source=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py",
+        IGNORED_FIELDS,
+        source=f"{MODELS_FOLDER}gemma4_assistant/modeling_gemma4_assistant.py",
     ),
     "gemma4_unified_assistant": Family(
         lambda config: _draft_model(config, "gemma4_unified_text", {}),
         {**DEFAULTS, "backbone_hidden_size": 3840},
-        IGNORED,
+        IGNORED_FIELDS,
         modules=module_names("gemma4_assistant"),
-        source=f"{SOURCE}gemma4_unified_assistant/modeling_gemma4_unified_assistant.py",
+        source=f"{MODELS_FOLDER}gemma4_unified_assistant/modeling_gemma4_unified_assistant.py",
     ),
 }
 """The classes of transformers 5.23 refuse to be built: their check of layers that share keys and values expects a layer

@@ -12,7 +12,7 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import Table, decoder, layer_table, rmsnorm
 
-HEADS, LAYERS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa_num_layers")
+HEAD_COUNT_FIELDS, LAYER_COUNT_FIELDS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa_num_layers")
 """Fields of vLLM's configs and of FasterDecoding's."""
 
 
@@ -26,8 +26,8 @@ def _read_medusa(config: Config) -> Table:
             f"file, as in the config of the target {target_model}"
         )
     heads = {
-        "num_heads": config.integer(*HEADS),
-        "num_layers": config.integer(*LAYERS),
+        "num_heads": config.integer(*HEAD_COUNT_FIELDS),
+        "num_layers": config.integer(*LAYER_COUNT_FIELDS),
         "bias": is_published_class or config.flag("medusa_fc_bias"),
         "shared_projection": config.flag("original_lm_head"),
     }

@@ -27,7 +27,7 @@ from ...parts import (
     rmsnorm,
 )
 
-CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
+CORRECTED_ROUTING: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
 
 
 def _routed_experts(config: Config, shared_width: int) -> Table:
@@ -37,7 +37,7 @@ def _routed_experts(config: Config, shared_width: int) -> Table:
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
         shared_expert,
-        **CORRECTED,
+        **CORRECTED_ROUTING,
     )
 
 

@@ -8,7 +8,7 @@ transformers: models/beam.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY_CLASS, Family, Quirks
 from ...parts import (
     FULL_OR_SLIDING,
     Table,
@@ -24,7 +24,7 @@ from ...parts import (
     qk_norm_fields,
     rope,
 )
-from ..deepseek.deepseek import SIGMOID
+from ..deepseek.deepseek import SIGMOID_ROUTING
 
 
 def _read_beam(config: Config) -> Table:
@@ -49,7 +49,7 @@ def _read_beam(config: Config) -> Table:
         config.integer("num_experts"),
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_changes: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
@@ -62,7 +62,7 @@ def _read_beam(config: Config) -> Table:
 FAMILIES = {
     "beam": Family(
         _read_beam,
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         modules={"self_attn.gate_proj": "gate_proj + gate_bias", "gate_proj.head_bias": ".self_attn.gate_bias"},
     )
 }

@@ -6,12 +6,15 @@ transformers: models/dbrx.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY_CLASS, Family, Quirks
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, rope
 
 
 def _read_dbrx(config: Config) -> Table:
-    attn_config, ffn_config = config.section("attn_config", {"kv_n_heads": 1}), config.section("ffn_config", FFN)
+    attn_config, ffn_config = (
+        config.section("attn_config", {"kv_n_heads": 1}),
+        config.section("ffn_config", FFN_DEFAULTS),
+    )
     heads, norm = config.integer("num_attention_heads"), layernorm(bias=False)
     activation = ffn_config.table("ffn_act_fn").get("name", "silu")
     if activation not in ACTIVATIONS:
@@ -37,9 +40,9 @@ def _read_dbrx(config: Config) -> Table:
     return decoder(config, layer_table(mixer, experts, norm), norm)
 
 
-FFN: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}
+FFN_DEFAULTS: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}
 
-UNBOUNDED = 1e9
+UNREACHED_CLIP = 1e9
 """DBRX always clips queries, keys and values; this bound is so large that it never clips."""
 
 
@@ -57,7 +60,7 @@ FAMILIES = {
             "attn_config": lambda s: {
                 "kv_n_heads": s.usual_value("num_key_value_heads"),
                 "rope_theta": s.rotary_position.rope_theta,
-                "clip_qkv": UNBOUNDED,
+                "clip_qkv": UNREACHED_CLIP,
             },
             "ffn_config": lambda s: {
                 "ffn_hidden_size": s.moe.expert.intermediate_size,
@@ -66,7 +69,7 @@ FAMILIES = {
                 "ffn_act_fn": {"name": s.moe.expert.hidden_act},
             },
         },
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         dropout_fields={},
     )
 }

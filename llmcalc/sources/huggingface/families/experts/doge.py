@@ -62,7 +62,7 @@ def _product_key_moe(config: Config, shared_expert: Table) -> Table:
     return {"type": "product_key_moe", **routed_experts_table, "shared_expert": shared_expert}
 
 
-OF_FIRST_CODE = frozenset(
+FIRST_CODE_FIELDS = frozenset(
     {
         "dynamic_mask_ratio",
         "expert_retrieval_size",
@@ -76,7 +76,7 @@ OF_FIRST_CODE = frozenset(
 FAMILIES = {
     "doge": Family(
         _read_doge,
-        ignored_fields=OF_FIRST_CODE,
+        ignored_fields=FIRST_CODE_FIELDS,
         field_writers={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
         dropout_fields=HIDDEN_DROPOUT,
     )

@@ -15,7 +15,7 @@ from .....components.base import MOST_EXPERTS
 from ...config import Config
 from ...family import Family, field_names, module_names
 from ...parts import (
-    QKVO,
+    QKVO_BIASES,
     Table,
     add_mtp_modules,
     attention,
@@ -39,10 +39,10 @@ def _has_bias(config: Config) -> bool:
 
 
 def _read_ernie4_5(config: Config) -> Table:
-    return llama_decoder(config, attention(config, **biases(_has_bias(config), *QKVO)), _has_bias(config))
+    return llama_decoder(config, attention(config, **biases(_has_bias(config), *QKVO_BIASES)), _has_bias(config))
 
 
-CORRECTED: Table = {"score_correction": "parameter"}
+CORRECTED_ROUTER: Table = {"score_correction": "parameter"}
 
 
 def _read_ernie4_5_moe(config: Config) -> Table:
@@ -81,7 +81,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
         is_stated
         and first_expert_layer != 1
         and not config.has("mlp_layer_types")
-        and config.config_fields.get("model_type") != OWN_CODE
+        and config.config_fields.get("model_type") != BAIDU_MODEL_TYPE
     ):
         config.notes.append(
             "moe_layer_start_index: counted as Baidu's own code reads it; the class of transformers reads "
@@ -95,11 +95,11 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
         layer_kinds,
         expert_widths[0],
         {},
-        vision_experts={"expert": glu(config, ffn_width=expert_widths[1]), "router": CORRECTED},
+        vision_experts={"expert": glu(config, ffn_width=expert_widths[1]), "router": CORRECTED_ROUTER},
     )
 
 
-OWN_CODE = "ernie4_5_moe_vl"
+BAIDU_MODEL_TYPE = "ernie4_5_moe_vl"
 """The model type of Baidu's own code, whose configuration class has no shared experts by default."""
 
 
@@ -118,7 +118,7 @@ def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
 
 def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
-    lacks_shared_experts = config.config_fields.get("model_type") == OWN_CODE and not config.has(
+    lacks_shared_experts = config.config_fields.get("model_type") == BAIDU_MODEL_TYPE and not config.has(
         "moe_num_shared_experts"
     )
     shared_expert_count = 0 if lacks_shared_experts else config.count("moe_num_shared_experts")
@@ -129,16 +129,16 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         glu(config, has_bias, expert_width * shared_expert_count) if shared_expert_count else None,
-        router=CORRECTED,
+        router=CORRECTED_ROUTER,
         **expert_fields,
     )
-    block = layer_table(attention(config, **biases(has_bias, *QKVO)), glu(config, has_bias), norm)
+    block = layer_table(attention(config, **biases(has_bias, *QKVO_BIASES)), glu(config, has_bias), norm)
     stack = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     mtp_fields = add_mtp_modules(config, stack, "dense", {}, final_norm=False)
     return decoder(config, block, norm, head=head, stack=stack, **mtp_fields)
 
 
-NO_COUNT = field_names("""
+IGNORED_FIELDS = field_names("""
     compression_ratio freq_allocation fuse_rope moe_aux_loss_lambda moe_capacity moe_dense_experts_token_type_id
     moe_dropout_prob moe_gate moe_group_experts moe_norm_gate_logits moe_norm_min moe_multimodal_dispatch_use_allgather
     moe_orthogonal_loss_lambda moe_orthogonal_loss_type moe_use_aux_free moe_use_hard_gate moe_z_loss_lambda rope_3d
@@ -159,18 +159,18 @@ def _expert_interval(config_values: ConfigValues) -> int:
 
 
 FAMILIES = {
-    "ernie4_5": Family(_read_ernie4_5, ignored_fields=NO_COUNT, dropout_fields={}),
+    "ernie4_5": Family(_read_ernie4_5, ignored_fields=IGNORED_FIELDS, dropout_fields={}),
     "paddleocr_vl": Family(
         None,
         text_type="paddleocr_vl_text",
         tying_source="either",
         tower_file="siglip",
     ),
-    "paddleocr_vl_text": Family(_read_ernie4_5, ignored_fields=NO_COUNT | {"use_3d_rope"}, dropout_fields={}),
+    "paddleocr_vl_text": Family(_read_ernie4_5, ignored_fields=IGNORED_FIELDS | {"use_3d_rope"}, dropout_fields={}),
     "ernie4_5_moe": Family(
         _read_ernie4_5_moe,
         {"head_dim": None},
-        NO_COUNT,
+        IGNORED_FIELDS,
         aliases=ALIASES,
         field_writers={
             "moe_layer_start_index": lambda s: s.expert_layers()[0],
@@ -184,7 +184,7 @@ FAMILIES = {
     "ernie4_5_vl_moe_text": Family(
         _read_ernie4_5_vl_moe_text,
         {"head_dim": None},
-        NO_COUNT | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
+        IGNORED_FIELDS | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
         aliases=ALIASES,
         has_text_class=False,
         dropout_fields={},

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY_CLASS, Family, Quirks, module_names
 from ...parts import (
     Table,
     attention,
@@ -72,6 +72,6 @@ FAMILIES = {
         {"num_labels": 33},
         frozenset({"initial_context_length", "experts_per_token"}),
         modules=module_names("gpt_oss"),
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
     ),
 }

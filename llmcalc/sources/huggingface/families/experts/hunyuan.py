@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from .....errors import short_repr
 from ...config import Config, is_json_integer
-from ...family import Family, Modules, field_names
+from ...family import Family, ModuleNames, field_names
 from ...parts import (
     Table,
     attention,
@@ -27,7 +27,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
 )
-from ..deepseek.deepseek import SIGMOID
+from ..deepseek.deepseek import SIGMOID_ROUTING
 from ..llama.llama import llama_decoder
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _layer_integers(config: Config, field_name: str) -> list[int]:
     depth, field_value = config.integer("num_hidden_layers"), config.get(field_name)
     layer_values = field_value if isinstance(field_value, list) else [config.integer(field_name)] * depth
     if len(layer_values) < depth or any(
-        not is_json_integer(layer_value) or not 0 < layer_value <= LARGEST for layer_value in layer_values
+        not is_json_integer(layer_value) or not 0 < layer_value <= LARGEST_SIZE for layer_value in layer_values
     ):
         raise config.error(field_name, field_value, f"a positive whole number, or {depth} of them")
     return layer_values[:depth]
@@ -129,7 +129,7 @@ def _read_hy_v3(config: Config) -> Table:
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         shared_expert,
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     ffns_by_kind: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, has_bias), norm)
@@ -142,7 +142,7 @@ def _read_hy_v3(config: Config) -> Table:
     )
 
 
-NO_COUNT = field_names("""
+IGNORED_FIELDS = field_names("""
     bos_id capacity_factor eos_id image_token_id max_vit_seq_len pad_id sep_id vision_config video_token_id
     add_classification_head anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views attention_head_dim
     cla_share_factor class_num dense_list enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine
@@ -155,7 +155,7 @@ NO_COUNT = field_names("""
     vit_used_rms_norm xdrope_section
     """)
 
-OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"}
+EXPERT_FIELDS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"}
 """Fields that are not read for a model without experts."""
 
 
@@ -164,10 +164,12 @@ def _top_k_of_layers(config_values: ConfigValues) -> Any:
     return top_k_by_layer if len({*top_k_by_layer}) > 1 else top_k_by_layer[0]
 
 
-HUNYUAN_MODULES: Modules = {"q_norm": "query_layernorm", "k_norm": "key_layernorm", "shared_expert": "shared_mlp"}
+HUNYUAN_MODULES: ModuleNames = {"q_norm": "query_layernorm", "k_norm": "key_layernorm", "shared_expert": "shared_mlp"}
 
 FAMILIES = {
-    "hunyuan_v1_dense": Family(_read_hunyuan_v1_dense, ignored_fields=NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
+    "hunyuan_v1_dense": Family(
+        _read_hunyuan_v1_dense, ignored_fields=IGNORED_FIELDS | EXPERT_FIELDS, modules=HUNYUAN_MODULES
+    ),
     "hunyuan_vl": Family(
         None,
         text_type="hunyuan_vl_text",
@@ -176,21 +178,21 @@ FAMILIES = {
     ),
     "hunyuan_vl_text": Family(
         _read_hunyuan_vl_text,
-        ignored_fields=NO_COUNT | OF_EXPERTS,
+        ignored_fields=IGNORED_FIELDS | EXPERT_FIELDS,
         aliases={"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"},
         has_older_aliases=True,
         modules=HUNYUAN_MODULES,
     ),
     "hunyuan_v1_moe": Family(
         _read_hunyuan_v1_moe,
-        ignored_fields=NO_COUNT,
+        ignored_fields=IGNORED_FIELDS,
         aliases={"num_experts_per_tok": "moe_topk"},
         field_writers={"moe_topk": _top_k_of_layers},
         modules=HUNYUAN_MODULES,
     ),
     "hy_v3": Family(
         _read_hy_v3,
-        ignored_fields=NO_COUNT | {"expert_hidden_dim", "qk_norm"},
+        ignored_fields=IGNORED_FIELDS | {"expert_hidden_dim", "qk_norm"},
         earlier_names={"mlp.gate": "mlp.router.gate", "shared_experts": "shared_mlp"},
     ),
 }

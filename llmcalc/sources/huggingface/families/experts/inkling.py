@@ -12,14 +12,14 @@ from .....ops import State
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Deviation, Family
+from ...field_writers import FieldWriters
 from ...parts import DENSE_OR_MOE, Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
-from ...writes import Writes
-from ..deepseek.deepseek import SIGMOID
+from ..deepseek.deepseek import SIGMOID_ROUTING
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-RANGES = {"hybrid": "full", "hybrid_sliding": "sliding"}
+KIND_BY_LAYER_TYPE = {"hybrid": "full", "hybrid_sliding": "sliding"}
 
 
 def profile_mixers(config: Config) -> tuple[Table, Table]:
@@ -53,7 +53,7 @@ def _read_inkling_text(config: Config) -> Table:
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=expert_width * shared_expert_count),
         shared_scores={"shared_experts": shared_expert_count},
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     ffn_kinds = _ffn_kinds(config, depth)
     dense_ffn: Table = {"type": "mlp", **glu(config, ffn_width=dense_width), "output_scale": True}
@@ -90,7 +90,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.integers("local_layer_ids"))
     default_layer_kinds = ["sliding" if layer_index in local_layers else "full" for layer_index in range(depth)]
-    return listed_kinds(config, "layer_types", RANGES, default_layer_kinds)
+    return listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
 
 
 def _ffn_kinds(config: Config, depth: int) -> list[str]:
@@ -124,7 +124,7 @@ def _sliding_attention(config_values: ConfigValues) -> Any:
     return require_present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
 
 
-MIXER_WRITES: Writes = {
+MIXER_WRITERS: FieldWriters = {
     "num_attention_heads": lambda s: _full_attention(s).num_attention_heads,
     "num_key_value_heads": lambda s: _full_attention(s).num_key_value_heads,
     "head_dim": lambda s: _full_attention(s).head_dim,
@@ -145,7 +145,7 @@ FAMILIES = {
         {"tie_word_embeddings": False},
         frozenset({"dense_mlp_idx", "number_of_conv_states", "tie_word_embeddings"}),
         field_writers={
-            **MIXER_WRITES,
+            **MIXER_WRITERS,
             "n_shared_experts": lambda s: require_present(s.moe.shared_scores).shared_experts,
         },
         deviations=(FLOAT32_STATES,),

@@ -12,8 +12,8 @@ from .....algebra import ceil_div
 from ...config import Config
 from ...family import Family
 from ...parts import Table, decoder, float32_rmsnorm, glu, listed_kinds, moe, stack_of_layers
-from ..deepseek.deepseek import SIGMOID
-from .inkling import FLOAT32_STATES, MIXER_WRITES, RANGES, profile_mixers
+from ..deepseek.deepseek import SIGMOID_ROUTING
+from .inkling import FLOAT32_STATES, KIND_BY_LAYER_TYPE, MIXER_WRITERS, profile_mixers
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -29,7 +29,7 @@ def _read_inkling2_text(config: Config) -> Table:
         config.integer("n_routed_experts"),
         config.integer("num_experts_per_tok"),
         {**glu(config, ffn_width=config.integer("moe_intermediate_size")), "hidden_act": "situ"},
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     block: Table = {
         "type": "convolved_residual",
@@ -48,7 +48,9 @@ def _read_inkling2_text(config: Config) -> Table:
     }
     default_layer_kinds = ["sliding" if (layer_index + 1) % 6 else "full" for layer_index in range(depth)]
     block_size, layers = config.integer("n_layers_per_attn_res_block"), []
-    for layer_index, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_layer_kinds)):
+    for layer_index, layer_kind in enumerate(
+        listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
+    ):
         finished_blocks, starts_block = ceil_div(layer_index, block_size), layer_index % block_size == 0
         residual_fields = {
             "attention_blocks": finished_blocks,
@@ -79,7 +81,7 @@ def _block_size(config_values: ConfigValues) -> int:
     return block_starts[1] if len(block_starts) > 1 else len(config_values.layers)
 
 
-EARLIER = {
+EARLIER_NAMES = {
     "self_attn.q_proj": "attn.wq_du",
     "self_attn.k_proj": "attn.wk_dv",
     "self_attn.v_proj": "attn.wv_dv",
@@ -102,8 +104,8 @@ FAMILIES = {
         _read_inkling2_text,
         {"tie_word_embeddings": False},
         frozenset({"tie_word_embeddings"}),
-        field_writers={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
-        earlier_names=EARLIER,
+        field_writers={**MIXER_WRITERS, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
+        earlier_names=EARLIER_NAMES,
         deviations=(FLOAT32_STATES,),
     ),
     "inkling2": Family(

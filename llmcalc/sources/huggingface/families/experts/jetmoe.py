@@ -6,7 +6,7 @@ transformers: models/jetmoe. The norms of the layers use the class's default eps
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY_CLASS, Family, Quirks
 from ...parts import Table, decoder, glu, layer_table, moe, rmsnorm, rope
 
 
@@ -37,6 +37,6 @@ FAMILIES = {
             "num_key_value_heads": lambda s: s.first_value("num_key_value_heads"),
         },
         has_older_aliases=True,
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
     )
 }

@@ -12,7 +12,7 @@ from ...family import Family, field_names
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -26,13 +26,13 @@ from ...parts import (
     mtp_modules,
     rmsnorm,
 )
-from ..deepseek.deepseek import ROUTING, SIGMOID
+from ..deepseek.deepseek import ROUTING_FIELDS, SIGMOID_ROUTING
 
 
 def _read_mimo(config: Config) -> Table:
     config.require_fields(attention_bias=True, use_sliding_window=False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(attention(config, **biases(True, *QKV)), glu(config), norm)
+    block = layer_table(attention(config, **biases(True, *QKV_BIASES)), glu(config), norm)
     return decoder(config, block, norm, **mtp_modules(config))
 
 
@@ -48,7 +48,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         config,
         v_head_dim=config.integer("v_head_dim"),
         num_key_value_heads=config.integer("num_key_value_heads"),
-        **attention_biases(config, QKV),
+        **attention_biases(config, QKV_BIASES),
     )
     if config.has("sliding_window_size"):
         window = config.integer("sliding_window_size") + 1
@@ -59,7 +59,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         "sinks": True,
         "sliding_window": window,
     }
-    head_fields = {field_name: config.integer(field_name) for field_name in SLIDING} | {
+    head_fields = {field_name: config.integer(field_name) for field_name in SLIDING_SIZE_FIELDS} | {
         "num_key_value_heads": sliding_attention["num_key_value_heads"]
     }
     for field_name, field_value in head_fields.items():
@@ -68,7 +68,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         config.integer("n_routed_experts", "num_local_experts"),
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     attention_kinds = listed_kinds(
         config,
@@ -98,7 +98,7 @@ def _require_marked_layers(config: Config, field_name: str, layer_kind: str, lay
         )
 
 
-SLIDING = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+SLIDING_SIZE_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 """Sizes for which published configs give the sliding layers' values as well, as `swa_…`."""
 
 
@@ -112,7 +112,7 @@ FAMILIES = {
     "mimo_v2_flash": Family(
         _read_mimo_v2_flash,
         {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
-        ROUTING
+        ROUTING_FIELDS
         | field_names("""
             attention_chunk_size hybrid_block_size layernorm_epsilon n_shared_experts partial_rotary_factor
             swa_rope_theta

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import FieldWriter
 from ...parts import (
     DENSE_OR_MOE,
     Table,
@@ -27,14 +28,13 @@ from ...parts import (
     qk_norm_fields,
     stack_of_combined_kinds,
 )
-from ...writes import Value
-from ..deepseek.deepseek import SIGMOID
-from ..glm.glm import HALVES_MODULES
+from ..deepseek.deepseek import SIGMOID_ROUTING
+from ..glm.glm import FUSED_GATE_MODULES
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-OLDER = {
+OLDER_INDEXER_NAMES = {
     "index_n_heads": "sparse_num_index_heads",
     "index_head_dim": "sparse_index_dim",
     "index_block_size": "sparse_block_size",
@@ -44,7 +44,7 @@ OLDER = {
 """Indexer field → its name in the table `sparse_attention_config`, which takes precedence."""
 
 
-FIXED = {
+FIXED_FIELDS = {
     "attention_output_gate": False,
     "n_shared_experts": 1,
     "qk_norm_type": "per_head",
@@ -55,7 +55,7 @@ FIXED = {
 
 
 def _read_minimax_m3(config: Config) -> Table:
-    for field_name, field_value in FIXED.items():
+    for field_name, field_value in FIXED_FIELDS.items():
         config.require(field_name, None, field_value)
     config.require_if_present("moe_intermediate_size", config.integer("intermediate_size"))
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
@@ -64,7 +64,7 @@ def _read_minimax_m3(config: Config) -> Table:
         indexer_field: older_config.integer(field_name)
         if older_config.has(field_name)
         else config.integer(indexer_field)
-        for indexer_field, field_name in OLDER.items()
+        for indexer_field, field_name in OLDER_INDEXER_NAMES.items()
     }
     default_layer_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
@@ -85,7 +85,7 @@ def _read_minimax_m3(config: Config) -> Table:
         config.integer("num_experts_per_tok"),
         _swiglu(config, "intermediate_size"),
         _swiglu(config, "shared_intermediate_size"),
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     block = layer_table(mixer, experts, norm)
     attention_changes: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
@@ -129,11 +129,11 @@ def _attention_kinds(config_values: ConfigValues) -> list[str]:
     return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in config_values.mixers]
 
 
-def _indexer_field(field_name: str) -> Value:
+def _indexer_field(field_name: str) -> FieldWriter:
     return lambda config_values: getattr(config_values.first_value("block_indexer"), field_name)
 
 
-OF_THE_INDEXER = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")
+INDEXER_FIELDS = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")
 
 
 FAMILIES = {
@@ -159,16 +159,16 @@ FAMILIES = {
                 "swiglu_alpha",
                 "swiglu_limit",
                 "use_gemma_norm",
-                *OLDER,
+                *OLDER_INDEXER_NAMES,
             }
         ),
         field_writers={
             "layer_types": _attention_kinds,
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "dense_intermediate_size": lambda s: s.dense_network.intermediate_size,
-            **{field_name: _indexer_field(field_name) for field_name in OF_THE_INDEXER},
+            **{field_name: _indexer_field(field_name) for field_name in INDEXER_FIELDS},
         },
-        modules=HALVES_MODULES,
+        modules=FUSED_GATE_MODULES,
         earlier_names={
             "mlp.experts": "block_sparse_moe.experts",
             "mlp.shared_experts": "block_sparse_moe.shared_experts",

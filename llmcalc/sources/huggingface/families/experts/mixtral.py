@@ -10,7 +10,7 @@ from ...config import Config
 from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -65,7 +65,7 @@ def _read_qwen2_moe(config: Config) -> Table:
         kinds_and_changes = (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
     else:
         kinds_and_changes = (["full"] * depth, {"full": {}})
-    mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
+    mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV_BIASES))
     expert_fields = {"shared_expert": glu(config, ffn_width=shared_width), "shared_expert_gate": True}
     return qwen_moe_decoder(config, config.count("num_experts"), mixer, expert_fields, kinds_and_changes)
 
@@ -125,13 +125,15 @@ def qwen_moe_decoder(
     return decoder_of_kinds(config, block, norm, *kinds_and_changes, (layer_kinds, layer_changes))
 
 
-NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})
-OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_per_tok"}
+IGNORED_FIELDS = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})
+FIELDS_OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_per_tok"}
 """Fields that are not read if no layer is dense or no layer has experts."""
 
 FAMILIES = {
     "mixtral": Family(_read_mixtral, earlier_names={"mlp": "block_sparse_moe"}),
-    "qwen2_moe": Family(_read_qwen2_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS),
-    "qwen3_moe": Family(read_qwen3_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"}),
-    "phimoe": Family(_read_phimoe, {"head_dim": None}, NO_COUNT, earlier_names={"mlp": "block_sparse_moe"}),
+    "qwen2_moe": Family(_read_qwen2_moe, {"head_dim": None}, IGNORED_FIELDS | FIELDS_OF_ABSENT_LAYERS),
+    "qwen3_moe": Family(
+        read_qwen3_moe, {"head_dim": None}, IGNORED_FIELDS | FIELDS_OF_ABSENT_LAYERS | {"max_window_layers"}
+    ),
+    "phimoe": Family(_read_phimoe, {"head_dim": None}, IGNORED_FIELDS, earlier_names={"mlp": "block_sparse_moe"}),
 }

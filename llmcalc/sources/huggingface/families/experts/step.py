@@ -9,7 +9,7 @@ transformers: models/step3p7. Configs of earlier code list more layers than num_
 from __future__ import annotations
 
 from ...config import Config, is_json_integer
-from ...family import EVERY, Family, Quirks, field_names
+from ...family import EVERY_CLASS, Family, Quirks, field_names
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
@@ -25,7 +25,7 @@ from ...parts import (
     offset_rmsnorm,
     qk_norm_fields,
 )
-from ..deepseek.deepseek import SIGMOID
+from ..deepseek.deepseek import SIGMOID_ROUTING
 
 
 def _read_step3p5(config: Config) -> Table:
@@ -52,7 +52,7 @@ def _read_step3p5(config: Config) -> Table:
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
         glu(config, has_mlp_bias, ffn_width=config.integer("share_expert_dim")),
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
     block = layer_table(mixer, glu(config, has_mlp_bias), norm)
@@ -97,7 +97,7 @@ def _sliding_attention_heads(config: Config) -> int:
     return heads
 
 
-NO_COUNT = field_names("""
+IGNORED_FIELDS = field_names("""
     att_impl_type first_k_dense_replace moe_router_activation need_fp32_gate norm_expert_weight partial_rotary_factors
     per_layer_config scaling_factor sink use_head_wise_attn_gate use_mfa use_moe use_moe_router_bias use_qk_norm
     use_rope_layers yarn_only_types zero_centered
@@ -116,14 +116,14 @@ FAMILIES = {
             "towers.vision_downsampler.map_2": "downsampler2",
             "towers.multi_modal_projector.map_1": "multi_modal_projector",
         },
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
     ),
     "step3p5": Family(
         _read_step3p5,
         {"moe_layers_enum": None},
-        NO_COUNT,
+        IGNORED_FIELDS,
         unread_aliases=frozenset({"num_local_experts"}),  # the class's own n_routed_experts replaces it
         modules={"self_attn.gate_proj": "g_proj"},
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
     ),
 }

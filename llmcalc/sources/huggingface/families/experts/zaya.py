@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import Table, biases, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, rope, stack_of_combined_kinds
-from ...writes import PARTIAL_ROTARY
 
 
 def _read_zaya(config: Config) -> Table:
@@ -75,7 +75,7 @@ FAMILIES = {
         ignored_fields=frozenset({"zaya_mlp_expansion"}),
         field_writers={
             "layer_types": lambda s: s.layer_kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),
-            **PARTIAL_ROTARY,
+            **PARTIAL_ROTARY_WRITER,
         },
         modules={
             "embed_norm": "input_hidden_states_scale + input_hidden_states_bias",

@@ -10,10 +10,10 @@ from ...config import Config
 from ...family import Family, module_names
 from ...head_kinds import architecture_of
 from ...parts import Table, decoder, glu, moe, rmsnorm, stack_of_layers
-from .gemma import LOCAL_THETA_WRITES, local_theta
+from .gemma import LOCAL_THETA_WRITERS, local_theta
 from .gemma4 import gemma4_attention, head_sizes
 
-STEPS = (
+DENOISING_NOTE = (
     "denoising: a pass is counted as one step over its tokens; the further steps, and the product of the previous "
     "step's probabilities with the embedding, are not counted"
 )
@@ -45,7 +45,7 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
     if "Encoder" not in architecture_of(config.config_fields):
         config.require("tie_word_embeddings", True)  # otherwise its class has all weights twice
         config.require("attention_bias", False)  # its class ties weights, and no biases
-        config.notes.append(STEPS)
+        config.notes.append(DENOISING_NOTE)
         stack["streams"] = {"type": "self_conditioning", "feed_forward": dense_ffn, "norm": norm}
     return decoder(config, block, norm, stack=stack)
 
@@ -64,7 +64,7 @@ FAMILIES = {
         _read_diffusion_gemma_text,
         {"num_global_key_value_heads": None},
         frozenset({"final_logit_softcapping", "hidden_act", "cache_implementation", "global_head_dim"}),
-        field_writers=LOCAL_THETA_WRITES,
+        field_writers=LOCAL_THETA_WRITERS,
         has_text_class=False,
     ),
     "diffusion_gemma": Family(

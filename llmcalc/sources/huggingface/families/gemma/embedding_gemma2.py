@@ -25,7 +25,7 @@ from ...parts import (
     rmsnorm,
     stack_of_layers,
 )
-from .gemma import LOCAL_THETA_WRITES, local_theta
+from .gemma import LOCAL_THETA_WRITERS, local_theta
 from .gemma4 import full_attention, head_sizes, sliding_attention
 
 
@@ -81,7 +81,7 @@ FAMILIES = {
         },
         frozenset({"global_head_dim", "num_global_key_value_heads", "sliding_window_pattern"}),
         field_writers={
-            **LOCAL_THETA_WRITES,
+            **LOCAL_THETA_WRITERS,
             "head_dim": lambda s: sliding_attention(s)[2],
             "num_key_value_heads": lambda s: sliding_attention(s)[1],
             "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import (
     Table,
     attention,
@@ -26,7 +27,6 @@ from ...parts import (
     rope,
     sliding_stack,
 )
-from ...writes import Writes
 from ...written_towers import gemma3_sections, paligemma_sections
 
 
@@ -95,17 +95,19 @@ def _read_gemma3(config: Config) -> Table:
     )
 
 
-IGNORED = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})
+IGNORED_FIELDS = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})
 
-LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding_mixer.position.rope_theta}
+LOCAL_THETA_WRITERS: FieldWriters = {"rope_local_base_freq": lambda s: s.sliding_mixer.position.rope_theta}
 
 
 FAMILIES = {
     "gemma": Family(_read_gemma, ignored_fields=frozenset({"hidden_activation", "num_image_tokens"})),
-    "gemma2": Family(read_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
-    "vaultgemma": Family(lambda config: _decoder_with_windows(config, "pre"), ignored_fields=IGNORED | {"hidden_act"}),
+    "gemma2": Family(read_gemma2, ignored_fields=IGNORED_FIELDS | {"hidden_act"}),
+    "vaultgemma": Family(
+        lambda config: _decoder_with_windows(config, "pre"), ignored_fields=IGNORED_FIELDS | {"hidden_act"}
+    ),
     "gemma3_text": Family(
-        _read_gemma3, {"sliding_window_pattern": 6}, IGNORED | {"hidden_act"}, field_writers=LOCAL_THETA_WRITES
+        _read_gemma3, {"sliding_window_pattern": 6}, IGNORED_FIELDS | {"hidden_act"}, field_writers=LOCAL_THETA_WRITERS
     ),
     "gemma3": Family(None, text_type="gemma3_text", tower_file="siglip", write_tower_sections=gemma3_sections),
     "shieldgemma2": Family(None, text_type="gemma3_text", tying_source="either", tower_file="siglip"),

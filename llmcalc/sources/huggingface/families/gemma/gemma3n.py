@@ -27,7 +27,7 @@ from ...parts import (
     rope,
     stack_of_layers,
 )
-from .gemma import LOCAL_THETA_WRITES, local_theta
+from .gemma import LOCAL_THETA_WRITERS, local_theta
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -103,7 +103,7 @@ def _read_gemma3n(config: Config) -> Table:
     )
 
 
-IGNORED = frozenset(
+IGNORED_FIELDS = frozenset(
     {"hidden_act", "rope_local_base_freq", "query_pre_attn_scalar", "cache_implementation", "altup_lr_multiplier"}
 )
 
@@ -121,9 +121,9 @@ def _widths_of_layers(config_values: ConfigValues) -> Any:
 FAMILIES = {
     "gemma3n_text": Family(
         _read_gemma3n,
-        ignored_fields=IGNORED,
+        ignored_fields=IGNORED_FIELDS,
         field_writers={
-            **LOCAL_THETA_WRITES,
+            **LOCAL_THETA_WRITERS,
             "num_kv_shared_layers": shared_layer_count,
             "intermediate_size": _widths_of_layers,
         },

@@ -33,7 +33,7 @@ from ...parts import (
     stack_of_layers,
 )
 from ...written_towers import gemma4_sections
-from .gemma import LOCAL_THETA_WRITES, local_theta
+from .gemma import LOCAL_THETA_WRITERS, local_theta
 from .gemma3n import shared_layer_count
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
     return model_fields
 
 
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     hidden_act cache_implementation is_causal vocab_size_per_layer_input global_head_dim num_global_key_value_heads
     num_experts top_k_experts moe_intermediate_size expert_intermediate_size
     """)
@@ -201,9 +201,9 @@ FAMILIES = {
     "gemma4_text": Family(
         _read_gemma4,
         {"global_head_dim": 512, "num_global_key_value_heads": None},
-        IGNORED,
+        IGNORED_FIELDS,
         field_writers={
-            **LOCAL_THETA_WRITES,
+            **LOCAL_THETA_WRITERS,
             "head_dim": lambda s: sliding_attention(s)[2],
             "num_key_value_heads": lambda s: sliding_attention(s)[1],
             "global_head_dim": lambda s: full_attention(s).sizes(s.spec.hidden_size)[2],
@@ -227,7 +227,7 @@ FAMILIES = {
     "gemma4_unified_text": Family(
         lambda config: _gemma4_decoder(config, has_experts=False, has_layer_inputs=False),
         {"global_head_dim": 512, "num_global_key_value_heads": None},
-        IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"},
+        IGNORED_FIELDS | {"hidden_size_per_layer_input", "enable_moe_block"},
     ),
     "gemma4_unified": Family(
         None,

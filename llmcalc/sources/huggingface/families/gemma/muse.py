@@ -8,7 +8,7 @@ transformers: models/muse_glimmer, models/muse_spark.
 
 from __future__ import annotations
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from .....components.networks.moe import MoE
 from ...absent_value import require_present
 from ...config import Config, is_number
@@ -113,7 +113,7 @@ def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
     if (
         not isinstance(rope_bases, list)
         or len(rope_bases) != len(full_flags)
-        or any(not is_number(rope_base) or not 0 <= rope_base <= LARGEST for rope_base in rope_bases)
+        or any(not is_number(rope_base) or not 0 <= rope_base <= LARGEST_SIZE for rope_base in rope_bases)
     ):
         raise config.error(
             "layer_rope_theta", rope_bases, f"{len(full_flags)} bases of RoPE, 0 for a layer without positions"

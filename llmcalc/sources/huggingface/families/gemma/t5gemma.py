@@ -12,9 +12,9 @@ from .....components.mixers.attention import Attention
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, Family, Quirks, field_names
+from ...family import CLASSIFIER_ENDINGS, Family, Quirks, field_names
 from ...parts import (
-    QKVO,
+    QKVO_BIASES,
     Table,
     attention,
     attention_biases,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def _read_stack_config(config: Config, section_name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
     """Returns the config and the stack of the encoder or decoder; a missing section has the class's defaults."""
-    stack_config = config.section(section_name, SIDE)
+    stack_config = config.section(section_name, STACK_DEFAULTS)
     norm = offset_rmsnorm(stack_config.number("rms_norm_eps"))
     mixer = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
     block: Table = layer_table(mixer, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich")
@@ -54,7 +54,7 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
         **sliding_stack(stack_config, kinds_with_nth_full(depth, 2)),
     }
     stack = stack if has_cross_attention else bidirectional_stack(stack, lambda window: window)
-    stack_config.finish(IGNORED_IN_SECTIONS, config)
+    stack_config.finish(SECTION_IGNORED_FIELDS, config)
     return stack_config, stack
 
 
@@ -91,8 +91,8 @@ def _read_t5gemma(config: Config) -> Table:
 def _read_t5gemma2(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
     encoder_wrapper = config.section("encoder", {"text_config": None})
-    encoder_config = encoder_wrapper.section("text_config", TEXT)
-    decoder_config = config.section("decoder", TEXT)
+    encoder_config = encoder_wrapper.section("text_config", TEXT_DEFAULTS)
+    decoder_config = config.section("decoder", TEXT_DEFAULTS)
     for field_name in ("hidden_size", "vocab_size"):
         if encoder_config.integer(field_name) != decoder_config.integer(field_name):
             raise decoder_config.error(
@@ -113,9 +113,9 @@ def _read_t5gemma2(config: Config) -> Table:
         {},
     )
     for section_config, ignored_fields in (
-        (encoder_wrapper, IMAGES),
-        (encoder_config, IGNORED_IN_SECTIONS),
-        (decoder_config, IGNORED_IN_SECTIONS),
+        (encoder_wrapper, IMAGE_FIELDS),
+        (encoder_config, SECTION_IGNORED_FIELDS),
+        (decoder_config, SECTION_IGNORED_FIELDS),
     ):
         section_config.finish(ignored_fields, config)
     config.notes += notes
@@ -153,7 +153,11 @@ def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
         }
     else:
         mixer = attention(
-            config, **position_field, **score_cap_fields(config), **qk_norm_fields(norm), **biases(has_bias, *QKVO)
+            config,
+            **position_field,
+            **score_cap_fields(config),
+            **qk_norm_fields(norm),
+            **biases(has_bias, *QKVO_BIASES),
         )
     block: Table = layer_table(mixer, glu(config, activation_field="hidden_activation"), norm, "sandwich")
     layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
@@ -171,7 +175,7 @@ def _token_classifier(config: Config) -> Table:
     return head_table(config, None, {"over": "token"})
 
 
-SIDE: dict[str, Any] = {
+STACK_DEFAULTS: dict[str, Any] = {
     "vocab_size": 256000,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -189,21 +193,21 @@ SIDE: dict[str, Any] = {
 }
 """Defaults of the encoder and of the decoder of T5Gemma."""
 
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     query_pre_attn_scalar final_logit_softcapping cache_implementation hidden_act vocab_size hidden_size
     max_position_embeddings
     """)
-IGNORED_IN_SECTIONS = IGNORED | {"dropout_rate", "tie_word_embeddings"}
+SECTION_IGNORED_FIELDS = IGNORED_FIELDS | {"dropout_rate", "tie_word_embeddings"}
 """Its class gives the encoder and the decoder the dropout of the whole model, whose tying counts."""
 
-TEXT: dict[str, Any] = {
-    **SIDE,
+TEXT_DEFAULTS: dict[str, Any] = {
+    **STACK_DEFAULTS,
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "attn_logit_softcapping": None,
     "sliding_window_pattern": 6,
 }
-IMAGES = field_names("""
+IMAGE_FIELDS = field_names("""
     boi_token_index boi_token_id eoi_token_index eoi_token_id image_token_index image_token_id mm_tokens_per_image
     vision_config text_config tie_word_embeddings
     """)
@@ -245,19 +249,21 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
 FAMILIES = {
     "t5gemma": Family(
         _read_t5gemma,
-        ignored_fields=IGNORED,
+        ignored_fields=IGNORED_FIELDS,
         field_writers={
             "encoder": lambda s: _stack_config(s, "encoder"),
             "decoder": lambda s: _stack_config(s, "decoder"),
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
-        quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
+        quirks=Quirks(
+            CLASSIFIER_ENDINGS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIER_ENDINGS
+        ),
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(
         _read_t5gemma2,
-        ignored_fields=IGNORED,
-        quirks=Quirks(value_reading_classes=CLASSIFIERS, cache_refusing_classes=CLASSIFIERS),
+        ignored_fields=IGNORED_FIELDS,
+        quirks=Quirks(value_reading_classes=CLASSIFIER_ENDINGS, cache_refusing_classes=CLASSIFIER_ENDINGS),
         tower_file="siglip",
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),

@@ -6,26 +6,28 @@ transformers: models/glm, models/glm4. Gate and up projection are fused into one
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, Modules
-from ...parts import QKV, Table, attention, attention_biases, decoder, fused_glu, layer_table, rmsnorm, rope
-from ...writes import PARTIAL_ROTARY, UNPADDED
+from ...family import Family, ModuleNames
+from ...field_writers import NO_PADDING_WRITER, PARTIAL_ROTARY_WRITER
+from ...parts import QKV_BIASES, Table, attention, attention_biases, decoder, fused_glu, layer_table, rmsnorm, rope
 
 
 def _read_glm(config: Config, norm_placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, position=rope(config, default_rotary_fraction=0.5), **attention_biases(config, QKV))
+    mixer = attention(
+        config, position=rope(config, default_rotary_fraction=0.5), **attention_biases(config, QKV_BIASES)
+    )
     return decoder(config, layer_table(mixer, fused_glu(config), norm, norm_placement), norm)
 
 
-HALVES_MODULES: Modules = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_proj/2"}
+FUSED_GATE_MODULES: ModuleNames = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_proj/2"}
 
-GLM4_MODULES: Modules = {"self_attn_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
+GLM4_MODULES: ModuleNames = {"self_attn_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
 
 FAMILIES = {
-    "glm": Family(_read_glm, field_writers={**UNPADDED, **PARTIAL_ROTARY}, modules=HALVES_MODULES),
+    "glm": Family(_read_glm, field_writers={**NO_PADDING_WRITER, **PARTIAL_ROTARY_WRITER}, modules=FUSED_GATE_MODULES),
     "glm4": Family(
         lambda config: _read_glm(config, "sandwich"),
-        field_writers={**UNPADDED, **PARTIAL_ROTARY},
-        modules={**HALVES_MODULES, **GLM4_MODULES},
+        field_writers={**NO_PADDING_WRITER, **PARTIAL_ROTARY_WRITER},
+        modules={**FUSED_GATE_MODULES, **GLM4_MODULES},
     ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import (
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -21,8 +21,8 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek_decoder, routed_experts
-from .glm import GLM4_MODULES, HALVES_MODULES
+from ..deepseek.deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, deepseek_decoder, routed_experts
+from .glm import FUSED_GATE_MODULES, GLM4_MODULES
 
 
 def _head_dim(config: Config) -> int:
@@ -40,7 +40,7 @@ def _dense_decoder(config: Config, mixer: Table) -> Table:
 
 def _read_glm4v_text(config: Config) -> Table:
     config.require("attention_bias", None, True)
-    return _dense_decoder(config, attention(config, head_dim=_head_dim(config), **biases(True, *QKV)))
+    return _dense_decoder(config, attention(config, head_dim=_head_dim(config), **biases(True, *QKV_BIASES)))
 
 
 def _read_glm_ocr_text(config: Config) -> Table:
@@ -51,9 +51,9 @@ def _read_glm_ocr_text(config: Config) -> Table:
 def _read_glm4v_moe_text(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
     head_dim = config.optional_integer("head_dim") or _head_dim(config)
-    mixer = attention(config, position=rope(config, 0.5), head_dim=head_dim, **attention_biases(config, QKV))
+    mixer = attention(config, position=rope(config, 0.5), head_dim=head_dim, **attention_biases(config, QKV_BIASES))
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID), layer_kinds)
+    return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID_ROUTING), layer_kinds)
 
 
 FAMILIES = {
@@ -61,17 +61,19 @@ FAMILIES = {
     "glm4v_text": Family(
         _read_glm4v_text,
         {"tie_word_embeddings": False, "head_dim": None, "attention_bias": None},
-        modules={**HALVES_MODULES, **GLM4_MODULES},
+        modules={**FUSED_GATE_MODULES, **GLM4_MODULES},
     ),
     "glm_ocr": Family(None, text_type="glm_ocr_text", tying_source="either", tower_file="glm"),
     "glm_ocr_text": Family(
-        _read_glm_ocr_text, {"tie_word_embeddings": False, "head_dim": None}, modules={**HALVES_MODULES, **GLM4_MODULES}
+        _read_glm_ocr_text,
+        {"tie_word_embeddings": False, "head_dim": None},
+        modules={**FUSED_GATE_MODULES, **GLM4_MODULES},
     ),
     "glm4v_moe": Family(None, text_type="glm4v_moe_text", tying_source="either", tower_file="glm"),
     "glm4v_moe_text": Family(
         _read_glm4v_moe_text,
         {"head_dim": None, "moe_layer_freq": 1, "use_qk_norm": None},
-        ROUTING,
+        ROUTING_FIELDS,
         aliases={"n_routed_experts": "num_local_experts"},
     ),
 }

@@ -13,7 +13,7 @@ from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
 from ...family import Deviation, Family, field_names
-from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp, rope
+from ...parts import QKVO_BIASES, Table, biases, decoder, layer_table, layernorm, mlp, rope
 from .gpt import full_width_heads, non_gated_ffn
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def _read_bloom(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
     mixer = full_width_heads(
-        config, position={"type": "alibi"}, fused_qkv=True, names_scores=True, **biases(True, *QKVO)
+        config, position={"type": "alibi"}, fused_qkv=True, names_scores=True, **biases(True, *QKVO_BIASES)
     )
     block = layer_table(mixer, mlp(4 * config.integer("hidden_size"), "gelu_tanh"), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
@@ -51,7 +51,7 @@ def _read_falcon(config: Config) -> Table:
         num_key_value_heads=kv_heads,
         position=position,
         **softmax_fields,
-        **biases(_nullable_flag(config, "bias"), *QKVO),
+        **biases(_nullable_flag(config, "bias"), *QKVO_BIASES),
     )
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
@@ -72,9 +72,9 @@ def _read_mpt(config: Config) -> Table:
     """Reads MPT as published, with ALiBi and without options that the class ignores."""
     norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
     config.require_fields(expansion_ratio=4, no_bias=True)
-    attention_config = config.section("attn_config", ATTENTION)
+    attention_config = config.section("attn_config", ATTENTION_DEFAULTS)
     attention_config.require_fields(attn_type="multihead_attention", alibi=True, qk_ln=False)
-    attention_config.finish(OF_ATTENTION, config)
+    attention_config.finish(ATTENTION_IGNORED_FIELDS, config)
     ffn_config = config.section("ffn_config", {"ffn_type": "mptmlp"})
     ffn_config.require("ffn_type", "mptmlp")
     ffn_config.finish(frozenset({"fc_type"}), config)
@@ -83,8 +83,8 @@ def _read_mpt(config: Config) -> Table:
     return decoder(config, block, norm)
 
 
-ATTENTION: dict[str, Any] = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False}
-OF_ATTENTION = frozenset(
+ATTENTION_DEFAULTS: dict[str, Any] = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False}
+ATTENTION_IGNORED_FIELDS = frozenset(
     {"alibi_bias_max", "attn_impl", "attn_uses_sequence_id", "clip_qkv", "prefix_lm", "softmax_scale"}
 )
 

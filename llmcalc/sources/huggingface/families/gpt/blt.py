@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY_CLASS, Family, Quirks
 from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
 
 
 def _read_blt(config: Config) -> Table:
     global_config, encoder_config, decoder_config = (
-        config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
+        config.section(f"{name}_config", defaults) for name, defaults in SECTION_DEFAULTS.items() if name != "patcher"
     )
     hidden_size, vectors_per_patch = encoder_config.integer("hidden_size"), config.integer("cross_attn_k")
     for stack_config, field_name, expected_value in (
@@ -51,7 +51,7 @@ def _read_blt(config: Config) -> Table:
         "norm": rmsnorm(decoder_config.number("rms_norm_eps")),
     }
     if config.flag("patch_in_forward"):
-        patcher_config = config.section("patcher_config", SECTIONS["patcher"])
+        patcher_config = config.section("patcher_config", SECTION_DEFAULTS["patcher"])
         patcher_window, vocab_size = patcher_config.optional_integer("sliding_window"), config.integer("vocab_size")
         if patcher_config.integer("vocab_size") < vocab_size:
             raise patcher_config.error(
@@ -63,7 +63,7 @@ def _read_blt(config: Config) -> Table:
             "norm": rmsnorm(patcher_config.number("rms_norm_eps")),
         }
         residual_streams["patcher_runs"] = splits_by_entropy
-        patcher_config.finish(frozenset(patcher_config.defaults) | DERIVED, config)
+        patcher_config.finish(frozenset(patcher_config.defaults) | DERIVED_FIELDS, config)
     if splits_by_entropy:
         config.notes.append(
             "patch_size: the lengths of a text's patches are not counted, but "
@@ -73,7 +73,7 @@ def _read_blt(config: Config) -> Table:
     _check_vocabulary(config, encoder_config)
     stack_fields = _llama_layers(global_config)
     for stack_config in (global_config, encoder_config, decoder_config):
-        stack_config.finish(frozenset(stack_config.defaults) | DERIVED, config)
+        stack_config.finish(frozenset(stack_config.defaults) | DERIVED_FIELDS, config)
     embedding_fields: Table = (
         {} if hidden_size == global_config.integer("hidden_size") else {"embedding_size": hidden_size}
     )
@@ -111,15 +111,15 @@ def _cross_attention(config: Config) -> Table:
     return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
 
 
-SHARED: dict[str, Any] = {
+SHARED_DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": None,
     "rms_norm_eps": 1e-5,
     "dropout": 0.0,
     "hidden_act": "silu",
     "rope_parameters": None,
 }
-LOCAL: dict[str, Any] = {
-    **SHARED,
+LOCAL_DEFAULTS: dict[str, Any] = {
+    **SHARED_DEFAULTS,
     "vocab_size": 260,
     "cross_attn_k": 2,
     "hidden_size_global": 2048,
@@ -128,22 +128,22 @@ LOCAL: dict[str, Any] = {
     "max_position_embeddings": 24576,
     "sliding_window": None,
 }
-DERIVED = frozenset({"encoder_cross_output_size", "tie_word_embeddings"})
+DERIVED_FIELDS = frozenset({"encoder_cross_output_size", "tie_word_embeddings"})
 """Fields of the parts that the class computes from other parts' sizes, or saves and does not use."""
 
-SECTIONS: dict[str, dict[str, Any]] = {
+SECTION_DEFAULTS: dict[str, dict[str, Any]] = {
     "global": {
-        **SHARED,
+        **SHARED_DEFAULTS,
         "hidden_size": 2048,
         "num_attention_heads": 16,
         "num_hidden_layers": 25,
         "max_position_embeddings": 4096,
         "intermediate_size": 5632,
     },
-    "encoder": {**LOCAL, "cross_attn_all_layers": False, "num_hidden_layers": 1, "intermediate_size": None},
-    "decoder": {**LOCAL, "cross_attn_all_layers": True, "num_hidden_layers": 9, "intermediate_size": 2816},
+    "encoder": {**LOCAL_DEFAULTS, "cross_attn_all_layers": False, "num_hidden_layers": 1, "intermediate_size": None},
+    "decoder": {**LOCAL_DEFAULTS, "cross_attn_all_layers": True, "num_hidden_layers": 9, "intermediate_size": 2816},
     "patcher": {
-        **SHARED,
+        **SHARED_DEFAULTS,
         "vocab_size": 260,
         "hidden_size": 768,
         "num_hidden_layers": 14,
@@ -160,6 +160,6 @@ FAMILIES = {
         _read_blt,
         defaults={"encoder_hash_byte_group_size": [3, 4, 5, 6, 7, 8]},
         ignored_fields=frozenset({"max_position_embeddings"}),
-        quirks=Quirks(value_reading_classes=EVERY, counted_field_values={"use_cache": False}),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, counted_field_values={"use_cache": False}),
     )
 }

@@ -9,8 +9,8 @@ from __future__ import annotations
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Family
+from ...field_writers import FieldWriters
 from ...parts import Table, decoder, layer_table, rmsnorm
-from ...writes import Writes
 
 FEWEST_PROMPTS = 3
 """The class shows the third prompt."""
@@ -53,7 +53,7 @@ def _read_cpmant(config: Config) -> Table:
     return {**model_fields, "tie_word_embeddings": False}  # its class ties nothing, whatever the config says
 
 
-WRITES: Writes = {
+FIELD_WRITERS: FieldWriters = {
     "dim_head": lambda s: s.first_stack.block.attention.head_dim,
     "prompt_types": lambda s: require_present(s.first_stack.streams).prompt_types,
     "prompt_length": lambda s: require_present(s.first_stack.streams).prompt_length,
@@ -67,7 +67,7 @@ WRITES: Writes = {
 FAMILIES = {
     "cpmant": Family(
         _read_cpmant,
-        field_writers=WRITES,
+        field_writers=FIELD_WRITERS,
         dropout_fields=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),
     )
 }

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp
+from ...parts import QKVO_BIASES, Table, biases, decoder, layer_table, layernorm, mlp
 from .gpt import ALIASES, full_width_heads
 
 
 def _read_ctrl(config: Config) -> Table:
     norm = layernorm(1e-6)
-    block = layer_table(full_width_heads(config, **biases(True, *QKVO)), mlp(config.integer("dff"), "relu"), norm)
+    block = layer_table(
+        full_width_heads(config, **biases(True, *QKVO_BIASES)), mlp(config.integer("dff"), "relu"), norm
+    )
     return decoder(
         config,
         block,

@@ -18,8 +18,8 @@ from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
 from ...family import Deviation, Family, field_names, module_names
 from ...parts import (
     ACTIVATIONS,
-    IDLE_CROSS_ATTENTION,
-    QKVO,
+    IDLE_CROSS_ATTENTION_NOTE,
+    QKVO_BIASES,
     Table,
     attention_biases,
     biases,
@@ -83,11 +83,11 @@ def _multiple_choice_head(config: Config) -> Table:
 
 
 def _read_gpt2(config: Config) -> Table:
-    heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO))
+    heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO_BIASES))
     mixer, cross_attention = {**heads, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
         cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
-        config.notes.append(IDLE_CROSS_ATTENTION)
+        config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     return {
         **_gpt_model(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
         **_multiple_choice_head(config),
@@ -104,7 +104,7 @@ def _read_gpt_bigcode(config: Config) -> Table:
     kv_fields = {"num_key_value_heads": 1} if is_multi_query else {}
     return _gpt_model(
         config,
-        full_width_heads(config, **kv_fields, **biases(True, *QKVO)),
+        full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)),
         stack={"position": learned_positions(config)},
     )
 
@@ -138,7 +138,9 @@ def _read_openai_gpt(config: Config) -> Table:
         4 * config.integer("hidden_size"),
         config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
-    block = layer_table(full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)), ffn, norm, "post")
+    block = layer_table(
+        full_width_heads(config, float32_softmax=False, **biases(True, *QKVO_BIASES)), ffn, norm, "post"
+    )
     return decoder(config, block, None, stack={"position": learned_positions(config)}, **_multiple_choice_head(config))
 
 
@@ -187,7 +189,7 @@ ALIASES = {
 }
 
 
-NO_COUNT = field_names("""
+IGNORED_FIELDS = field_names("""
     n_ctx n_special predict_special_tokens reorder_and_upcast_attn rotary summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj inference_runner max_batch_size pad_key_length
     pre_allocate_kv_cache validate_runner_input attention_layers embed_dropout apply_query_key_layer_scaling
@@ -221,26 +223,30 @@ KEEPS_EVERY_TOKEN = Deviation(
 FAMILIES = {
     "openai-gpt": Family(
         _read_openai_gpt,
-        ignored_fields=NO_COUNT,
+        ignored_fields=IGNORED_FIELDS,
         aliases=ALIASES,
         field_writers={"afn": _activation_name},
         dropout_fields=GPT2_DROPOUT,
     ),
-    "gpt2": Family(_read_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
+    "gpt2": Family(_read_gpt2, ignored_fields=IGNORED_FIELDS, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
     "gpt-sw3": Family(
-        _read_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
+        _read_gpt2,
+        ignored_fields=IGNORED_FIELDS,
+        aliases=ALIASES,
+        modules=module_names("gpt2"),
+        dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_bigcode": Family(
         _read_gpt_bigcode,
         {"summary_use_proj": True, "summary_proj_to_labels": True},
-        NO_COUNT | {"num_key_value_heads"},  # the class derives it from `multi_query`
+        IGNORED_FIELDS | {"num_key_value_heads"},  # the class derives it from `multi_query`
         aliases=ALIASES,
         modules={**module_names("gpt2"), "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neo": Family(
         _read_gpt_neo,
-        ignored_fields=NO_COUNT,
+        ignored_fields=IGNORED_FIELDS,
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         field_writers={"attention_types": _attention_types, "window_size": lambda s: require_present(s.window)},
         deviations=(KEEPS_EVERY_TOKEN,),
@@ -251,22 +257,22 @@ FAMILIES = {
             "feed_forward": "resid_dropout",
         },
     ),
-    "gptj": Family(read_gptj, ignored_fields=NO_COUNT, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
+    "gptj": Family(read_gptj, ignored_fields=IGNORED_FIELDS, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
     "codegen": Family(
         read_gptj,
-        ignored_fields=NO_COUNT,
+        ignored_fields=IGNORED_FIELDS,
         aliases=ALIASES,
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neox": Family(
         _read_gpt_neox,
-        ignored_fields=NO_COUNT,
+        ignored_fields=IGNORED_FIELDS,
         field_writers={"rotary_pct": "partial_rotary_factor"},
         dropout_fields={**HIDDEN_DROPOUT, "embedding": "hidden_dropout"},
     ),
     "gpt_neox_japanese": Family(
         _read_gpt_neox_japanese,
-        ignored_fields=NO_COUNT,
+        ignored_fields=IGNORED_FIELDS,
         modules={**module_names("gpt_neox"), "o_proj": "dense + dense_bias | dense"},
         dropout_fields=HIDDEN_DROPOUT,
     ),

@@ -13,7 +13,7 @@ from typing import Any
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
-from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, layernorm, mlp, token_types
+from ...parts import ACTIVATIONS, QKVO_BIASES, Table, biases, decoder, layer_table, layernorm, mlp, token_types
 
 
 def _kosmos_decoder(config: Config, stack: Table, **attention_fields: Any) -> Table:
@@ -21,7 +21,9 @@ def _kosmos_decoder(config: Config, stack: Table, **attention_fields: Any) -> Ta
     config.quotient("attention_heads", config.integer("hidden_size"), heads)
     ffn = mlp(config.integer("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     block = layer_table(
-        {"num_attention_heads": heads, **biases(True, *QKVO), **attention_fields}, {**ffn, "sub_norm": norm}, norm
+        {"num_attention_heads": heads, **biases(True, *QKVO_BIASES), **attention_fields},
+        {**ffn, "sub_norm": norm},
+        norm,
     )
     return decoder(config, block, norm, stack={"position": {"type": "sinusoidal"}, **stack})
 
@@ -36,11 +38,11 @@ def _read_kosmos2_5(config: Config) -> Table:
     return _kosmos_decoder(config, token_types(2))
 
 
-NO_COUNT = frozenset({"no_scale_embedding"})
+IGNORED_FIELDS = frozenset({"no_scale_embedding"})
 ALIASES = {"hidden_size": "embed_dim", "num_hidden_layers": "layers", "num_attention_heads": "attention_heads"}
 TEXT_MODEL = Family(
     _read_kosmos2,
-    ignored_fields=NO_COUNT,
+    ignored_fields=IGNORED_FIELDS,
     aliases=ALIASES,
     modules=module_names("kosmos"),
     dropout_fields=BART_DROPOUT,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...config import Config
 from ...dropout import BART_DROPOUT, BERT_DROPOUT
 from ...family import Family, module_names
-from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, learned_positions
+from ...parts import QKVO_BIASES, Table, biases, decoder, layer_table, layernorm, learned_positions
 from .gpt import full_width_heads, non_gated_ffn
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def _read_opt(config: Config) -> Table:
     hidden_size = config.integer("hidden_size")
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
     block = layer_table(
-        full_width_heads(config, **biases(has_bias, *QKVO)),
+        full_width_heads(config, **biases(has_bias, *QKVO_BIASES)),
         non_gated_ffn(config, "ffn_dim", "activation_function", has_bias),
         norm,
         "pre" if is_pre_norm else "post",
@@ -47,14 +47,14 @@ def _fairseq_decoder(
     """Returns a decoder of fairseq. softmax_fields: additional fields of the attention."""
     norm = layernorm()
     block = layer_table(
-        full_width_heads(config, **softmax_fields, **biases(True, *QKVO)),
+        full_width_heads(config, **softmax_fields, **biases(True, *QKVO_BIASES)),
         non_gated_ffn(config, width_field, activation),
         norm,
     )
     return decoder(config, block, norm, stack={"position": position})
 
 
-NO_COUNT = frozenset({"activation_dropout", "learned_embeddings", "scale_embedding", "scale_embeddings"})
+IGNORED_FIELDS = frozenset({"activation_dropout", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
 def _has_pre_norm(config_values: ConfigValues) -> bool:
@@ -64,7 +64,7 @@ def _has_pre_norm(config_values: ConfigValues) -> bool:
 FAMILIES = {
     "opt": Family(
         _read_opt,
-        ignored_fields=NO_COUNT,
+        ignored_fields=IGNORED_FIELDS,
         field_writers={
             "do_layer_norm_before": _has_pre_norm,
             "_remove_final_layer_norm": lambda s: _has_pre_norm(s) and s.main_stack.final_norm is None,
@@ -76,14 +76,14 @@ FAMILIES = {
     ),
     "xglm": Family(
         _read_xglm,
-        ignored_fields=NO_COUNT,
+        ignored_fields=IGNORED_FIELDS,
         aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
         modules={**module_names("opt"), "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
         dropout_fields=BART_DROPOUT,
     ),
     "biogpt": Family(
         lambda config: _fairseq_decoder(config, "intermediate_size", "hidden_act", learned_positions(config, 2)),
-        ignored_fields=NO_COUNT,
+        ignored_fields=IGNORED_FIELDS,
         modules={**module_names("opt"), "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
         dropout_fields={**BERT_DROPOUT, "activation": "activation_dropout"},
     ),

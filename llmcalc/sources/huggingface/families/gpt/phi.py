@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import NO_PADDING_WRITER, PARTIAL_ROTARY_WRITER
 from ...parts import (
-    QKV,
-    QKVO,
+    QKV_BIASES,
+    QKVO_BIASES,
     Table,
     attention,
     attention_biases,
@@ -22,7 +23,6 @@ from ...parts import (
     qk_norm_fields,
     rope,
 )
-from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_decoder
 from .gpt import full_width_heads, non_gated_ffn
 
@@ -35,7 +35,7 @@ def _read_phi3(config: Config) -> Table:
 def _read_phi(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
-    mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
+    mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO_BIASES), **qk_norms)
     block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
     return decoder(config, block, norm, head={"bias": True})
 
@@ -43,7 +43,7 @@ def _read_phi(config: Config) -> Table:
 def _read_persimmon(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
-    mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **qk_norms)
+    mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO_BIASES), **qk_norms)
     return decoder(config, layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
 
 
@@ -51,7 +51,11 @@ def _read_stablelm(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     qk_norms = qk_norm_fields({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
     mixer = attention(
-        config, head_dim=None, position=rope(config, 0.25), **biases(config.flag("use_qkv_bias"), *QKV), **qk_norms
+        config,
+        head_dim=None,
+        position=rope(config, 0.25),
+        **biases(config.flag("use_qkv_bias"), *QKV_BIASES),
+        **qk_norms,
     )
     parallel_field = {"parallel": "shared"} if config.flag("use_parallel_residual") else {}
     return decoder(
@@ -63,7 +67,9 @@ def _read_stablelm(config: Config) -> Table:
 
 def _read_starcoder2(config: Config) -> Table:
     norm, has_bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
-    mixer = attention(config, sliding_window=config.optional_integer("sliding_window"), **biases(has_bias, *QKVO))
+    mixer = attention(
+        config, sliding_window=config.optional_integer("sliding_window"), **biases(has_bias, *QKVO_BIASES)
+    )
     return decoder(
         config, layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", has_bias), norm), norm
     )
@@ -81,7 +87,7 @@ FAMILIES = {
         _read_phi3,
         {"head_dim": None},
         frozenset({"attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"}),
-        field_writers={**UNPADDED, **PARTIAL_ROTARY},
+        field_writers={**NO_PADDING_WRITER, **PARTIAL_ROTARY_WRITER},
         dropout_fields={
             "attention": "attention_dropout",
             "attention_output": "resid_pdrop",
@@ -91,7 +97,7 @@ FAMILIES = {
     "phi": Family(
         _read_phi,
         {"head_dim": None},
-        field_writers=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY_WRITER,
         dropout_fields={
             "embedding": "embd_pdrop",
             "attention": "attention_dropout",
@@ -102,14 +108,14 @@ FAMILIES = {
     "persimmon": Family(
         _read_persimmon,
         ignored_fields=frozenset({"num_key_value_heads"}),
-        field_writers=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY_WRITER,
         dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "stablelm": Family(
         _read_stablelm,
         {"head_dim": None},
         frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
-        field_writers=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY_WRITER,
         modules={"q_norm": "q_layernorm", "k_norm": "k_layernorm"},
         dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, layernorm, qk_norm_fields, rmsnorm
+from ...parts import (
+    QKVO_BIASES,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_table,
+    layernorm,
+    qk_norm_fields,
+    rmsnorm,
+)
 
 
 def _read_chameleon(config: Config) -> Table:
@@ -18,7 +29,7 @@ def _read_chameleon(config: Config) -> Table:
     mixer = attention(
         config,
         head_dim=None,
-        **biases(config.get("attention_bias") is True, *QKVO),
+        **biases(config.get("attention_bias") is True, *QKVO_BIASES),
         **qk_norm_fields(layernorm(), "per_head"),
     )
     norm_placement = "output" if config.get("swin_norm") is True else "pre"

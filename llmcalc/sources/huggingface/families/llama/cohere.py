@@ -150,7 +150,7 @@ def _read_cohere_compass(config: Config) -> Table:
     )
 
 
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     model_max_length cache_implementation layer_switch order_of_interleaved_layers position_embedding_type rotary_pct
     use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding norm_topk_prob
     shared_expert_combination_strategy
@@ -168,13 +168,13 @@ FAMILIES = {
     "aya_vision": Family(None, text_type="cohere2", tower_file="siglip"),
     "cohere2_vision": Family(None, text_type="cohere2", tower_file="siglip"),
     "cohere_compass": Family(None, text_type="cohere_compass_text", tower_file="qwen"),
-    "cohere_compass_text": Family(_read_cohere_compass, ignored_fields=IGNORED | {"sliding_window_pattern"}),
-    "cohere": Family(_read_cohere, ignored_fields=IGNORED),
-    "cohere2": Family(_read_cohere2, {"sliding_window_pattern": 4, "use_qk_norm": None}, IGNORED),
+    "cohere_compass_text": Family(_read_cohere_compass, ignored_fields=IGNORED_FIELDS | {"sliding_window_pattern"}),
+    "cohere": Family(_read_cohere, ignored_fields=IGNORED_FIELDS),
+    "cohere2": Family(_read_cohere2, {"sliding_window_pattern": 4, "use_qk_norm": None}, IGNORED_FIELDS),
     "cohere2_moe": Family(
         _read_cohere2_moe,
         {"first_k_dense_replace": 0, "use_qk_norm": None},
-        IGNORED,
+        IGNORED_FIELDS,
         field_writers={
             "rms_norm_eps": _rms_eps,
             "expert_selection_fn": lambda s: s.moe.router.scoring_func,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import (
-    IDLE_CROSS_ATTENTION,
+    IDLE_CROSS_ATTENTION_NOTE,
     Table,
     attention,
     attention_biases,
@@ -42,7 +42,7 @@ def _read_evolla(config: Config) -> Table:
         "norm": norm,
         "feed_forward_norm": layernorm(),
     }
-    config.notes.append(IDLE_CROSS_ATTENTION)
+    config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     adapter_interval = max(depth // config.integer("aligner_num_add_layers"), 1)
     adapted_layer = {"type": "adapted", "adapter": {"type": "gated_cross", **adapter_table}}
     stack: Table = {"variants": {"adapted": adapted_layer}, "pattern": [*["block"] * (adapter_interval - 1), "adapted"]}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import WINDOW_WRITER
 from ...parts import (
     FULL_OR_SLIDING,
     Table,
@@ -23,7 +24,6 @@ from ...parts import (
     rmsnorm,
     sliding_stack,
 )
-from ...writes import WINDOW
 
 PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 """Letters of `sliding_window_pattern` as a string of local and global layers, which repeats."""
@@ -99,12 +99,12 @@ def _read_exaone_moe(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     mtp_loss_scaling_factor mtp_share_layers mtp_sliding_windows scoring_func topk_method n_group topk_group
     norm_topk_prob routed_scaling_factor cache_implementation
     """)
 
 FAMILIES = {
-    "exaone4": Family(_read_exaone4, ignored_fields=IGNORED, field_writers=WINDOW),
-    "exaone_moe": Family(_read_exaone_moe, ignored_fields=IGNORED | {"first_last_k_dense_replace"}),
+    "exaone4": Family(_read_exaone4, ignored_fields=IGNORED_FIELDS, field_writers=WINDOW_WRITER),
+    "exaone_moe": Family(_read_exaone_moe, ignored_fields=IGNORED_FIELDS | {"first_last_k_dense_replace"}),
 }

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from .....components.position import Rope
 from ...config import Config, is_number
-from ...family import EVERY, Family, Modules, Quirks, module_names
+from ...family import EVERY_CLASS, Family, ModuleNames, Quirks, module_names
+from ...field_writers import WINDOW_WRITER, FieldWriters
 from ...parts import (
     FULL_OR_SLIDING,
     Table,
@@ -30,7 +31,6 @@ from ...parts import (
     rope,
     stack_of_layers,
 )
-from ...writes import WINDOW, Writes
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -90,7 +90,7 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     if rope_bases is not None and (
         not isinstance(rope_bases, list)
         or len(rope_bases) < depth
-        or any(not is_number(rope_base) or not 0 <= rope_base <= LARGEST for rope_base in rope_bases)
+        or any(not is_number(rope_base) or not 0 <= rope_base <= LARGEST_SIZE for rope_base in rope_bases)
     ):
         raise config.error("layer_rope_theta", rope_bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []
@@ -114,10 +114,10 @@ def _rope_bases(config_values: ConfigValues) -> Any:
     return [position.rope_theta if isinstance(position, Rope) else 0 for position in config_values.positions]
 
 
-BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _rope_bases}
+ROPE_BASE_WRITERS: FieldWriters = {**WINDOW_WRITER, "layer_rope_theta": _rope_bases}
 
 
-GRANITE_EARLIER: Modules = {
+GRANITE_EARLIER_NAMES: ModuleNames = {
     "block_sparse_moe.router": "block_sparse_moe.router.layer",
     "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear",
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear",
@@ -130,22 +130,22 @@ FAMILIES = {
         text_type="granite4_vision_text",
         uncounted_encoders={"vision_config": "clip_vision_model", "qformer_config": "blip_2_qformer"},
     ),
-    "granite4_vision_text": Family(_read_granite, quirks=Quirks(mask_making_classes=EVERY)),
+    "granite4_vision_text": Family(_read_granite, quirks=Quirks(mask_making_classes=EVERY_CLASS)),
     "granite_docling": Family(
         None, text_type="granite_docling_text", uncounted_encoders={"vision_config": "granite_docling_vision"}
     ),
     "granite_docling_text": Family(_read_granite),
-    "granitemoe": Family(_read_granitemoe, earlier_names=GRANITE_EARLIER),
+    "granitemoe": Family(_read_granitemoe, earlier_names=GRANITE_EARLIER_NAMES),
     "granitemoeshared": Family(
         lambda config: _decoder_with_attention(config, _shared_experts(config)),
         modules=module_names("granitemoe"),
-        earlier_names=GRANITE_EARLIER,
+        earlier_names=GRANITE_EARLIER_NAMES,
     ),
     "hyperclovax": Family(
         _read_hyperclovax, modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}
     ),
     "granite_swa": Family(
-        lambda config: _sliding_decoder(config, glu(config, config.flag("mlp_bias"))), field_writers=BASES_WRITES
+        lambda config: _sliding_decoder(config, glu(config, config.flag("mlp_bias"))), field_writers=ROPE_BASE_WRITERS
     ),
-    "granitemoe_swa": Family(_read_granitemoe_swa, field_writers=BASES_WRITES, modules=module_names("granitemoe")),
+    "granitemoe_swa": Family(_read_granitemoe_swa, field_writers=ROPE_BASE_WRITERS, modules=module_names("granitemoe")),
 }

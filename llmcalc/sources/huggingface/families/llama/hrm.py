@@ -9,20 +9,23 @@ transformers: models/hrm_text.
 from __future__ import annotations
 
 from .....components.base import MOST_LAYERS
-from .....components.stack import MOST_KINDS
+from .....components.stack import MOST_VARIANTS
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm
+from ...parts import QKVO_BIASES, Table, attention, biases, decoder, glu, layer_table, rmsnorm
 
 
 def _read_hrm_text(config: Config) -> Table:
     high_level_cycles, low_level_cycles = config.integer("H_cycles"), config.integer("L_cycles")
     depth = config.optional_integer("num_layers_per_stack") or config.integer("num_hidden_layers")
-    if 2 * depth > MOST_KINDS or depth * high_level_cycles * (low_level_cycles + 1) > MOST_LAYERS:
-        raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
+    if 2 * depth > MOST_VARIANTS or depth * high_level_cycles * (low_level_cycles + 1) > MOST_LAYERS:
+        raise config.error("num_hidden_layers", depth, f"at most {MOST_VARIANTS // 2} layers of each stack")
     norm, has_bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
     mixer = attention(
-        config, num_key_value_heads=None, output_gate={"per": "element", "bias": has_bias}, **biases(has_bias, *QKVO)
+        config,
+        num_key_value_heads=None,
+        output_gate={"per": "element", "bias": has_bias},
+        **biases(has_bias, *QKVO_BIASES),
     )
     low_level_names = [f"low_{layer_index}" for layer_index in range(depth)]
     high_level_names = [f"high_{layer_index}" for layer_index in range(depth)]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY_CLASS, Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm_fields, rmsnorm
-from ...writes import Writes
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -57,7 +57,7 @@ def _image_layer_interval(config_values: ConfigValues) -> int:
     return layer_kinds.count("block") // max(1, layer_kinds.count("image"))
 
 
-WRITES: Writes = {
+FIELD_WRITERS: FieldWriters = {
     "num_hidden_layers": lambda s: s.first_stack.layer_names().count("block"),
     "cross_layer_interval": _image_layer_interval,
     "alpha_type": lambda s: "vector" if _image_layer(s).gate_per_feature else "float",
@@ -71,8 +71,8 @@ FAMILIES = {
         tower_class_prefixes="Idefics",
         uncounted_encoders={"vision_config": "idefics_vision", "perceiver_config": "idefics_perciever"},
         uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",
-        field_writers=WRITES,
-        quirks=Quirks(value_reading_classes=EVERY, further_inputs=_empty_image_arguments),
+        field_writers=FIELD_WRITERS,
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, further_inputs=_empty_image_arguments),
         dropout_fields={"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     )
 }

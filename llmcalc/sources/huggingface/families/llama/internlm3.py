@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, attention_biases, biases
+from ...parts import QKVO_BIASES, Table, attention, attention_biases, biases
 from .llama import llama_decoder
 
 
@@ -15,7 +15,7 @@ def _read_internlm3(config: Config) -> Table:
     """Reads InternLM3: `qkv_bias` and `bias` must be equal, because Llama's class has both or neither."""
     has_bias = config.flag("attention_bias")
     config.require("mlp_bias", has_bias)
-    return llama_decoder(config, attention(config, **biases(has_bias, *QKVO)), has_bias)
+    return llama_decoder(config, attention(config, **biases(has_bias, *QKVO_BIASES)), has_bias)
 
 
 def _read_iquestcoder(config: Config) -> Table:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import WINDOW_WRITER
 from ...parts import (
     FULL_OR_SLIDING,
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -23,7 +24,6 @@ from ...parts import (
     rmsnorm,
     sliding_stack,
 )
-from ...writes import WINDOW
 
 
 def llama_decoder(
@@ -75,7 +75,7 @@ def _read_mistral(config: Config) -> Table:
 
 
 def _read_qwen2(config: Config) -> Table:
-    return llama_decoder(config, attention(config, **biases(True, *QKV)))
+    return llama_decoder(config, attention(config, **biases(True, *QKV_BIASES)))
 
 
 def _read_qwen3(config: Config) -> Table:
@@ -109,7 +109,7 @@ FAMILIES = {
             "activation is_llama_config neftune_noise_alpha pixel_shuffle_factor rope_interleaved use_resampler"
         ),
     ),
-    "mistral": Family(_read_mistral, field_writers=WINDOW),
+    "mistral": Family(_read_mistral, field_writers=WINDOW_WRITER),
     "qwen2": Family(
         _read_qwen2, {"head_dim": None}, frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"})
     ),

@@ -28,7 +28,7 @@ from ...parts import (
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
+KIND_BY_LAYER_TYPE = {"chunked_attention": "chunked", "full_attention": "full"}
 
 
 def _read_llama4_text(config: Config) -> Table:
@@ -42,7 +42,7 @@ def _read_llama4_text(config: Config) -> Table:
     attention_kinds = listed_kinds(
         config,
         "layer_types",
-        KINDS,
+        KIND_BY_LAYER_TYPE,
         ["chunked" if position_kind == "rope" else "full" for position_kind in position_kinds],
     )
     if config.optional_integer("attention_chunk_size") is None:
@@ -54,7 +54,7 @@ def _read_llama4_text(config: Config) -> Table:
         f"{attention_range}_{position_kind}": {
             "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}
         }
-        for attention_range in KINDS.values()
+        for attention_range in KIND_BY_LAYER_TYPE.values()
         for position_kind in ("rope", "nope")
     }
     if config.get("moe_layers") is None:

@@ -11,7 +11,7 @@ from ...config import Config
 from ...family import Family
 from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm_fields, rmsnorm
 
-IMAGE_TOKENS = 8
+EXTRA_EMBEDDING_ROWS = 8
 """Rows of the embedding beyond the vocabulary, which the class adds."""
 
 
@@ -30,7 +30,7 @@ def _read_mllama_text_model(config: Config) -> Table:
             "cross_attention_layers: their parameters are counted; their products with the image are not counted"
         )
     stack = {"variants": {"image": image_layer}, **layer_pattern(layer_kinds)} if "image" in layer_kinds else {}
-    return decoder(config, layer, norm, stack=stack, additional_vocab_size=IMAGE_TOKENS)
+    return decoder(config, layer, norm, stack=stack, additional_vocab_size=EXTRA_EMBEDDING_ROWS)
 
 
 FAMILIES = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     Table,
     attention,
@@ -24,7 +25,6 @@ from ...parts import (
     rmsnorm,
     sliding_stack,
 )
-from ...writes import UNPADDED
 
 
 def _read_olmo(config: Config) -> Table:
@@ -63,12 +63,12 @@ def _read_flex_olmo(config: Config) -> Table:
     return _decoder_with_qk_norm(config, _routed_experts(config), "output")
 
 
-IGNORED = frozenset({"clip_qkv", "norm_topk_prob"})
+IGNORED_FIELDS = frozenset({"clip_qkv", "norm_topk_prob"})
 
 FAMILIES = {
-    "olmo": Family(_read_olmo, ignored_fields=IGNORED),
-    "olmo2": Family(lambda config: _decoder_with_qk_norm(config, glu(config), "output"), ignored_fields=IGNORED),
-    "olmo3": Family(_read_olmo3, ignored_fields=IGNORED),
-    "olmoe": Family(_read_olmoe, ignored_fields=IGNORED),
-    "flex_olmo": Family(_read_flex_olmo, ignored_fields=IGNORED, field_writers=UNPADDED),
+    "olmo": Family(_read_olmo, ignored_fields=IGNORED_FIELDS),
+    "olmo2": Family(lambda config: _decoder_with_qk_norm(config, glu(config), "output"), ignored_fields=IGNORED_FIELDS),
+    "olmo3": Family(_read_olmo3, ignored_fields=IGNORED_FIELDS),
+    "olmoe": Family(_read_olmoe, ignored_fields=IGNORED_FIELDS),
+    "flex_olmo": Family(_read_flex_olmo, ignored_fields=IGNORED_FIELDS, field_writers=NO_PADDING_WRITER),
 }

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -26,7 +27,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
 )
-from ...writes import UNPADDED
 
 
 def _pre_norm_decoder(
@@ -74,7 +74,9 @@ def _read_smollm3(config: Config) -> Table:
 
 
 def _read_seed_oss(config: Config) -> Table:
-    mixer = attention(config, **attention_biases(config, QKV), **biases(config.flag("attention_out_bias"), "o_bias"))
+    mixer = attention(
+        config, **attention_biases(config, QKV_BIASES), **biases(config.flag("attention_out_bias"), "o_bias")
+    )
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")))
 
 
@@ -99,12 +101,12 @@ def _read_helium(config: Config) -> Table:
         "head_dim",
         config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads")),
     )
-    mixer = attention(config, **attention_biases(config, QKV))
+    mixer = attention(config, **attention_biases(config, QKV_BIASES))
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")), float32_product=True)
 
 
 FAMILIES = {
-    "smollm3": Family(_read_smollm3, ignored_fields=frozenset({"max_window_layers"}), field_writers=UNPADDED),
+    "smollm3": Family(_read_smollm3, ignored_fields=frozenset({"max_window_layers"}), field_writers=NO_PADDING_WRITER),
     "seed_oss": Family(
         _read_seed_oss,
         field_writers={"attention_out_bias": lambda s: s.full_attention.o_bias},

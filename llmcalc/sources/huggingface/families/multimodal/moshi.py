@@ -8,7 +8,7 @@ transformers: models/moshi, models/kyutai_speech_to_text.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY_CLASS, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, attention, class_name_of_config, decoder, float32_rmsnorm, layer_table
 
 
@@ -55,7 +55,7 @@ FAMILIES = {
         tower_class_prefixes="MoshiForConditionalGeneration",
         uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
         uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
-        quirks=Quirks(mask_making_classes=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY_CLASS),
     ),
     "kyutai_speech_to_text": Family(
         _read_kyutai_speech_to_text,
@@ -64,7 +64,7 @@ FAMILIES = {
         uncounted_encoders={"codec_config": "mimi"},
         uncounted_modules="codec_model",
         quirks=Quirks(
-            mask_making_classes=EVERY,
+            mask_making_classes=EVERY_CLASS,
             decoder_ids=lambda config, ids: ids[..., None].expand(-1, -1, 1 + config.num_codebooks),
         ),
         modules={**module_names("moshi"), "embed_tokens": "embed_tokens.embed_tokens"},

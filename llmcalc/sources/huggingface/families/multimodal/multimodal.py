@@ -6,9 +6,9 @@ transformers: the folders of `models` that the model types name.
 from __future__ import annotations
 
 from ...family import Family, Quirks, field_names
-from ..seq2seq.fast_conformer import ENCODER_MODULES as PARAKEET
+from ..seq2seq.fast_conformer import ENCODER_MODULES as PARAKEET_MODULES
 
-OF_LLAVA = field_names("""
+LLAVA_IGNORED_FIELDS = field_names("""
     freeze_mm_mlp_adapter image_aspect_ratio image_grid_pinpoints mm_projector_type mm_use_im_patch_token
     mm_use_im_start_end mm_use_im_video_token mm_vision_select_feature mm_vision_select_layer tune_mm_mlp_adapter
     use_mm_proj
@@ -132,7 +132,7 @@ FAMILIES = {
     ),
     "llava": Family(
         None,
-        ignored_fields=OF_LLAVA,
+        ignored_fields=LLAVA_IGNORED_FIELDS,
         uncounted_fields=LLAVA_TOWERS,
         text_type="llama",
         tying_source="either",
@@ -274,7 +274,7 @@ FAMILIES = {
         tying_source="text",
         tower_file="radio",
         modules={
-            **{f"towers.{name.removeprefix('encoder.')}": place for name, place in PARAKEET.items()},
+            **{f"towers.{name.removeprefix('encoder.')}": place for name, place in PARAKEET_MODULES.items()},
             "towers.self_attn_pre_norm": "norm_self_att | norm1",
             "towers.embed_audio.norm": "layer_norm",
             "towers.patch_embedding": "embeddings.patch_projection",

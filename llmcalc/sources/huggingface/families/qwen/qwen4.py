@@ -15,9 +15,10 @@ from .....ops import Op
 from .....ops.sparse import EntryAttentionCore
 from ...absent_value import require_present
 from ...config import Config
-from ...family import EVERY, Deviation, Family, Quirks
+from ...family import EVERY_CLASS, Deviation, Family, Quirks
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
-    QKVO,
+    QKVO_BIASES,
     Table,
     attention,
     biases,
@@ -30,14 +31,13 @@ from ...parts import (
     rope,
     stack_of_layers,
 )
-from ...writes import PARTIAL_ROTARY
 from ..recurrent.delta import QWEN3_5_MODULES, gated_delta_net
 
 if TYPE_CHECKING:
     from .....workload.run_config import RunConfig
     from ....to_hf.config_values import ConfigValues
 
-KINDS = {"linear_attention": "linear", "indexed_attention": "full", "full_attention": "full"}
+KIND_BY_LAYER_TYPE = {"linear_attention": "linear", "indexed_attention": "full", "full_attention": "full"}
 
 MOST_TABLES, LARGEST_TABLE = 256, 2**32
 """The most rows that a token looks up in all layers, and the largest table of one of them: primes are searched."""
@@ -55,7 +55,7 @@ def _read_qwen4(config: Config) -> Table:
             position=rope(config, 1.0),
             output_gate={"per": "element", "bias": has_bias},
             block_indexer=_indexer(config, norm),
-            **biases(has_bias, *QKVO),
+            **biases(has_bias, *QKVO_BIASES),
             **qk_norm_fields(norm),
         ),
     }
@@ -79,7 +79,7 @@ def _read_qwen4(config: Config) -> Table:
     layer_kinds = listed_kinds(
         config,
         "layer_types",
-        KINDS,
+        KIND_BY_LAYER_TYPE,
         ["full" if (layer_index + 1) % full_period == 0 else "linear" for layer_index in range(depth)],
     )
     ngram_inputs = _ngram_inputs(config, norm, stream_count)
@@ -223,7 +223,7 @@ FAMILIES = {
         {"full_attention_interval": 4},
         frozenset({"mtp_num_hidden_layers", "number_of_conv_states"}),
         field_writers={
-            **PARTIAL_ROTARY,
+            **PARTIAL_ROTARY_WRITER,
             "layer_types": lambda s: [
                 "linear_attention" if mixer.type == "gated_delta_net" else "indexed_attention" for mixer in s.mixers
             ],
@@ -236,10 +236,10 @@ FAMILIES = {
             "ple_layer_ids": lambda s: list(_ngram_parts(s)),
         },
         modules=MODULES,
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         deviations=(QUERY_BY_QUERY,),
     ),
     "qwen4_exp": Family(
-        None, text_type="qwen4_exp_text", tower_file="qwen", quirks=Quirks(value_reading_classes=EVERY)
+        None, text_type="qwen4_exp_text", tower_file="qwen", quirks=Quirks(value_reading_classes=EVERY_CLASS)
     ),
 }

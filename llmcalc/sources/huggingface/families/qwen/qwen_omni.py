@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, attention_biases, biases, qk_norm_fields, rmsnorm
-from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe_decoder
+from ...parts import QKV_BIASES, Table, attention, attention_biases, biases, qk_norm_fields, rmsnorm
+from ..experts.mixtral import FIELDS_OF_ABSENT_LAYERS, IGNORED_FIELDS, qwen_moe_decoder
 from ..llama.llama import llama_decoder
 
 
@@ -61,7 +61,7 @@ FAMILIES = {
     ),
     "qwen2_5_omni_thinker": Family(None, text_type="qwen2_5_omni_text", tower_file="omni", modules=QWEN2_5_ENCODERS),
     "qwen2_5_omni_text": Family(
-        lambda config: llama_decoder(config, attention(config, **biases(True, *QKV))), {"head_dim": None}
+        lambda config: llama_decoder(config, attention(config, **biases(True, *QKV_BIASES))), {"head_dim": None}
     ),
     "qwen3_omni_moe": Family(
         None,
@@ -71,6 +71,8 @@ FAMILIES = {
     ),
     "qwen3_omni_moe_thinker": Family(None, text_type="qwen3_omni_moe_text", tower_file="omni", modules=QWEN3_ENCODERS),
     "qwen3_omni_moe_text": Family(
-        _read_qwen3_omni_moe_text, {"head_dim": None, "tie_word_embeddings": False}, NO_COUNT | OF_ABSENT_LAYERS
+        _read_qwen3_omni_moe_text,
+        {"head_dim": None, "tie_word_embeddings": False},
+        IGNORED_FIELDS | FIELDS_OF_ABSENT_LAYERS,
     ),
 }

@@ -11,12 +11,13 @@ from __future__ import annotations
 from math import floor
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...absent_value import require_present
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, ModuleNames, field_names
+from ...field_writers import NO_PADDING_WRITER, PARTIAL_ROTARY_WRITER, FieldWriters
 from ...parts import (
-    QKVO,
+    QKVO_BIASES,
     Table,
     attention,
     attention_biases,
@@ -35,8 +36,7 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import PARTIAL_ROTARY, UNPADDED, Writes
-from ..deepseek.deepseek import LATENT_WRITES, SIGMOID, latent_attention
+from ..deepseek.deepseek import LATENT_WRITERS, SIGMOID_ROUTING, latent_attention
 from .mamba import layer_interval, layers_of_kind
 
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
@@ -70,7 +70,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         config,
         position=rope(config, 0.25),
         output_gate={"per": "element", "bias": has_bias},
-        **biases(has_bias, *QKVO),
+        **biases(has_bias, *QKVO_BIASES),
         **qk_norm_fields(norm),
     )
     mixers: Table = {"linear": gated_delta_net(config), "full": {"type": "attention", **full_attention}}
@@ -135,7 +135,7 @@ def _read_qwen3_5(config: Config) -> Table:
     return _qwen_decoder(config, [False] * config.integer("num_hidden_layers"))
 
 
-OUTSIDE = {
+TOP_LEVEL_NAMES = {
     "num_heads": "linear_num_heads",
     "head_dim": "linear_head_dim",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
@@ -150,10 +150,10 @@ def linear_attention_config(config: Config, field_defaults: Table | None = None)
     field_defaults: the defaults of further fields.
     """
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
-    config.fields_read.update(OUTSIDE.values())
+    config.fields_read.update(TOP_LEVEL_NAMES.values())
     outer_fields = {
         linear_field: config.integer(field_name)
-        for linear_field, field_name in OUTSIDE.items()
+        for linear_field, field_name in TOP_LEVEL_NAMES.items()
         if linear_field not in stated_config
     }
     field_path_prefix = f"{config.location}linear_attn_config."
@@ -193,7 +193,9 @@ def read_ling_3(config: Config) -> Table:
     }
     attention_period = config.integer("layer_group_size")
     lower_bound_fields = (
-        {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST)} if config.flag("kda_safe_gate") else {}
+        {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST_SIZE)}
+        if config.flag("kda_safe_gate")
+        else {}
     )
     linear_attention = kda(
         config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields
@@ -241,7 +243,7 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         shared_expert,
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     ffns_by_kind: Table = {
@@ -317,18 +319,18 @@ def _has_rope(config: Config) -> bool:
     ) is not None
 
 
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     attn_output_gate mamba_ssm_dtype mlp_only_layers mtp_use_dedicated_embeddings norm_topk_prob output_gate_type
     partial_rotary_factor
     """)
 
-ROUTING = field_names("""
+ROUTING_FIELDS = field_names("""
     head_dim intermediate_size mla_use_nope moe_renormalize moe_router_activation_func n_group norm_topk_prob
     num_expert_group partial_rotary_factor routed_scaling_factor topk_group use_grouped_topk
     """)
 """Fields that choose the experts, and fields that Kimi Linear ignores."""
 
-OF_LING = field_names("""
+LING_FIELDS = field_names("""
     embedding_dropout gated_attention_proj_granularity_type group_norm_size linear_silu max_window_layers
     moe_router_enable_expert_bias moe_shared_expert_intermediate_size no_kda_lora num_nextn_predict_layers qk_head_dim
     rope_interleave rotary_dim router_dtype score_function sliding_window use_bias use_qk_norm use_qkv_bias use_rmsnorm
@@ -343,7 +345,7 @@ KIMI_NAMES = {
     "n_shared_experts": "num_shared_experts",
 }
 
-KIMI_LINEAR: dict[str, Any] = {
+KIMI_LINEAR_DEFAULTS: dict[str, Any] = {
     "vocab_size": 163840,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -373,20 +375,20 @@ KIMI_LINEAR: dict[str, Any] = {
     "moe_layer_freq": 1,
 }
 
-QWEN_WRITES: Writes = {
+QWEN_WRITERS: FieldWriters = {
     "full_attention_interval": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
     "mtp_num_hidden_layers": "num_nextn_predict_layers",
 }
 
 
-GATED_Q_MODULES: Modules = {"self_attn.q_proj": "q_proj/2", "self_attn.gate_proj": "q_proj/2"}
+GATED_Q_MODULES: ModuleNames = {"self_attn.q_proj": "q_proj/2", "self_attn.gate_proj": "q_proj/2"}
 
-KDA_MODULES: Modules = {
+KDA_MODULES: ModuleNames = {
     "linear_attn": "self_attn",
     **{f"linear_attn.{x}": f"forget_gate.{x}" for x in ("A_log", "dt_bias", "f_a_proj", "f_b_proj", "f_proj")},
 }
 
-QWEN3_5_MODULES: Modules = {
+QWEN3_5_MODULES: ModuleNames = {
     **GATED_Q_MODULES,
     **{f"linear_attn.{x}_proj": "in_proj_qkv" for x in "qkv"},
     "linear_attn.g_proj": "in_proj_z",
@@ -399,8 +401,8 @@ FAMILIES = {
     "qwen3_next": Family(
         _read_qwen3_next,
         {"full_attention_interval": 4},
-        IGNORED | {"use_sliding_window"},
-        field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
+        IGNORED_FIELDS | {"use_sliding_window"},
+        field_writers={**QWEN_WRITERS, **PARTIAL_ROTARY_WRITER},
         modules={
             **GATED_Q_MODULES,
             **{f"linear_attn.{x}_proj": "in_proj_qkvz" for x in "qkvg"},
@@ -412,25 +414,25 @@ FAMILIES = {
     "qwen3_5_text": Family(
         _read_qwen3_5,
         {"full_attention_interval": 4},
-        IGNORED,
-        field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
+        IGNORED_FIELDS,
+        field_writers={**QWEN_WRITERS, **PARTIAL_ROTARY_WRITER},
         modules=QWEN3_5_MODULES,
     ),
     "qwen3_5": Family(None, text_type="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
         lambda config: _qwen_decoder(config, [True] * config.integer("num_hidden_layers")),
         {"full_attention_interval": 4},
-        IGNORED | {"mlp_only_layers", "intermediate_size"},
-        field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},
+        IGNORED_FIELDS | {"mlp_only_layers", "intermediate_size"},
+        field_writers={**QWEN_WRITERS, **PARTIAL_ROTARY_WRITER},
         modules=QWEN3_5_MODULES,
     ),
     "qwen3_5_moe": Family(None, text_type="qwen3_5_moe_text", tower_file="qwen"),
     "kimi_linear": Family(
         _read_kimi_linear,
         {"first_k_dense_replace": 1, "moe_layer_freq": 1},
-        ROUTING | {"qk_head_dim"},  # the class derives it from its two parts
+        ROUTING_FIELDS | {"qk_head_dim"},  # the class derives it from its two parts
         aliases=KIMI_NAMES,
-        field_writers={**LATENT_WRITES, **UNPADDED},
+        field_writers={**LATENT_WRITERS, **NO_PADDING_WRITER},
         modules=KDA_MODULES,
         earlier_names={
             "forget_gate.f_a_proj": "f_a_proj",
@@ -441,20 +443,20 @@ FAMILIES = {
     "bailing_hybrid": Family(
         _read_bailing_hybrid,
         {"q_lora_rank": None},
-        ROUTING | OF_LING,
+        ROUTING_FIELDS | LING_FIELDS,
         aliases=KIMI_NAMES,
         field_writers={
-            **LATENT_WRITES,
+            **LATENT_WRITERS,
             "head_dim": lambda s: s.first_value("linear_head_dim"),
             "short_conv_kernel_size": lambda s: s.first_value("linear_conv_kernel_dim"),
             "kda_safe_gate": lambda s: s.first_value("kda_lower_bound") is not None,
             "kda_lower_bound": lambda s: require_present(s.first_value("kda_lower_bound")),
-            **UNPADDED,
+            **NO_PADDING_WRITER,
         },
         modules={**KDA_MODULES, "self_attn.gate_proj": "g_proj"},
         earlier_names={"self_attn": "attention", "forget_gate.f_proj": "f_proj", "attention.o_proj": "attention.dense"},
     ),
     "olmo_hybrid": Family(
-        _read_olmo_hybrid, ignored_fields=frozenset({"partial_rotary_factor"}), field_writers=UNPADDED
+        _read_olmo_hybrid, ignored_fields=frozenset({"partial_rotary_factor"}), field_writers=NO_PADDING_WRITER
     ),
 }

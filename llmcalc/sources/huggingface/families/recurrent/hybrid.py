@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, ModuleNames, field_names
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
     ACTIVATIONS,
     Table,
@@ -22,12 +23,11 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import PARTIAL_ROTARY
-from ..llama.granite import GRANITE_EARLIER
+from ..llama.granite import GRANITE_EARLIER_NAMES
 from .mamba import (
-    IGNORED,
-    MAMBA_2_WRITES,
-    MAMBA_WRITES,
+    IGNORED_FIELDS,
+    MAMBA_2_WRITERS,
+    MAMBA_WRITERS,
     inner_width,
     layer_interval,
     layers_of_kind,
@@ -35,7 +35,12 @@ from .mamba import (
     step_rank,
 )
 
-MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mamba", "linear_attention": "mamba"}
+MIXER_BY_LAYER_TYPE = {
+    "attention": "attention",
+    "full_attention": "attention",
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+}
 """Name of a layer's mixer in configs, old and new → its name here."""
 
 
@@ -180,7 +185,9 @@ def _read_granitemoehybrid(config: Config) -> Table:
         "attention": hybrid_attention(config, **position_fields, **attention_biases(config)),
         "mamba": mamba2(config, _expanded_width(config)),
     }
-    layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.integer("num_hidden_layers"))
+    layer_kinds = listed_kinds(
+        config, "layer_types", MIXER_BY_LAYER_TYPE, ["mamba"] * config.integer("num_hidden_layers")
+    )
     return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 
 
@@ -204,7 +211,7 @@ def _read_falcon_h1(config: Config) -> Table:
     return decoder(config, {"type": "hybrid", **layer_parts, "norm": mixer_norm, "norm_placement": "pre"}, mixer_norm)
 
 
-MULTIPLIERS = field_names("""
+MULTIPLIER_FIELDS = field_names("""
     embedding_multiplier logits_scaling residual_multiplier attention_multiplier lm_head_multiplier mlp_multipliers
     key_multiplier attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier
     z_loss_coefficient mamba_use_mlp attn_layer_indices attn_rotary_emb normalization_function mamba_dt_rank
@@ -216,17 +223,17 @@ def _first_layer_index(layer_indices: list[int]) -> int:
     return layer_indices[0] if layer_indices else 0
 
 
-HYBRID_MODULES: Modules = {"mlp": "feed_forward", "mlp_pre_norm": "pre_ff_layernorm", "norm": "final_layernorm"}
+HYBRID_MODULES: ModuleNames = {"mlp": "feed_forward", "mlp_pre_norm": "pre_ff_layernorm", "norm": "final_layernorm"}
 
 FAMILIES = {
     "jamba": Family(
         _read_jamba,
         {"head_dim": None},
-        IGNORED
+        IGNORED_FIELDS
         | {"sliding_window", "calc_logits_for_entire_prompt", "mamba_inner_layernorms", "n_ctx", "n_ctx_tokens"},
         aliases={"num_experts": "num_local_experts"},
         field_writers={
-            **MAMBA_WRITES,
+            **MAMBA_WRITERS,
             "mamba_dt_rank": state_space_field("time_step_rank"),
             "attn_layer_period": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
             "attn_layer_offset": lambda s: _first_layer_index(layers_of_kind(s, "full_attention")),
@@ -240,21 +247,21 @@ FAMILIES = {
     "bamba": Family(
         _read_bamba,
         {"head_dim": None},
-        IGNORED | MULTIPLIERS,
+        IGNORED_FIELDS | MULTIPLIER_FIELDS,
         field_writers={
-            **MAMBA_2_WRITES,
+            **MAMBA_2_WRITERS,
             "attn_layer_indices": lambda s: layers_of_kind(s, "full_attention"),
-            **PARTIAL_ROTARY,
+            **PARTIAL_ROTARY_WRITER,
         },
         modules=HYBRID_MODULES,
     ),
     "granitemoehybrid": Family(
         _read_granitemoehybrid,
         {"head_dim": None},
-        IGNORED | MULTIPLIERS,
+        IGNORED_FIELDS | MULTIPLIER_FIELDS,
         aliases={"layer_types": "layers_block_type"},
         field_writers={
-            **MAMBA_2_WRITES,
+            **MAMBA_2_WRITERS,
             "layer_types": lambda s: s.layer_kinds(full_attention="attention"),
             "position_embedding_type": lambda s: "rope" if any(s.positions) else None,
             "shared_intermediate_size": lambda s: (
@@ -262,14 +269,14 @@ FAMILIES = {
             ),
         },
         has_older_aliases=True,
-        earlier_names=GRANITE_EARLIER,
+        earlier_names=GRANITE_EARLIER_NAMES,
     ),
     "falcon_h1": Family(
         _read_falcon_h1,
         {"head_dim": None},
-        IGNORED | MULTIPLIERS,
+        IGNORED_FIELDS | MULTIPLIER_FIELDS,
         field_writers={
-            **MAMBA_2_WRITES,
+            **MAMBA_2_WRITERS,
             "mamba_d_ssm": inner_width,
             "mamba_rms_norm": lambda s: s.part_of_type("mamba2").norm is not None,
             "mamba_norm_before_gate": state_space_field("norm_before_gate"),

@@ -12,6 +12,7 @@ from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
 from ...family import Family, field_names, module_names
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     Table,
     attention,
@@ -25,7 +26,6 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import UNPADDED
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -143,7 +143,7 @@ def _read_lfm3(config: Config) -> Table:
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-UNUSED = field_names("""
+UNUSED_FIELDS = field_names("""
     block_dim block_ff_dim block_mlp_init_scale block_multiple_of block_ffn_dim_multiplier block_norm_eps
     block_out_init_scale block_use_swiglu block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init
     full_attn_idxs norm_topk_prob num_heads partial_rotary_factor routed_scaling_factor theta tie_embedding use_pos_enc
@@ -158,13 +158,13 @@ def _has_attention_gate(config_values: ConfigValues) -> bool:
 FAMILIES = {
     "lfm2": Family(
         _read_lfm2,
-        ignored_fields=UNUSED,
+        ignored_fields=UNUSED_FIELDS,
         field_writers={"block_auto_adjust_ff_dim": lambda s: False},
         dropout_fields={},
     ),
     "lfm2_moe": Family(
         _read_lfm2_moe,
-        ignored_fields=UNUSED,
+        ignored_fields=UNUSED_FIELDS,
         field_writers={"use_expert_bias": lambda s: s.find_part(LinearRouter).score_correction == "buffer"},
         modules=module_names("lfm2"),
         dropout_fields={},
@@ -172,11 +172,11 @@ FAMILIES = {
     "lfm2_vl": Family(None, text_type="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}, tower_file="siglip"),
     "lfm3": Family(
         _read_lfm3,
-        ignored_fields=UNUSED,
+        ignored_fields=UNUSED_FIELDS,
         field_writers={
             "use_sandwich_norm": lambda s: s.layers[0].norm_placement == "sandwich",
             "use_attention_gate": _has_attention_gate,
-            **UNPADDED,
+            **NO_PADDING_WRITER,
         },
         modules={**module_names("lfm2"), "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},
         earlier_names={"self_attn.g_proj": "self_attn.gate_proj"},

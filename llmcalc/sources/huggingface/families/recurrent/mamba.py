@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...absent_value import AbsentValue
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, ModuleNames, field_names
+from ...field_writers import FieldWriter, FieldWriters
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, rmsnorm
-from ...writes import Value, Writes
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-NONE: Table = {"type": "none"}
+NO_COMPONENT: Table = {"type": "none"}
 
 
 def step_rank(config: Config, field_name: str) -> int:
@@ -26,7 +26,7 @@ def step_rank(config: Config, field_name: str) -> int:
 
 def _state_space_decoder(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    return decoder(config, layer_table(mixer, NONE, norm), norm)
+    return decoder(config, layer_table(mixer, NO_COMPONENT, norm), norm)
 
 
 def mamba_mixer(config: Config) -> Table:
@@ -80,7 +80,7 @@ def read_mamba2(config: Config) -> Table:
     )
 
 
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     time_step_rank time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor time_step_limit
     rescale_prenorm_residual residual_in_fp32 use_mambapy use_falcon_mambapy use_associative_scan rms_norm
     norm_before_gate fused_add_norm pad_vocab_size_multiple ssm_cfg d_inner d_model n_layer intermediate_size
@@ -118,12 +118,12 @@ def expansion_factor(config_values: ConfigValues) -> int:
     return expansion_ratio
 
 
-def state_space_field(field_name: str) -> Value:
+def state_space_field(field_name: str) -> FieldWriter:
     """Returns a function that writes a config field from a field of the first state-space mixer."""
     return lambda config_values: getattr(config_values.part_of_type("mamba", "mamba2"), field_name)
 
 
-MAMBA_WRITES: Writes = {
+MAMBA_WRITERS: FieldWriters = {
     "mamba_d_state": state_space_field("state_size"),
     "mamba_d_conv": state_space_field("conv_kernel"),
     "mamba_expand": expansion_factor,
@@ -131,15 +131,15 @@ MAMBA_WRITES: Writes = {
     "mamba_proj_bias": state_space_field("use_bias"),
 }
 
-MAMBA_2_WRITES: Writes = {
-    **MAMBA_WRITES,
+MAMBA_2_WRITERS: FieldWriters = {
+    **MAMBA_WRITERS,
     "mamba_n_heads": state_space_field("num_heads"),
     "mamba_d_head": state_space_field("head_dim"),
     "mamba_n_groups": state_space_field("n_groups"),
     "mamba_chunk_size": state_space_field("chunk_size"),
 }
 
-ALONE_WRITES: Writes = {
+STANDALONE_WRITERS: FieldWriters = {
     "intermediate_size": inner_width,
     "expand": expansion_factor,
     "use_bias": state_space_field("use_bias"),
@@ -147,18 +147,26 @@ ALONE_WRITES: Writes = {
 }
 
 
-MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm", "norm": "norm_f"}
+MAMBA_MODULES: ModuleNames = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm", "norm": "norm_f"}
 
 FAMILIES = {
     "mamba": Family(
-        read_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
+        read_mamba,
+        ignored_fields=IGNORED_FIELDS,
+        field_writers=STANDALONE_WRITERS,
+        modules=MAMBA_MODULES,
+        dropout_fields={},
     ),
     "falcon_mamba": Family(
-        _read_falcon_mamba, ignored_fields=IGNORED, field_writers=ALONE_WRITES, modules=MAMBA_MODULES, dropout_fields={}
+        _read_falcon_mamba,
+        ignored_fields=IGNORED_FIELDS,
+        field_writers=STANDALONE_WRITERS,
+        modules=MAMBA_MODULES,
+        dropout_fields={},
     ),
     "mamba2": Family(
         read_mamba2,
-        ignored_fields=IGNORED,
+        ignored_fields=IGNORED_FIELDS,
         field_writers={
             "expand": expansion_factor,
             "use_bias": state_space_field("use_bias"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
     ACTIVATIONS,
     Table,
@@ -29,14 +30,13 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import PARTIAL_ROTARY
 from .hybrid import hybrid_attention
-from .mamba import IGNORED, MAMBA_MODULES, NONE, state_space_field
+from .mamba import IGNORED_FIELDS, MAMBA_MODULES, NO_COMPONENT, state_space_field
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-KINDS = {
+KIND_BY_LAYER_NAME = {
     "M": "mamba",
     "mamba": "mamba",
     "linear_attention": "mamba",
@@ -65,7 +65,7 @@ def layer_kinds(config: Config) -> list[str]:
     field_name = "layer_types" if is_listed or has_default_list else "hybrid_override_pattern"
     layer_pattern_text: Any = config.get(field_name)
     layer_letters = list(layer_pattern_text) if isinstance(layer_pattern_text, str) else config.texts(field_name)
-    parsed_kinds = [KINDS.get(letter, "") for letter in layer_letters]
+    parsed_kinds = [KIND_BY_LAYER_NAME.get(letter, "") for letter in layer_letters]
     if not parsed_kinds or "" in parsed_kinds:
         raise config.error(
             field_name,
@@ -123,19 +123,19 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
     norm = float32_rmsnorm(config.number("layer_norm_epsilon"))
     activation = config.choice(ACTIVATIONS, "mlp_hidden_act")
     layer_builders: dict[str, Callable[[Config], Table]] = {
-        "mamba": lambda layer_config: {"attention": _mamba(layer_config), "feed_forward": NONE},
+        "mamba": lambda layer_config: {"attention": _mamba(layer_config), "feed_forward": NO_COMPONENT},
         "attention": lambda layer_config: {
             "attention": hybrid_attention(layer_config, position=None),
-            "feed_forward": NONE,
+            "feed_forward": NO_COMPONENT,
         },
         "mlp": lambda layer_config: {
-            "attention": NONE,
+            "attention": NO_COMPONENT,
             "feed_forward": {
                 "type": "mlp",
                 **mlp(layer_config.integer("intermediate_size"), activation, layer_config.flag("mlp_bias")),
             },
         },
-        "moe": lambda layer_config: {"attention": NONE, "feed_forward": _moe(layer_config, activation)},
+        "moe": lambda layer_config: {"attention": NO_COMPONENT, "feed_forward": _moe(layer_config, activation)},
     }
     layer_table_by_kind: dict[str, Table] = {}
     layer_variant_names: list[str] = []
@@ -175,7 +175,7 @@ def mtp_layer_kinds(config: Config) -> list[str]:
         if config.has(field_name):
             layer_text: Any = config.get(field_name)
             return [
-                KINDS.get(letter, "")
+                KIND_BY_LAYER_NAME.get(letter, "")
                 for letter in (layer_text if isinstance(layer_text, str) else config.texts(field_name))
             ]
     return []
@@ -196,12 +196,12 @@ FAMILIES = {
         ignored_fields=field_names(
             "kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage"
         ),
-        field_writers=PARTIAL_ROTARY,
+        field_writers=PARTIAL_ROTARY_WRITER,
     ),
     "nemotron_h": Family(
         lambda config: single_sublayer_model(config, [(layer_kind, config) for layer_kind in layer_kinds(config)]),
         {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*-"},
-        IGNORED
+        IGNORED_FIELDS
         | {"attention_head_dim", "mamba_expand", "mamba_d_state", "mtp_hybrid_override_pattern", "num_hidden_layers"}
         | {"num_local_experts"},
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},

@@ -8,9 +8,10 @@ from __future__ import annotations
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Family
+from ...field_writers import PARTIAL_ROTARY_WRITER
 from ...parts import (
     ACTIVATIONS,
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -21,7 +22,6 @@ from ...parts import (
     rope,
     stack_of_variants,
 )
-from ...writes import PARTIAL_ROTARY
 
 
 def _read_recurrent_gemma(config: Config) -> Table:
@@ -37,7 +37,7 @@ def _read_recurrent_gemma(config: Config) -> Table:
         position=rope(config, 0.5),
         sliding_window=window,
         o_bias=True,
-        **attention_biases(config, QKV),
+        **attention_biases(config, QKV_BIASES),
     )
     recurrent_mixer: Table = {
         "type": "rglru",
@@ -69,7 +69,7 @@ FAMILIES = {
             "block_types": lambda s: s.layer_kinds(sliding_attention="attention"),
             "attention_window_size": lambda s: require_present(s.window),
             "intermediate_size": lambda s: 2 * s.network.intermediate_size,
-            **PARTIAL_ROTARY,
+            **PARTIAL_ROTARY_WRITER,
         },
     )
 }

@@ -10,8 +10,8 @@ from math import floor
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Family, field_names
+from ...field_writers import FieldWriter
 from ...parts import Table, biases, decoder, layer_table, rmsnorm
-from ...writes import Value
 
 
 def _read_xlstm(config: Config) -> Table:
@@ -57,7 +57,7 @@ def _head_size(config: Config, factor_field: str, hidden_size: int, heads: int) 
     return config.quotient("num_heads", inner_width, heads)
 
 
-RUNNING = field_names("""
+RUNTIME_FIELDS = field_names("""
     head_dim add_embedding_dropout add_forward_backend_padding add_post_blocks_norm add_post_norm add_qk_norm
     cell_norm_eps force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias
     logit_soft_cap mlstm_round_up_to_multiple_of
@@ -65,7 +65,7 @@ RUNNING = field_names("""
 """Fields that choose how the model runs, and a norm that the class always has."""
 
 
-def _width_factor(field_name: str) -> Value:
+def _width_factor(field_name: str) -> FieldWriter:
     """Returns a function that writes a config field: the width of all heads as a multiple of the model's width."""
     return lambda s: (
         require_present(s.first_value("num_heads")) * require_present(s.first_value(field_name)) / s.spec.hidden_size
@@ -75,7 +75,7 @@ def _width_factor(field_name: str) -> Value:
 FAMILIES = {
     "xlstm": Family(
         _read_xlstm,
-        ignored_fields=RUNNING,
+        ignored_fields=RUNTIME_FIELDS,
         field_writers={
             "qk_dim_factor": _width_factor("qk_head_dim"),
             "v_dim_factor": _width_factor("v_head_dim"),

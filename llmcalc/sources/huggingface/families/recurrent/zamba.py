@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family, Modules, field_names
+from ...family import Family, ModuleNames, field_names
+from ...field_writers import FieldWriters
 from ...parts import (
     ACTIVATIONS,
     Table,
@@ -23,18 +24,17 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-from ...writes import Writes
 from .hybrid import HYBRID_MODULES
-from .mamba import IGNORED, MAMBA_WRITES, NONE, state_space_field, step_rank
+from .mamba import IGNORED_FIELDS, MAMBA_WRITERS, NO_COMPONENT, state_space_field, step_rank
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
-FIRST = ["mamba", "mamba", "hybrid"]
+KIND_BY_LAYER_TYPE = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
+FIRST_LAYER_KINDS = ["mamba", "mamba", "hybrid"]
 """The first layers of Zamba if its config does not list the layers."""
 
-ZAMBA2 = [
+ZAMBA2_LAYER_KINDS = [
     "mamba",
     *["mamba", "mamba", "mamba", "mamba", "mamba", "hybrid"] * 7,
     *["mamba"] * 4,
@@ -53,7 +53,7 @@ def _hybrid_decoder(
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(layer_kinds) != depth:
         raise config.field_error("layers_block_type", f"{depth} times mamba or hybrid, as num_hidden_layers says")
-    mixer_fields = layer_table(mixer, NONE, norm)
+    mixer_fields = layer_table(mixer, NO_COMPONENT, norm)
     hybrid_indices = [layer_index for layer_index, layer_kind in enumerate(layer_kinds) if layer_kind == "hybrid"]
     kind_by_layer = {
         layer_index: f"hybrid_{hybrid_index % block_count + 1}" if block_count > 1 else "hybrid"
@@ -114,13 +114,15 @@ def _read_zamba(config: Config) -> Table:
     attention_period, attention_offset = config.integer("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if layer_index % attention_period == attention_offset else "mamba"
-        for layer_index in range(config.integer("num_hidden_layers") - len(FIRST))
+        for layer_index in range(config.integer("num_hidden_layers") - len(FIRST_LAYER_KINDS))
     ]
     layer_types = config.get("layers_block_type", "layer_types")
     if layer_types is None:
-        layer_kinds = [*FIRST, *later_kinds]
+        layer_kinds = [*FIRST_LAYER_KINDS, *later_kinds]
     else:
-        layer_kinds = listed_kinds(config, "layers_block_type", KINDS, [""] * config.integer("num_hidden_layers"))
+        layer_kinds = listed_kinds(
+            config, "layers_block_type", KIND_BY_LAYER_TYPE, [""] * config.integer("num_hidden_layers")
+        )
     return _hybrid_decoder(
         config, mixer, {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}, layer_kinds, 1
     )
@@ -168,14 +170,16 @@ def _read_zamba2(config: Config) -> Table:
         "attention_adapters": has_adapters,
     }
     layer_types: Any = config.get("layers_block_type", "layer_types")
-    layer_kinds = ZAMBA2
+    layer_kinds = ZAMBA2_LAYER_KINDS
     if layer_types is not None:
-        layer_kinds = listed_kinds(config, "layers_block_type", KINDS, [""] * config.integer("num_hidden_layers"))
+        layer_kinds = listed_kinds(
+            config, "layers_block_type", KIND_BY_LAYER_TYPE, [""] * config.integer("num_hidden_layers")
+        )
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
     return _hybrid_decoder(config, mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
 
 
-OTHER = IGNORED | field_names("""
+ZAMBA_IGNORED_FIELDS = IGNORED_FIELDS | field_names("""
     kv_channels num_query_groups use_long_context use_mem_eff_path sliding_window n_layer ffn_hidden_size num_layers
     state_size attn_layer_period attn_layer_offset adapter_rank expert_layer_period expert_layer_offset
     use_shared_mlp_adapter head_dim use_conv_bias mamba_dt_rank ft_lora use_shared_block_lora lora_rank vocab_pad
@@ -205,8 +209,8 @@ def _shared_blocks(config_values: ConfigValues) -> int:
     )
 
 
-ZAMBA_WRITES: Writes = {
-    **MAMBA_WRITES,
+ZAMBA_WRITERS: FieldWriters = {
+    **MAMBA_WRITERS,
     "layers_block_type": _layer_kinds,
     "n_mamba_heads": state_space_field("num_heads"),
     "intermediate_size": lambda s: _shared_transformer(s).feed_forward.intermediate_size,
@@ -214,7 +218,7 @@ ZAMBA_WRITES: Writes = {
 }
 
 
-ZAMBA_MODULES: Modules = {
+ZAMBA_MODULES: ModuleNames = {
     **HYBRID_MODULES,
     "mixer": "mamba_decoder.mamba",
     "mixer_pre_norm": "mamba_decoder.input_layernorm",
@@ -223,10 +227,10 @@ ZAMBA_MODULES: Modules = {
 FAMILIES = {
     "zamba": Family(
         _read_zamba,
-        ignored_fields=OTHER,
+        ignored_fields=ZAMBA_IGNORED_FIELDS,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         field_writers={
-            **ZAMBA_WRITES,
+            **ZAMBA_WRITERS,
             "hidden_mamba_act": state_space_field("hidden_act"),
             "mamba_dt_rank": state_space_field("time_step_rank"),
         },
@@ -240,10 +244,10 @@ FAMILIES = {
     ),
     "zamba2": Family(
         _read_zamba2,
-        ignored_fields=OTHER,
+        ignored_fields=ZAMBA_IGNORED_FIELDS,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         field_writers={
-            **ZAMBA_WRITES,
+            **ZAMBA_WRITERS,
             "mamba_ngroups": state_space_field("n_groups"),
             "add_bias_linear": state_space_field("use_bias"),
             "num_mem_blocks": _shared_blocks,

@@ -5,7 +5,7 @@ Source: the class in `Family.source`.
 
 from __future__ import annotations
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import MLX
 from ...config import Config
 from ...family import Family
@@ -40,7 +40,7 @@ def _ffn_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
     field_name = "hidden_dim_scale_factor"
     width_factor, hidden_size = config.number(field_name), config.integer("hidden_size")
-    if not 1 <= hidden_size * width_factor <= LARGEST:
+    if not 1 <= hidden_size * width_factor <= LARGEST_SIZE:
         raise config.error(field_name, width_factor, "a number that gives the network a width")
     return width_factor
 

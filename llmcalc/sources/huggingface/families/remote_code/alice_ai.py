@@ -10,12 +10,12 @@ from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import Table, attention, glu, layer_table, listed_kinds, moe, offset_rmsnorm, qk_norm_fields, rope
-from ..deepseek.deepseek import SIGMOID
-from ..recurrent.delta import FAMILIES as DELTA
+from ..deepseek.deepseek import SIGMOID_ROUTING
+from ..recurrent.delta import FAMILIES as DELTA_FAMILIES
 from ..recurrent.delta import LINEAR_OR_FULL
 from .kimi_k3 import block_residual_decoder
 
-QWEN = DELTA["qwen3_next"]
+QWEN3_NEXT_FAMILY = DELTA_FAMILIES["qwen3_next"]
 
 
 def _read_alice_ai(config: Config) -> Table:
@@ -50,7 +50,7 @@ def _read_alice_ai(config: Config) -> Table:
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
         glu(config, ffn_width=shared_width) if shared_width else None,
         **({"shared_expert_gate": True} if shared_width else {}),
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     full_period = config.integer("full_attention_interval")
     default_layer_kinds = ["linear" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]
@@ -66,7 +66,7 @@ FAMILIES = {
         _read_alice_ai,
         {
             **class_defaults("qwen3_next"),
-            **QWEN.defaults,
+            **QWEN3_NEXT_FAMILY.defaults,
             "vocab_size": 129024,
             "max_position_embeddings": 262144,
             "linear_num_key_heads": 32,
@@ -75,7 +75,7 @@ FAMILIES = {
             "router_bias_correction": True,
             "mtp_num_hidden_layers": 1,
         },
-        QWEN.ignored_fields
+        QWEN3_NEXT_FAMILY.ignored_fields
         | class_fields("qwen3_next")
         | {"intermediate_size", "kda_allow_negative_eigenvalues", "number_of_conv_states"},
         aliases={"mtp_num_hidden_layers": "num_nextn_predict_layers"},

@@ -9,7 +9,19 @@ from __future__ import annotations
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import QKV, QKVO, Table, biases, class_name_of_config, decoder, layer_table, layernorm, mlp, rmsnorm, rope
+from ...parts import (
+    QKV_BIASES,
+    QKVO_BIASES,
+    Table,
+    biases,
+    class_name_of_config,
+    decoder,
+    layer_table,
+    layernorm,
+    mlp,
+    rmsnorm,
+    rope,
+)
 
 
 def _read_chatglm(config: Config) -> Table:
@@ -26,7 +38,7 @@ def _read_chatglm1(config: Config) -> Table:
     mixer = {
         "num_attention_heads": config.integer("num_attention_heads"),
         "position": {"type": "rope"},
-        **biases(True, *QKVO),
+        **biases(True, *QKVO_BIASES),
     }
     block = layer_table(mixer, mlp(config.integer("inner_hidden_size"), "gelu_tanh"), norm, "post")
     return decoder(config, block, None, stack={"embedding_norm": norm})
@@ -42,7 +54,7 @@ def _read_chatglm2(config: Config) -> Table:
         "num_attention_heads": heads,
         "head_dim": config.integer("head_dim"),
         "position": rope(config, 0.5),
-        **biases(has_bias or config.flag("add_qkv_bias"), *QKV),
+        **biases(has_bias or config.flag("add_qkv_bias"), *QKV_BIASES),
         **biases(has_bias, "o_bias"),
     }
     if config.flag("multi_query_attention"):

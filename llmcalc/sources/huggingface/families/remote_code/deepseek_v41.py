@@ -11,7 +11,7 @@ from typing import Any
 from ...config import Config, is_json_integer
 from ...family import Family, field_names
 from ...parts import Table, clamped_swiglu, decoder, full_rope, glu, moe, note_uncounted_mtp, rmsnorm, stack_of_layers
-from .wrappers import READ_HERE
+from .wrappers import TOWER_FILE
 
 MIXER_FIELDS = ("num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank")
 
@@ -204,7 +204,7 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/models/deepseek_v41"
+VLLM_CODE_FOLDER = "https://github.com/vllm-project/vllm/blob/main/vllm/models/deepseek_v41"
 
 FAMILIES = {
     "deepseek_v41_text": Family(
@@ -216,15 +216,15 @@ FAMILIES = {
             engram_vocab_size expert_dtype gate_temp hc_eps norm_topk_prob routed_scaling_factor swiglu_limit
             topk_method
             """),
-        source=VLLM,
+        source=VLLM_CODE_FOLDER,
     ),
     "deepseek_v41": Family(
         None,
         {"tie_word_embeddings": False},
         text_type="deepseek_v41_text",
         tying_source="never",
-        source=VLLM,
+        source=VLLM_CODE_FOLDER,
         tower_class_prefixes="DeepseekV41",
-        tower_file=READ_HERE,
+        tower_file=TOWER_FILE,
     ),
 }

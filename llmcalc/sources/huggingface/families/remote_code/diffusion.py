@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import GITHUB, HUB, MLX_VLM
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -33,7 +33,7 @@ from ..experts import mixtral
 from ..experts.mixtral import read_qwen3_moe
 from .open_models import OLMO_NAMES
 
-STEPS = "denoising: the further passes over the same tokens are not counted"
+DENOISING_NOTE = "denoising: the further passes over the same tokens are not counted"
 
 
 def _read_llada(config: Config) -> Table:
@@ -41,7 +41,7 @@ def _read_llada(config: Config) -> Table:
 
     LLaDA-MoE's configs state the same model type and Llama's field names.
     """
-    config.notes.append(STEPS)
+    config.notes.append(DENOISING_NOTE)
     if config.has("num_experts"):
         return _read_llada_moe(config)
     config.require_fields(block_type="llama", layer_norm_type="rms")
@@ -52,9 +52,9 @@ def _read_llada(config: Config) -> Table:
     hidden_size, has_qkv_bias = config.integer("hidden_size"), has_bias or config.flag("include_qkv_bias")
     config.fields_read.add("mlp_ratio")
     ffn_width = config.optional_integer("intermediate_size") or config.integer("mlp_ratio") * hidden_size
-    if ffn_width > LARGEST:
-        raise config.field_error("mlp_ratio", f"a width of at most {LARGEST}")
-    mixer = attention(config, **biases(has_qkv_bias, *QKV), **biases(has_bias, "o_bias"))
+    if ffn_width > LARGEST_SIZE:
+        raise config.field_error("mlp_ratio", f"a width of at most {LARGEST_SIZE}")
+    mixer = attention(config, **biases(has_qkv_bias, *QKV_BIASES), **biases(has_bias, "o_bias"))
     block = layer_table(mixer, glu(config, has_bias, ffn_width), norm)
     is_tied = config.flag("tie_word_embeddings")
     embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
@@ -98,37 +98,37 @@ def _read_llada_moe(config: Config) -> Table:
 
 def _read_dream(config: Config) -> Table:
     """Reads Dream: Qwen 2.5's layers."""
-    config.notes.append(STEPS)
+    config.notes.append(DENOISING_NOTE)
     config.require("use_sliding_window", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(True, *QKV))
+    mixer = attention(config, **biases(True, *QKV_BIASES))
     block = layer_table(mixer, glu(config), norm)
     return encoder(config, block, {"final_norm": norm}, {})
 
 
 def _read_rnd1(config: Config) -> Table:
     """Reads RND1: Qwen 3's experts, without a window."""
-    config.notes.append(STEPS)
+    config.notes.append(DENOISING_NOTE)
     config.require("use_sliding_window", False)
     model_fields = read_qwen3_moe(config)
     model_fields["encoder"] = model_fields.pop("decoder")
     return model_fields
 
 
-BLOCKS = field_names("""
+BLOCK_FIELDS = field_names("""
     bd_size block_length block_size debug ep_size fuse_cross_entropy max_window_layers micro_forward skip_checkpoint
     sliding_window use_deepep use_sliding_window
     """)
 """Fields of training and sampling in blocks."""
 
-NEMOTRON = field_names("""
+NEMOTRON_FIELDS = field_names("""
     ar_loss_weight default_diffusion_min_threshold default_diffusion_sampler default_diffusion_sampling_scaling_factor
     default_diffusion_steps default_diffusion_threshold default_generation_mode dlm_loss_weight dlm_paradigm
     dp_varying_mask_ratio
     """)
 """Fields of Nemotron Labs Diffusion's training and sampling."""
 
-QWEN: dict[str, Any] = {
+QWEN_DEFAULTS: dict[str, Any] = {
     "vocab_size": 151936,
     "num_key_value_heads": None,
     "head_dim": None,
@@ -164,7 +164,7 @@ FAMILIES = {
             "qk_layernorm": True,
             "moe_layer_freq": 1,
         },
-        BLOCKS
+        BLOCK_FIELDS
         | field_names("""
             activation_type alibi_bias_max attention_layer_norm_with_affine block_group_size clip_qkv embedding_dropout
             flash_attention init_cutoff_factor init_device init_fn layer_norm_with_affine multi_query_attention
@@ -177,8 +177,8 @@ FAMILIES = {
     ),
     "Dream": Family(
         _read_dream,
-        QWEN,
-        BLOCKS | {"use_mrope"},
+        QWEN_DEFAULTS,
+        BLOCK_FIELDS | {"use_mrope"},
         generates_text=True,
         source=f"{HUB}Dream-org/Dream-v0-Instruct-7B modeling_dream.py",
     ),
@@ -187,7 +187,7 @@ FAMILIES = {
         class_defaults("qwen3_moe"),
         mixtral.FAMILIES["qwen3_moe"].ignored_fields
         | class_fields("qwen3_moe")
-        | BLOCKS
+        | BLOCK_FIELDS
         | {"moe_backend", "num_diffusion_steps"},
         generates_text=True,
         source=f"{GITHUB}RadicalNumerics/RND1/blob/main/rnd/modeling_rnd.py",
@@ -196,21 +196,21 @@ FAMILIES = {
         None,
         text_type="qwen3",
         tying_source="text",
-        ignored_fields=BLOCKS,
+        ignored_fields=BLOCK_FIELDS,
         source=f"{HUB}JetLM/SDAR-8B-Chat modeling_sdar.py",
     ),
     "sdar_moe": Family(
         None,
         text_type="qwen3_moe",
         tying_source="text",
-        ignored_fields=BLOCKS,
+        ignored_fields=BLOCK_FIELDS,
         source=f"{HUB}JetLM/SDAR-30B-A3B-Chat modeling_sdar_moe.py",
     ),
     "Fast_dLLM_Qwen": Family(
         None,
         text_type="qwen2",
         tying_source="text",
-        ignored_fields=BLOCKS,
+        ignored_fields=BLOCK_FIELDS,
         source="https://github.com/NVlabs/Fast-dLLM/tree/main/v2",
     ),
     "nemotron_labs_diffusion": Family(
@@ -218,7 +218,7 @@ FAMILIES = {
         text_type="llama",
         generates_text=True,
         tying_source="text",
-        ignored_fields=BLOCKS | NEMOTRON,
+        ignored_fields=BLOCK_FIELDS | NEMOTRON_FIELDS,
         source=f"{MLX_VLM}nemotron_labs_diffusion",
     ),
     "llada2_moe": Family(
@@ -226,7 +226,7 @@ FAMILIES = {
         text_type="bailing_moe_v2",
         generates_text=True,
         tying_source="text",
-        ignored_fields=BLOCKS,
+        ignored_fields=BLOCK_FIELDS,
         source="https://github.com/Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/llada2_moe/language.py",
     ),
 }

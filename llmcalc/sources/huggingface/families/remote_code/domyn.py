@@ -11,7 +11,7 @@ from ...config import Config, is_json_integer
 from ...family import Family
 from ...parts import Table, attention, decoder, glu, layer_table, qk_norm_fields, rmsnorm, stack_of_layers
 
-PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
+LOCAL_LAYER_FLAGS = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
 """1 for each layer with RoPE, a window and narrow heads of the default 36 layers, 0 for the others."""
 
 
@@ -77,9 +77,9 @@ FAMILIES = {
             "rms_norm_eps": 1e-6,
             "attention_bias": False,
             "tie_word_embeddings": True,
-            "position_layers": ["rope" if is_local else "nope" for is_local in PATTERN],
-            "window_sizes": [[1024, 0] if is_local else [-1, 0] for is_local in PATTERN],
-            "head_sizes": [64 if is_local else 256 for is_local in PATTERN],
+            "position_layers": ["rope" if is_local else "nope" for is_local in LOCAL_LAYER_FLAGS],
+            "window_sizes": [[1024, 0] if is_local else [-1, 0] for is_local in LOCAL_LAYER_FLAGS],
+            "head_sizes": [64 if is_local else 256 for is_local in LOCAL_LAYER_FLAGS],
         },
         frozenset({"head_dim", "head_sizes", "max_window_layers", "trained_vocab_size"}),
         source=f"{VLLM}domyn_edge.py",

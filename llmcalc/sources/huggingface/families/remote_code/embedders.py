@@ -15,7 +15,7 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family, field_names
 from ...parts import (
-    QKVO,
+    QKVO_BIASES,
     Table,
     attention,
     attention_biases,
@@ -34,8 +34,8 @@ from ...parts import (
     stack_of_combined_kinds,
     token_types,
 )
-from ..bert.bert import OLD, bert_activation, bert_head, padded_positions
-from ..bert.esm import IGNORED as OF_ESM
+from ..bert.bert import OLD_FIELDS, bert_activation, bert_head, padded_positions
+from ..bert.esm import IGNORED_FIELDS as ESM_IGNORED_FIELDS
 from ..bert.esm import esm_encoder
 from ..gemma.gemma import read_gemma2
 
@@ -73,7 +73,7 @@ def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activ
     mixer: Table = {
         "num_attention_heads": config.integer("num_attention_heads"),
         "position": {"type": "alibi"},
-        **biases(True, *QKVO),
+        **biases(True, *QKVO_BIASES),
         **mixer_fields,
     }
     ffn = {
@@ -123,7 +123,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
     mixer = {
         "num_attention_heads": config.integer("num_attention_heads"),
         "position": rope(config, theta_name="rotary_emb_base", fraction_name="rotary_emb_fraction"),
-        **biases(config.flag("qkv_proj_bias"), *QKVO),
+        **biases(config.flag("qkv_proj_bias"), *QKVO_BIASES),
     }
     dense_ffn = {
         "type": "mlp",
@@ -194,21 +194,21 @@ FAMILIES = {
             "feed_forward_type": "geglu",
             "tie_word_embeddings": True,
         },
-        OLD | {"emb_pooler", "model_max_length"},
+        OLD_FIELDS | {"emb_pooler", "model_max_length"},
         source=f"{HUB}jinaai/jina-bert-implementation modeling_bert.py",
         dropout_fields=BERT_DROPOUT,
     ),
     "mosaic_bert": Family(
         _read_mosaic_bert,
         class_defaults("bert"),
-        OLD | class_fields("bert") | {"alibi_starting_size"},
+        OLD_FIELDS | class_fields("bert") | {"alibi_starting_size"},
         source=f"{GITHUB}mosaicml/examples/blob/main/examples/benchmarks/bert/src/bert_layers.py",
         dropout_fields=BERT_DROPOUT,
     ),
     "nucleotide_transformer_v2": Family(
         _read_nucleotide_transformer_v2,
         class_defaults("esm"),
-        OF_ESM | class_fields("esm"),
+        ESM_IGNORED_FIELDS | class_fields("esm"),
         source=f"{HUB}InstaDeepAI/nucleotide-transformer-v2-500m-multi-species modeling_esm.py",
         dropout_fields=BERT_DROPOUT,
     ),
@@ -226,7 +226,7 @@ FAMILIES = {
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": False,
         },
-        OLD
+        OLD_FIELDS
         | field_names("classifier_init_range decoder_init_range dim_head embedding_init_range kwargs ngpt rms_norm"),
         aliases={"rms_norm_eps": "norm_eps", "max_position_embeddings": "max_length"},
         source=f"{GITHUB}chandar-lab/NeoBERT/blob/main/src/neobert/model/model.py",
@@ -254,7 +254,7 @@ FAMILIES = {
             "type_vocab_size": 1,
             "tie_word_embeddings": True,
         },
-        OLD
+        OLD_FIELDS
         | field_names("""
             dense_seq_output ffn_div fused_bias_fc fused_dropout_add_ln max_trained_positions
             moe_normalize_expert_weights moe_resid_pdrop pad_vocab_to_multiple_of parallel_block_tied_norm
@@ -281,13 +281,13 @@ FAMILIES = {
     "llama_bidirec": Family(
         _read_llama_bidirec,
         class_defaults("llama"),
-        OLD | {"pooling", "mlp_bias"},
+        OLD_FIELDS | {"pooling", "mlp_bias"},
         source=f"{HUB}nvidia/llama-nemotron-embed-1b-v2 llama_bidirectional_model.py",
     ),
     "bidir_mistral": Family(
         _read_bidir_mistral,
         class_defaults("mistral"),
-        OLD | {"sliding_window"},
+        OLD_FIELDS | {"sliding_window"},
         source=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
     ),
     "nvembed": Family(

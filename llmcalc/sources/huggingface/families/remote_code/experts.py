@@ -12,7 +12,7 @@ from ...code_addresses import HUB, MLX, SGLANG, VLLM
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -28,8 +28,8 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ..deepseek.deepseek import LATENT, SIGMOID, deepseek_decoder, latent_attention, routed_experts
-from ..deepseek.deepseek import ROUTING as CHOICE
+from ..deepseek.deepseek import LATENT_DEFAULTS, SIGMOID_ROUTING, deepseek_decoder, latent_attention, routed_experts
+from ..deepseek.deepseek import ROUTING_FIELDS as DEEPSEEK_ROUTING_FIELDS
 from ..experts.minimax import minimax_decoder
 
 
@@ -56,7 +56,7 @@ def ling_attention(config: Config, norm: Table) -> Table:
     return attention(
         config,
         position=ling_rope(config),
-        **biases(config.flag("use_qkv_bias"), *QKV),
+        **biases(config.flag("use_qkv_bias"), *QKV_BIASES),
         **biases(config.flag("use_bias"), "o_bias"),
         **(qk_norm_fields(norm) if config.flag("use_qk_norm") else {}),
     )
@@ -79,7 +79,7 @@ def ling_experts(config: Config, shared_expert_count: int | None = None) -> Tabl
     shared_width = (
         config.optional_integer("moe_shared_expert_intermediate_size") or expert_width
     ) * shared_expert_count
-    router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
+    router: Table = SIGMOID_ROUTING if config.flag("moe_router_enable_expert_bias") else {}
     return moe(
         config.integer("num_experts"),
         config.integer("num_experts_per_tok"),
@@ -142,7 +142,7 @@ def _read_klear(config: Config) -> Table:
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=expert_width * config.integer("n_shared_experts")),
         shared_expert_mix=True,
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     block = layer_table(mixer, experts, norm)
     layer_configs: Table = {
@@ -274,7 +274,7 @@ def _read_smallthinker(config: Config) -> Table:
     """
     depth = config.integer("num_hidden_layers")
     rope_flags, window_flags = (
-        _layer_flags(config, field_name, depth, default_flag) for field_name, default_flag in LAYOUTS.items()
+        _layer_flags(config, field_name, depth, default_flag) for field_name, default_flag in LAYOUT_DEFAULTS.items()
     )
     window = config.optional_integer("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
@@ -290,7 +290,7 @@ def _read_smallthinker(config: Config) -> Table:
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
 
-LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
+LAYOUT_DEFAULTS = {"rope_layout": 1, "sliding_window_layout": 0}
 """Lists of SmallThinker's layers → what stands in one that is not given."""
 
 
@@ -302,7 +302,7 @@ def _layer_flags(config: Config, field_name: str, depth: int, default_flag: int)
     return layer_flags
 
 
-COMMON: dict[str, Any] = {
+COMMON_DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "num_key_value_heads": None,
@@ -311,12 +311,12 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
     "moe_layer_freq": 1,
 }
-ROUTING = field_names(
+ROUTING_FIELDS = field_names(
     "aux_loss_alpha ep_size n_group norm_topk_prob routed_scaling_factor scoring_func seq_aux topk_group topk_method"
 )
 
-LING: dict[str, Any] = {
-    **COMMON,
+LING_DEFAULTS: dict[str, Any] = {
+    **COMMON_DEFAULTS,
     "use_bias": False,
     "use_qkv_bias": False,
     "use_qk_norm": False,
@@ -326,7 +326,7 @@ LING: dict[str, Any] = {
     "moe_router_enable_shared_expert": True,
     "first_k_dense_replace": 0,
 }
-LING_IGNORED = ROUTING | field_names("""
+LING_IGNORED_FIELDS = ROUTING_FIELDS | field_names("""
     embedding_dropout intermediate_size max_window_layers moe_router_enable_routed_scaling
     moe_router_topk_scaling_factor mtp_loss_scaling_factor norm_head norm_softmax output_dropout router_dtype
     score_function sliding_window use_rmsnorm use_sliding_window
@@ -335,14 +335,14 @@ LING_IGNORED = ROUTING | field_names("""
 FAMILIES = {
     "deepseek": Family(
         _read_deepseek,
-        {**COMMON, "n_routed_experts": None, "n_shared_experts": None, "first_k_dense_replace": 0},
-        ROUTING | {"intermediate_size"},
+        {**COMMON_DEFAULTS, "n_routed_experts": None, "n_shared_experts": None, "first_k_dense_replace": 0},
+        ROUTING_FIELDS | {"intermediate_size"},
         source=f"{HUB}deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
     ),
     "bailing_moe": Family(
         _read_bailing_moe,
-        LING,
-        LING_IGNORED,
+        LING_DEFAULTS,
+        LING_IGNORED_FIELDS,
         uncounted_fields={
             "multi_gate": "the two routers of each layer for tokens of images and of sound are not counted"
         },
@@ -351,21 +351,21 @@ FAMILIES = {
     ),
     "bailing_moe_linear": Family(
         _read_bailing_linear,
-        {**LING, "layer_group_size": 1, "linear_silu": False},
-        LING_IGNORED | {"group_norm_size", "num_nextn_predict_layers"},
+        {**LING_DEFAULTS, "layer_group_size": 1, "linear_silu": False},
+        LING_IGNORED_FIELDS | {"group_norm_size", "num_nextn_predict_layers"},
         has_grouped_router=True,
         source=f"{MLX}bailing_moe_linear.py",
     ),
     "Klear": Family(
         _read_klear,
-        {**COMMON, "mlp_only_layers": None, "decoder_sparse_step": 1, "n_shared_experts": 1},
-        ROUTING | {"moe_aux_loss_coeff", "sliding_window", "use_sliding_window"},
+        {**COMMON_DEFAULTS, "mlp_only_layers": None, "decoder_sparse_step": 1, "n_shared_experts": 1},
+        ROUTING_FIELDS | {"moe_aux_loss_coeff", "sliding_window", "use_sliding_window"},
         source=f"{MLX}Klear.py",
     ),
     "hunyuan": Family(
         _read_hunyuan,
         {
-            **COMMON,
+            **COMMON_DEFAULTS,
             "use_qk_norm": False,
             "use_cla": False,
             "cla_share_factor": 1,
@@ -374,7 +374,7 @@ FAMILIES = {
             "use_mixed_mlp_moe": False,
             "moe_topk": 1,
         },
-        ROUTING
+        ROUTING_FIELDS
         | {"use_rotary_pos_emb", "org_vocab_size", "add_classification_head", "class_num"}
         | {"moe_topk", "num_shared_expert", "use_mixed_mlp_moe", "moe_intermediate_size", "cla_share_factor"},
         aliases={"head_dim": "attention_head_dim"},
@@ -383,7 +383,7 @@ FAMILIES = {
     "grok-1": Family(
         _read_grok,
         {
-            **COMMON,
+            **COMMON_DEFAULTS,
             "num_experts": 8,
             "num_experts_per_tok": 2,
             "attn_logit_softcapping": 30.0,
@@ -414,7 +414,7 @@ FAMILIES = {
     "grok-2": Family(
         _read_grok_2,
         {
-            **COMMON,
+            **COMMON_DEFAULTS,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": None,
@@ -431,22 +431,22 @@ FAMILIES = {
     "sarvam_mla": Family(
         _read_sarvam_mla,
         {
-            **COMMON,
-            **LATENT,
+            **COMMON_DEFAULTS,
+            **LATENT_DEFAULTS,
             "q_lora_rank": None,
             "num_shared_experts": 0,
             "moe_shared_expert_intermediate_size": None,
             "moe_router_enable_expert_bias": True,
             "first_k_dense_replace": 0,
         },
-        CHOICE
+        DEEPSEEK_ROUTING_FIELDS
         | frozenset({"embedding_dropout", "moe_router_enable_routed_scaling", "output_dropout", "router_dtype"})
         | {"q_head_dim", "score_function", "use_qk_norm"},
         source=f"{VLLM}sarvam.py",
     ),
     "smallthinker": Family(
         _read_smallthinker,
-        {**COMMON, "rope_layout": None, "sliding_window_layout": None, "sliding_window_size": 4096},
+        {**COMMON_DEFAULTS, "rope_layout": None, "sliding_window_layout": None, "sliding_window_size": 4096},
         field_names("""
             model_name moe_enable_early_router moe_enable_secondary_experts moe_primary_router_apply_softmax
             moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob sliding_window

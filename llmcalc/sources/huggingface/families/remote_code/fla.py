@@ -11,15 +11,26 @@ from collections.abc import Callable, Mapping
 from math import isclose
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import ACTIVATIONS, QKV, Table, biases, decoder_of_kinds, glu, layer_table, qk_norm_fields, rmsnorm, rope
+from ...parts import (
+    ACTIVATIONS,
+    QKV_BIASES,
+    Table,
+    biases,
+    decoder_of_kinds,
+    glu,
+    layer_table,
+    qk_norm_fields,
+    rmsnorm,
+    rope,
+)
 from ..recurrent.delta import gated_delta_net, kda
 from ..recurrent.mamba import mamba_mixer, read_mamba, read_mamba2
 
-FLA = f"{GITHUB}fla-org/flash-linear-attention/blob/main/fla/models/"
+FLA_CODE_FOLDER = f"{GITHUB}fla-org/flash-linear-attention/blob/main/fla/models/"
 
 
 def _read_transformer(config: Config) -> Table:
@@ -33,7 +44,7 @@ def _read_gated_deltanet(config: Config) -> Table:
     heads, key_dim = config.integer("num_attention_heads"), config.integer("head_dim")
     value_expansion = config.number("expand_v")
     value_dim = int(key_dim * value_expansion)
-    if not isclose(value_dim, key_dim * value_expansion, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
+    if not isclose(value_dim, key_dim * value_expansion, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST_SIZE:
         raise config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
     mixer = gated_delta_net(
         config,
@@ -66,8 +77,8 @@ def _read_delta_net(config: Config) -> Table:
 
 def _read_retnet(config: Config) -> Table:
     """Reads RetNet, whose class reads no field of the convolution, and whose rotary kernel has heads of up to 256."""
-    if _head_size(config, "expand_k") > WIDEST_ROTATED:
-        raise config.error("expand_k", config.number("expand_k"), f"heads of at most {WIDEST_ROTATED}")
+    if _head_size(config, "expand_k") > WIDEST_RETNET_HEAD:
+        raise config.error("expand_k", config.number("expand_k"), f"heads of at most {WIDEST_RETNET_HEAD}")
     return _decoder(config, {"type": "retention", **_linear_attention(config)})
 
 
@@ -129,7 +140,7 @@ def _head_size(config: Config, field_name: str) -> int:
     """Returns the size of a head, where all heads together are the model's width times a field, rounded down."""
     heads, expansion_ratio = config.integer("num_attention_heads"), config.number(field_name)
     scaled_width = int(config.integer("hidden_size") * expansion_ratio)
-    if not 1 <= scaled_width <= LARGEST or scaled_width % heads:
+    if not 1 <= scaled_width <= LARGEST_SIZE or scaled_width % heads:
         raise config.error(field_name, expansion_ratio, f"a width that is a multiple of num_heads ({heads})")
     return scaled_width // heads
 
@@ -210,7 +221,7 @@ def _attention_sections(config: Config) -> dict[str, Config]:
             ATTENTION_DEFAULTS,
             config.model_type,
             location=f"{config.location}attn[{list_position}]." if is_list else f"{config.location}attn.",
-            aliases=ATTENTION_NAMES,
+            aliases=ATTENTION_ALIASES,
         )
         for list_position, table in enumerate(tables)
     }
@@ -228,7 +239,7 @@ def _softmax_attention(config: Config) -> Table:
         "position": rope(config),
         **({"num_key_value_heads": kv_heads} if kv_heads != heads else {}),
         **({"sliding_window": window} if window is not None else {}),
-        **biases(config.flag("qkv_bias"), *QKV),
+        **biases(config.flag("qkv_bias"), *QKV_BIASES),
     }
 
 
@@ -238,21 +249,21 @@ def _ffn_width(config: Config) -> int:
     config.require("hidden_act", "swish")
     width_ratio = config.optional_integer("hidden_ratio") or 4
     ffn_width = stated_width or -(-int(config.integer("hidden_size") * width_ratio * 2 / 3) // 256) * 256
-    if ffn_width > LARGEST:
-        raise config.error("hidden_ratio", width_ratio, f"a width of at most {LARGEST}")
+    if ffn_width > LARGEST_SIZE:
+        raise config.error("hidden_ratio", width_ratio, f"a width of at most {LARGEST_SIZE}")
     return ffn_width
 
 
-ATTENTION_NAMES = {
+ATTENTION_ALIASES = {
     "num_attention_heads": "num_heads",
     "num_key_value_heads": "num_kv_heads",
     "sliding_window": "window_size",
 }
-NAMES = {**ATTENTION_NAMES, "rms_norm_eps": "norm_eps"}
+ALIASES = {**ATTENTION_ALIASES, "rms_norm_eps": "norm_eps"}
 
 ATTENTION_DEFAULTS: dict[str, Any] = {"num_kv_heads": None, "window_size": None, "qkv_bias": False}
 
-COMMON: dict[str, Any] = {
+COMMON_DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000,
     "hidden_size": 2048,
     "num_hidden_layers": 24,
@@ -267,7 +278,7 @@ COMMON: dict[str, Any] = {
 }
 """Defaults that the library's configuration classes have in common."""
 
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     attn_mode elementwise_affine fuse_cross_entropy fuse_linear_cross_entropy fuse_norm fuse_swiglu hidden_ratio
     norm_first use_l2warp
     """)
@@ -293,7 +304,7 @@ KDA_REQUIRED: dict[str, Any] = {
 }
 """What the other fields of Kimi delta attention have to be."""
 
-LINEAR_ATTENTION: dict[str, Any] = {
+LINEAR_ATTENTION_DEFAULTS: dict[str, Any] = {
     "expand_k": 1.0,
     "num_kv_heads": None,
     "feature_map": None,
@@ -302,13 +313,13 @@ LINEAR_ATTENTION: dict[str, Any] = {
 }
 """Defaults of linear attention with a decay."""
 
-WIDEST_ROTATED = 256
+WIDEST_RETNET_HEAD = 256
 """The largest head of RetNet (fla/layers/multiscale_retention.py)."""
 
 UNREAD_BY_LINEAR = field_names("conv_size share_conv_kernel use_gk use_gv")
 """Fields of a convolution, which is not there, and of gates that the classes do not read."""
 
-STATE_SPACE: dict[str, Any] = {
+STATE_SPACE_DEFAULTS: dict[str, Any] = {
     "state_size": 16,
     "expand": 2,
     "conv_kernel": 4,
@@ -317,7 +328,7 @@ STATE_SPACE: dict[str, Any] = {
 }
 """Defaults of Mamba's mixer."""
 
-OF_STEPS = field_names("""
+TIME_STEP_FIELDS = field_names("""
     A_init_range conv_init dt_init_floor dt_init_scheme dt_limit dt_max dt_min dt_scale norm_before_gate
     rescale_prenorm_residual residual_in_fp32 rms_norm time_step_floor time_step_init_scheme time_step_limit
     time_step_max time_step_min time_step_rank time_step_scale
@@ -330,24 +341,31 @@ def _fla_family(
     read_model: Callable[[Config], Table],
     defaults: Mapping[str, Any],
     ignored_fields: frozenset[str],
-    aliases: Mapping[str, str] = NAMES,
+    aliases: Mapping[str, str] = ALIASES,
 ) -> Family:
     """Returns a family of flash-linear-attention without dropout. model_name: its folder in fla/models."""
-    return Family(read_model, defaults, ignored_fields, aliases=aliases, dropout_fields={}, source=f"{FLA}{model_name}")
+    return Family(
+        read_model,
+        defaults,
+        ignored_fields,
+        aliases=aliases,
+        dropout_fields={},
+        source=f"{FLA_CODE_FOLDER}{model_name}",
+    )
 
 
 FAMILIES = {
     "transformer": _fla_family(
         "transformer",
         _read_transformer,
-        {**COMMON, **ATTENTION_DEFAULTS, "num_heads": 32, "qk_norm": False},
-        IGNORED | {"attention_bias"},  # of earlier versions, whose class does not read it
+        {**COMMON_DEFAULTS, **ATTENTION_DEFAULTS, "num_heads": 32, "qk_norm": False},
+        IGNORED_FIELDS | {"attention_bias"},  # of earlier versions, whose class does not read it
     ),
     "gated_deltanet": _fla_family(
         "gated_deltanet",
         _read_gated_deltanet,
         {
-            **COMMON,
+            **COMMON_DEFAULTS,
             "num_hidden_layers": 21,
             "expand_v": 2.0,
             "use_gate": True,
@@ -358,13 +376,13 @@ FAMILIES = {
             "num_heads": 6,
             "num_v_heads": None,
         },
-        IGNORED,
+        IGNORED_FIELDS,
     ),
     "delta_net": _fla_family(
         "delta_net",
         _read_delta_net,
         {
-            **COMMON,
+            **COMMON_DEFAULTS,
             **DELTA_NET_REQUIRED,
             "expand_k": 1.0,
             "expand_v": 1.0,
@@ -373,60 +391,60 @@ FAMILIES = {
             "conv_size": 4,
             "num_heads": 16,
         },
-        IGNORED | {"use_output_norm"},  # the class has the norm in any case
+        IGNORED_FIELDS | {"use_output_norm"},  # the class has the norm in any case
     ),
     "retnet": _fla_family(
         "retnet",
         _read_retnet,
-        {**COMMON, **LINEAR_ATTENTION, "expand_v": 2.0, "hidden_ratio": 2, "num_heads": 8},
-        (IGNORED | UNREAD_BY_LINEAR | {"use_short_conv"}) - {"elementwise_affine"},
+        {**COMMON_DEFAULTS, **LINEAR_ATTENTION_DEFAULTS, "expand_v": 2.0, "hidden_ratio": 2, "num_heads": 8},
+        (IGNORED_FIELDS | UNREAD_BY_LINEAR | {"use_short_conv"}) - {"elementwise_affine"},
     ),
     "gla": _fla_family(
         "gla",
         _read_gla,
         {
-            **COMMON,
-            **LINEAR_ATTENTION,
+            **COMMON_DEFAULTS,
+            **LINEAR_ATTENTION_DEFAULTS,
             "expand_k": 0.5,
             "expand_v": 1.0,
             "num_heads": 4,
             "use_short_conv": False,
             "clamp_min": None,
         },
-        (IGNORED | UNREAD_BY_LINEAR) - {"elementwise_affine"},
+        (IGNORED_FIELDS | UNREAD_BY_LINEAR) - {"elementwise_affine"},
     ),
     "hgrn2": _fla_family(
         "hgrn2",
         _read_hgrn2,
         {
-            **COMMON,
+            **COMMON_DEFAULTS,
             "num_heads": None,
             "expand_ratio": 128,
             "use_lower_bound": True,
             "use_short_conv": False,
             "elementwise_affine": True,
         },
-        (IGNORED | {"conv_size", "share_conv_kernel"}) - {"elementwise_affine"},
+        (IGNORED_FIELDS | {"conv_size", "share_conv_kernel"}) - {"elementwise_affine"},
     ),
     "kda": _fla_family(
         "kda",
         _read_kda,
-        {**COMMON, **KDA_REQUIRED, "conv_size": 4, "head_dim": 128, "num_heads": 16, "num_v_heads": None},
-        IGNORED,
+        {**COMMON_DEFAULTS, **KDA_REQUIRED, "conv_size": 4, "head_dim": 128, "num_heads": 16, "num_v_heads": None},
+        IGNORED_FIELDS,
     ),
     "samba": _fla_family(
         "samba",
         _read_samba,
         {
-            **COMMON,
-            **STATE_SPACE,
+            **COMMON_DEFAULTS,
+            **STATE_SPACE_DEFAULTS,
             "hidden_size": 2304,
             "num_hidden_layers": 18,
             "hidden_act": "swish",
             "time_step_rank": "auto",
             "norm_eps": 1e-5,
         },
-        IGNORED | OF_STEPS,
+        IGNORED_FIELDS | TIME_STEP_FIELDS,
     ),
     "fla_mamba": _fla_family(
         "mamba",
@@ -435,13 +453,13 @@ FAMILIES = {
             "vocab_size": 32000,
             "hidden_size": 2048,
             "num_hidden_layers": 48,
-            **STATE_SPACE,
+            **STATE_SPACE_DEFAULTS,
             "hidden_act": "silu",
             "dt_rank": "auto",
             "norm_eps": 1e-5,
             "tie_word_embeddings": False,
         },
-        IGNORED | OF_STEPS,
+        IGNORED_FIELDS | TIME_STEP_FIELDS,
         {"layer_norm_epsilon": "norm_eps", "time_step_rank": "dt_rank"},
     ),
     "fla_mamba2": _fla_family(
@@ -465,7 +483,7 @@ FAMILIES = {
             "norm_eps": 1e-5,
             "tie_word_embeddings": False,
         },
-        IGNORED | OF_STEPS,
+        IGNORED_FIELDS | TIME_STEP_FIELDS,
         {"layer_norm_epsilon": "norm_eps"},
     ),
 }

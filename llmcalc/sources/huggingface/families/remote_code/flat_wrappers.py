@@ -17,10 +17,10 @@ from ...config import Config, is_number
 from ...family import Family, field_names
 from ...parts import Table
 from ...registry import family_of, typed_config
-from ..multimodal.multimodal import LLAVA_TOWERS, OF_LLAVA
-from .moondream3 import REGION, config_section
+from ..multimodal.multimodal import LLAVA_IGNORED_FIELDS, LLAVA_TOWERS
+from .moondream3 import REGION_HEADS_NOTE, config_section
 
-TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5: "qwen3"}
+TEXT_TYPE_BY_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5: "qwen3"}
 """Version of MiniCPM-V → the model type of its text model."""
 
 
@@ -47,9 +47,9 @@ def _minicpm_text_of_version(config: Config, first_version: float) -> Table:
             version_number = None
     except (ValueError, OverflowError):
         version_number = None
-    if version_number not in TEXT_OF_VERSION:
-        raise config.error("version", stated_version, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
-    return _text_of_type(config, TEXT_OF_VERSION[version_number], config.config_fields)
+    if version_number not in TEXT_TYPE_BY_VERSION:
+        raise config.error("version", stated_version, f"one of {', '.join(map(str, TEXT_TYPE_BY_VERSION))}")
+    return _text_of_type(config, TEXT_TYPE_BY_VERSION[version_number], config.config_fields)
 
 
 def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any]) -> Table:
@@ -67,23 +67,25 @@ def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any
 
 def _read_moondream(config: Config) -> Table:
     """Reads Moondream 2: Phi's layers, with Phi 1.5's sizes where `text_config` or `config.text` state none."""
-    config.notes.append(f"vision: {NOT_COUNTED}" if config.has("text_config") else f"region: {REGION}")
+    config.notes.append(
+        f"vision: {UNCOUNTED_ENCODER_NOTE}" if config.has("text_config") else f"region: {REGION_HEADS_NOTE}"
+    )
     stated_fields = config.table("text_config") if config.has("text_config") else config.config_fields
     config_sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
     text_fields = config_section(config, config_sections, "text")
-    unknown_names = sorted(text_fields.keys() - TEXT_NAMES.keys() - {"prefix_attn", "group_size"})
+    unknown_names = sorted(text_fields.keys() - MOONDREAM_TEXT_NAMES.keys() - {"prefix_attn", "group_size"})
     if unknown_names:
         raise config.error(f"config.text.{unknown_names[0]}", text_fields[unknown_names[0]], "no such field")
     named_sizes = {
         usual_name: text_fields[field_name]
-        for field_name, usual_name in TEXT_NAMES.items()
+        for field_name, usual_name in MOONDREAM_TEXT_NAMES.items()
         if field_name in text_fields
     }
     return _text_of_type(config, "phi", {**stated_fields, **named_sizes})
 
 
-TEXT_NAMES = {
+MOONDREAM_TEXT_NAMES = {
     "dim": "hidden_size",
     "ff_dim": "intermediate_size",
     "n_layers": "num_hidden_layers",
@@ -94,9 +96,9 @@ TEXT_NAMES = {
 }
 """Field of `config.text` of Moondream → its usual name."""
 
-NOT_COUNTED = "its encoder is not counted"
+UNCOUNTED_ENCODER_NOTE = "its encoder is not counted"
 
-LLAVA_FIELDS = OF_LLAVA | field_names("""
+LLAVA_FIELDS = LLAVA_IGNORED_FIELDS | field_names("""
     add_faster_video add_time_instruction bunny_model delay_load faster_token_stride force_sample
     freeze_mm_vision_resampler image_crop_resolution image_split_resolution max_image_length max_num_patches
     min_num_patches mm_newline_position mm_patch_merge_type mm_projector_lr mm_resampler_type mm_spatial_pool_mode
@@ -198,7 +200,7 @@ FAMILIES = {
         None,
         text_type="qwen2",
         tying_source="text",
-        uncounted_fields={"vision_tower": f"{NOT_COUNTED}: {{}}"},
+        uncounted_fields={"vision_tower": f"{UNCOUNTED_ENCODER_NOTE}: {{}}"},
         ignored_fields=frozenset({"image_token_len", "freeze_vision_tower", "use_im_start_end", "vision_select_layer"})
         | {"im_end_token", "im_patch_token", "im_start_token"},
         source=f"{GITHUB}Ucas-HaoranWei/GOT-OCR2.0/blob/main/GOT-OCR-2.0-master/GOT/model/GOT_ocr_2_0.py",
@@ -218,7 +220,7 @@ FAMILIES = {
         None,
         text_type="qwen2",
         tying_source="text",
-        uncounted_fields={"vision_encoder": f"{NOT_COUNTED}: {{}}"},
+        uncounted_fields={"vision_encoder": f"{UNCOUNTED_ENCODER_NOTE}: {{}}"},
         tower_class_prefixes="Videollama3",
         tower_file="siglip",
         ignored_fields=LLAVA_FIELDS
@@ -261,7 +263,7 @@ FAMILIES = {
         tying_source="text",
         uncounted_fields={
             "kimia_mimo_layers": "the {} layers that give audio tokens, and their head, are not counted",
-            "kimia_adaptor_input_dim": NOT_COUNTED,
+            "kimia_adaptor_input_dim": UNCOUNTED_ENCODER_NOTE,
         },
         ignored_fields=field_names("""
             kimia_audio_output_vocab kimia_media_begin kimia_media_end kimia_mimo_audiodelaytokens
@@ -275,7 +277,7 @@ FAMILIES = {
         text_type="phi4_multimodal",
         tying_source="text",
         uncounted_fields={
-            **dict.fromkeys(("img_processor", "audio_processor", "embd_layer"), NOT_COUNTED),
+            **dict.fromkeys(("img_processor", "audio_processor", "embd_layer"), UNCOUNTED_ENCODER_NOTE),
             **dict.fromkeys(("vision_lora", "speech_lora"), "its low-rank adapter is not counted"),
         },
         source=f"{HUB}microsoft/Phi-4-multimodal-instruct modeling_phi4mm.py",

@@ -22,13 +22,13 @@ from ...parts import (
     rmsnorm,
     stack_of_combined_kinds,
 )
-from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, latent_attention, routed_experts
+from ..deepseek.deepseek import LATENT_DEFAULTS, ROUTING_FIELDS, SIGMOID_ROUTING, latent_attention, routed_experts
 from ..recurrent.delta import LINEAR_OR_FULL, gated_delta_net
 
 GATE_RANK = 16
 """The rank of the gate of every norm, which the class states."""
 
-PLACEMENTS = {"pre": "pre", "post": "output", "pre_post": "sandwich"}
+NORM_PLACEMENTS = {"pre": "pre", "post": "output", "pre_post": "sandwich"}
 """`layernorm_type` → the placement of the norms around attention and network; null is the class's `pre`."""
 
 GATED_HEADS = ("gated_rmsnorm", "gated_rmsnorm_sigmoid", "gated_rmsnorm_sigmoid_zero_centered")
@@ -48,10 +48,10 @@ def _read_gigachat(config: Config) -> Table:
         "attention": gated_delta_net(config),
         "feed_forward": {"type": "mlp", **glu(config)},
         "norm": norm,
-        "norm_placement": config.choice(PLACEMENTS, "layernorm_type") if config.get("layernorm_type") else "pre",
+        "norm_placement": config.choice(NORM_PLACEMENTS, "layernorm_type") if config.get("layernorm_type") else "pre",
     }
     mixer_changes: Table = {"linear": {}, "full": {"attention": full_attention}}
-    ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": routed_experts(config, **SIGMOID)}}
+    ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": routed_experts(config, **SIGMOID_ROUTING)}}
     stack = stack_of_combined_kinds((_mixer_kinds(config, depth), mixer_changes), (ffn_kinds, ffn_changes))
     mtp_fields = add_mtp_modules(config, stack, "mtp", mixer_changes["full"], norm)
     return decoder(config, block, norm, stack=stack, **mtp_fields)
@@ -85,7 +85,7 @@ FAMILIES = {
     "gigachat3_5": Family(
         _read_gigachat,
         {
-            **LATENT,
+            **LATENT_DEFAULTS,
             "vocab_size": 128256,
             "hidden_size": 7168,
             "intermediate_size": 18432,
@@ -117,7 +117,7 @@ FAMILIES = {
             "linear_num_value_heads": 64,
             "num_nextn_predict_layers": 0,
         },
-        ROUTING
+        ROUTING_FIELDS
         | field_names("""
             attention_distillation attention_type layernorm_gating_weight linear_attn_o_norm_eps
             linear_sigmoid_gate_scale linear_use_legacy_qkvz_layout linear_use_short_conv norm_topk_prob num_krope_heads

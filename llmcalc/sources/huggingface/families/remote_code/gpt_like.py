@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import GITHUB, HUB, MLX, VLLM
 from ...config import Config, is_json_integer, is_number
 from ...dropout import GPT2_DROPOUT
 from ...family import Family, field_names
 from ...parts import (
     ACTIVATIONS,
-    QKV,
-    QKVO,
+    QKV_BIASES,
+    QKVO_BIASES,
     Table,
     attention,
     biases,
@@ -48,7 +48,7 @@ def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = 
 def _read_codeshell(config: Config) -> Table:
     """Reads CodeShell: GPT-2's layers with RoPE and grouped keys and values."""
     config.require("position_embedding_type", "rope")
-    mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO))
+    mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO_BIASES))
     if config.flag("group_query_attention"):
         mixer["num_key_value_heads"] = config.integer("num_key_value_heads")
     return _gpt_decoder(config, mixer, non_gated_ffn(config, "n_inner", "activation_function"))
@@ -58,7 +58,7 @@ def _read_jais(config: Config) -> Table:
     """Reads Jais 1 and BTLM: GPT-2's layers with ALiBi and a gated FFN, all with biases."""
     position_type = config.choice({"alibi": "alibi", "learned": "learned"}, "position_embedding_type")
     position_fields = {"position": {"type": "alibi"}} if position_type == "alibi" else {}
-    mixer = full_width_heads(config, **position_fields, **biases(True, *QKVO))
+    mixer = full_width_heads(config, **position_fields, **biases(True, *QKVO_BIASES))
     if config.text("activation_function") == "swiglu":
         ffn: Table = {
             "intermediate_size": config.optional_integer("n_inner") or 4 * config.integer("hidden_size"),
@@ -79,7 +79,7 @@ def _read_nanogpt(config: Config) -> Table:
     has_bias = config.flag("bias")
     norm = layernorm(bias=has_bias)
     ffn = mlp(4 * config.integer("hidden_size"), "gelu", has_bias)
-    layer = {"attention": full_width_heads(config, **biases(has_bias, *QKVO)), "feed_forward": ffn, "norm": norm}
+    layer = {"attention": full_width_heads(config, **biases(has_bias, *QKVO_BIASES)), "feed_forward": ffn, "norm": norm}
     return decoder(config, {**layer, "norm_placement": "pre"}, norm, stack={"position": learned_positions(config)})
 
 
@@ -93,7 +93,7 @@ def _read_phi(config: Config) -> Table:
     for field_name in ("n_head_kv", "head_dim"):
         config.require_if_present(field_name, None, heads)
     position = {"type": "rope", "rotary_dim": rotary_dim}
-    mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
+    mixer = full_width_heads(config, position=position, **biases(True, *QKVO_BIASES))
     ffn = non_gated_ffn(config, "n_inner", "activation_function")
     expert_count = config.optional_integer("num_local_experts")
     if expert_count is not None:
@@ -103,7 +103,9 @@ def _read_phi(config: Config) -> Table:
 
 def _read_stablelm_epoch(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"))
-    mixer = attention(config, position=rope(config, 0.25, "rope_pct"), **biases(config.flag("use_qkv_bias"), *QKV))
+    mixer = attention(
+        config, position=rope(config, 0.25, "rope_pct"), **biases(config.flag("use_qkv_bias"), *QKV_BIASES)
+    )
     return decoder(config, layer_table(mixer, glu(config), norm), norm)
 
 
@@ -112,7 +114,7 @@ def _read_refined_web(config: Config) -> Table:
     has_bias, heads = config.flag("bias"), config.integer("num_attention_heads")
     kv_heads = config.optional_integer("n_head_kv") or (1 if config.flag("multi_query") else heads)
     position = {"type": "alibi"} if config.flag("alibi") else rope(config)
-    mixer = full_width_heads(config, position=position, **biases(has_bias, *QKVO))
+    mixer = full_width_heads(config, position=position, **biases(has_bias, *QKVO_BIASES))
     if kv_heads != heads:
         mixer["num_key_value_heads"] = kv_heads
     ffn = {
@@ -143,7 +145,7 @@ def _read_phi3small(config: Config) -> Table:
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    mixer = attention(config, position=rope(config, theta_name="rope_embedding_base"), **biases(True, *QKVO))
+    mixer = attention(config, position=rope(config, theta_name="rope_embedding_base"), **biases(True, *QKVO_BIASES))
     return _gpt_decoder(config, mixer, ffn)
 
 
@@ -159,17 +161,17 @@ def _checked_list(
 
 def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
     """Returns an FFN width, a multiple of hidden_size. Raises `InputError` for a width that is too large."""
-    if expected_width > LARGEST:
-        raise config.field_error(field_name, f"a width of at most {LARGEST}, a multiple of hidden_size")
+    if expected_width > LARGEST_SIZE:
+        raise config.field_error(field_name, f"a width of at most {LARGEST_SIZE}, a multiple of hidden_size")
     return expected_width
 
 
 def _is_positive_number(config_value: Any) -> bool:
-    return is_number(config_value) and 0 < config_value <= LARGEST
+    return is_number(config_value) and 0 < config_value <= LARGEST_SIZE
 
 
 def _is_positive_integer(config_value: Any) -> bool:
-    return is_json_integer(config_value) and 0 < config_value <= LARGEST
+    return is_json_integer(config_value) and 0 < config_value <= LARGEST_SIZE
 
 
 def _read_openelm(config: Config) -> Table:
@@ -236,7 +238,7 @@ def _read_nemotron_nas(config: Config) -> Table:
                 "num_attention_heads": heads,
                 "num_key_value_heads": kv_heads,
                 "position": rope(config),
-                **biases(has_attention_bias, *QKVO),
+                **biases(has_attention_bias, *QKVO_BIASES),
             }
             if attention_config.optional_integer("window_length") is not None:
                 layer_changes["attention"]["sliding_window"] = attention_config.integer("window_length")
@@ -270,7 +272,7 @@ def _read_deci(config: Config) -> Table:
     layers: list[tuple[str, Table]] = []
     for kv_heads in kv_heads_by_layer:
         mixer = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "position": rope(config)}
-        layers.append((f"kv{kv_heads}", {"attention": {**mixer, **biases(has_attention_bias, *QKVO)}}))
+        layers.append((f"kv{kv_heads}", {"attention": {**mixer, **biases(has_attention_bias, *QKVO_BIASES)}}))
     block = {**layers[0][1], "feed_forward": glu(config, config.flag("mlp_bias")), "norm": norm}
     return decoder(config, {**block, "norm_placement": "pre"}, norm, stack=stack_of_layers(layers))
 
@@ -281,12 +283,19 @@ def _block_part_config(config: Config, layer_index: int, block_config: Table, pa
     part_table = Config(
         {part_name: block_config.get(part_name)}, {}, config.model_type, location=field_path_prefix
     ).table(part_name)
-    part_config = Config(part_table, BLOCK_PART, config.model_type, location=f"{field_path_prefix}{part_name}.")
+    part_config = Config(
+        part_table, BLOCK_PART_DEFAULTS, config.model_type, location=f"{field_path_prefix}{part_name}."
+    )
     part_config.require_fields(replace_with_linear=False, sparsify=None)
     return part_config
 
 
-BLOCK_PART: dict[str, Any] = {"no_op": False, "replace_with_linear": False, "sparsify": None, "window_length": None}
+BLOCK_PART_DEFAULTS: dict[str, Any] = {
+    "no_op": False,
+    "replace_with_linear": False,
+    "sparsify": None,
+    "window_length": None,
+}
 
 
 def _read_progen(config: Config) -> Table:
@@ -295,7 +304,7 @@ def _read_progen(config: Config) -> Table:
     return read_gptj(config)
 
 
-COMMON: dict[str, Any] = {"layer_norm_epsilon": 1e-5, "num_key_value_heads": None, "head_dim": None}
+COMMON_DEFAULTS: dict[str, Any] = {"layer_norm_epsilon": 1e-5, "num_key_value_heads": None, "head_dim": None}
 GPT2_NAMES = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -304,7 +313,13 @@ GPT2_NAMES = {
 }
 PHI = Family(
     _read_phi,
-    {**COMMON, "activation_function": "gelu_new", "n_inner": None, "rotary_dim": 32, "tie_word_embeddings": False}
+    {
+        **COMMON_DEFAULTS,
+        "activation_function": "gelu_new",
+        "n_inner": None,
+        "rotary_dim": 32,
+        "tie_word_embeddings": False,
+    }
     | {"num_local_experts": None},
     frozenset({"flash_attn", "flash_rotary", "fused_dense"}),
     aliases=GPT2_NAMES,
@@ -313,7 +328,7 @@ PHI = Family(
 REFINED_WEB = Family(
     _read_refined_web,
     {
-        **COMMON,
+        **COMMON_DEFAULTS,
         "bias": False,
         "alibi": False,
         "multi_query": False,
@@ -327,7 +342,7 @@ REFINED_WEB = Family(
 JAIS = Family(
     _read_jais,
     {
-        **COMMON,
+        **COMMON_DEFAULTS,
         "activation_function": "gelu_new",
         "n_inner": None,
         "position_embedding_type": "learned",
@@ -346,7 +361,7 @@ FAMILIES = {
     "progen": Family(
         _read_progen,
         {
-            **COMMON,
+            **COMMON_DEFAULTS,
             "activation_function": "gelu_new",
             "n_inner": None,
             "rotary_dim": 32,
@@ -364,7 +379,7 @@ FAMILIES = {
     "codeshell": Family(
         _read_codeshell,
         {
-            **COMMON,
+            **COMMON_DEFAULTS,
             "activation_function": "gelu_pytorch_tanh",
             "n_inner": None,
             "group_query_attention": True,
@@ -411,7 +426,13 @@ FAMILIES = {
     ),
     "stablelm_epoch": Family(
         _read_stablelm_epoch,
-        {**COMMON, "norm_eps": 1e-5, "hidden_act": "silu", "use_qkv_bias": False, "tie_word_embeddings": False},
+        {
+            **COMMON_DEFAULTS,
+            "norm_eps": 1e-5,
+            "hidden_act": "silu",
+            "use_qkv_bias": False,
+            "tie_word_embeddings": False,
+        },
         frozenset({"num_heads", "rotary_scaling_factor"}),
         source=f"{HUB}stabilityai/stable-code-3b modeling_stablelm_epoch.py",
     ),
@@ -422,7 +443,7 @@ FAMILIES = {
     "phi3small": Family(
         _read_phi3small,
         {
-            **COMMON,
+            **COMMON_DEFAULTS,
             "hidden_act": "gegelu",
             "ff_intermediate_size": None,
             "ff_dim_multiplier": None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import Table
-from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, read_qwen3_moe
+from ..experts.mixtral import FIELDS_OF_ABSENT_LAYERS, IGNORED_FIELDS, read_qwen3_moe
 
 EXPERTS_PER_GROUP = 2
 ADJUGATE_WIDTH = 128
@@ -29,7 +29,7 @@ def _read_grove_moe(config: Config) -> Table:
     return model_fields
 
 
-CODE = "https://github.com/inclusionAI/GroveMoE/blob/main/src/transformers-4.51.3/src/transformers"
+CODE_FOLDER = "https://github.com/inclusionAI/GroveMoE/blob/main/src/transformers-4.51.3/src/transformers"
 
 FAMILIES = {
     "grove_moe": Family(
@@ -46,7 +46,7 @@ FAMILIES = {
             "use_sliding_window": False,
             "tie_word_embeddings": False,
         },
-        NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"},
-        source=f"{CODE}/models/qwen3_moe/modeling_qwen3_moe.py",
+        IGNORED_FIELDS | FIELDS_OF_ABSENT_LAYERS | {"max_window_layers"},
+        source=f"{CODE_FOLDER}/models/qwen3_moe/modeling_qwen3_moe.py",
     )
 }

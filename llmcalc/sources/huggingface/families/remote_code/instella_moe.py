@@ -13,7 +13,7 @@ from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import Table, decoder_of_kinds, dense_or_moe_kinds, glu, layer_table, rmsnorm
-from ..deepseek.deepseek import ROUTING, SIGMOID, latent_attention, routed_experts
+from ..deepseek.deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, latent_attention, routed_experts
 
 
 def _read_instella_moe(config: Config) -> Table:
@@ -22,7 +22,7 @@ def _read_instella_moe(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("gated_attention") else {}
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
-    experts = routed_experts(config, **SIGMOID) if "moe" in ffn_kinds else {}
+    experts = routed_experts(config, **SIGMOID_ROUTING) if "moe" in ffn_kinds else {}
     mixer = latent_attention(config, **output_gate)
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     first_skipping_layer = config.count("farskip_start_idx")
@@ -56,7 +56,7 @@ FAMILIES = {
             "attn_only_farskip": False,
             "mlp_only_farskip": False,
         },
-        ROUTING
+        ROUTING_FIELDS
         | class_fields("deepseek_v3")
         | {"mlp_only_farskip", "num_nextn_predict_layers", "pretraining_tp", "qk_layernorm"},
         source=f"{HUB}amd/Instella-MoE-16B-A3B-Think modeling_instella_moe.py",

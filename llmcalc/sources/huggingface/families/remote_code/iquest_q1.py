@@ -13,10 +13,10 @@ from ...config import Config
 from ...family import Family, field_names
 from ...parts import FULL_OR_SLIDING, Table, decoder, glu, moe, rmsnorm, stack_of_layers
 
-PATTERN = ("first_layers_types", "hybrid_layers_types_block", "last_layers_types")
+PATTERN_FIELDS = ("first_layers_types", "hybrid_layers_types_block", "last_layers_types")
 """Fields with the kinds of the first layers, of a block that repeats, and of the last layers."""
 
-DEFAULT_IF_NULL = (*PATTERN, "mlp_only_layers")
+DEFAULT_IF_NULL = (*PATTERN_FIELDS, "mlp_only_layers")
 """Fields of which null is the class's default."""
 
 NORMALIZED_RESIDUALS = ["self_attn_pre_norm", "mlp_post_norm"]
@@ -65,7 +65,7 @@ def _read_iquest_q1(config: Config) -> Table:
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns `full` or `sliding` for each layer: the first layers, then blocks that repeat, then the last layers."""
-    first_kinds, block_kinds, last_kinds = (_listed_types(config, field_name) for field_name in PATTERN)
+    first_kinds, block_kinds, last_kinds = (_listed_types(config, field_name) for field_name in PATTERN_FIELDS)
     block_count = config.count("num_hybrid_layers_block")
     if not (config.flag("use_hybrid_layers") and config.flag("use_sliding_window")):
         return ["full"] * depth

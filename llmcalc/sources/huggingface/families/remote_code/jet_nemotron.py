@@ -8,10 +8,10 @@ from __future__ import annotations
 from math import isclose
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, decoder_of_kinds, glu, layer_table, listed_kinds, rmsnorm
+from ...parts import QKV_BIASES, Table, attention, biases, decoder_of_kinds, glu, layer_table, listed_kinds, rmsnorm
 
 LAYER_KINDS = {"attn": "full", "swa": "sliding", "jet": "linear"}
 JET_DEFAULTS: dict[str, Any] = {
@@ -25,14 +25,14 @@ JET_DEFAULTS: dict[str, Any] = {
     "dconv_implementation": "triton",
 }
 """Fields of the source's `JetBlockConfig` and their defaults."""
-SECTION = "efficient_attention_config"
+MIXER_SECTION = "efficient_attention_config"
 
 
 def _read_jet_nemotron(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     heads = config.integer("num_attention_heads")
     head_dim = config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    mixer = attention(config, head_dim=head_dim, **biases(True, *QKV))
+    mixer = attention(config, head_dim=head_dim, **biases(True, *QKV_BIASES))
     if not config.has("layer_types"):
         expected_text = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
         raise config.error("layer_types", config.config_fields.get("layer_types"), expected_text)
@@ -45,15 +45,17 @@ def _read_jet_nemotron(config: Config) -> Table:
         layer_changes["sliding"] = {"attention": {**mixer, "sliding_window": window}}
     if "linear" in layer_kinds:
         layer_changes["linear"] = {"attention": _jet_block(config, _mixer_config(config, "jet", JET_DEFAULTS))}
-    config.fields_read.add(SECTION)
+    config.fields_read.add(MIXER_SECTION)
     block = layer_table(mixer, glu(config), norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
 def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
-    field_path_prefix = f"{config.location}{SECTION}."
-    mixer_section = Config(config.table(SECTION), {}, config.model_type, location=field_path_prefix).table(section_name)
+    field_path_prefix = f"{config.location}{MIXER_SECTION}."
+    mixer_section = Config(config.table(MIXER_SECTION), {}, config.model_type, location=field_path_prefix).table(
+        section_name
+    )
     return Config(mixer_section, field_defaults, config.model_type, location=f"{field_path_prefix}{section_name}.")
 
 
@@ -62,7 +64,7 @@ def _jet_block(config: Config, block_config: Config) -> Table:
     key_dim = block_config.integer("head_dim")
     value_expansion = block_config.number("expand_v")
     value_dim, unrounded_value_dim = int(key_dim * value_expansion), key_dim * value_expansion
-    if not isclose(value_dim, unrounded_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
+    if not isclose(value_dim, unrounded_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST_SIZE:
         raise block_config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
     value_width, generator_reduction = heads * value_dim, block_config.integer("dconv_generator_reduction")
     if generator_reduction > value_width:

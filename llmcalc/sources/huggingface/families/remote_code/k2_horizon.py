@@ -21,7 +21,7 @@ from ...parts import (
     rope,
 )
 
-GATES = {"silu": "silu", "softplus": "softplus"}
+GATE_ACTIVATIONS = {"silu": "silu", "softplus": "softplus"}
 SPARSE_FIELDS = field_names("""
     mova_num_experts mova_num_experts_per_tok moe_gate_bias moe_intermediate_size num_experts_per_tok num_shared_experts
     router_score_func sliding_window
@@ -41,7 +41,9 @@ def _read_k2_horizon(config: Config) -> Table:
         raise config.error("rope_head_dim", rotary_dim, f"an even number up to head_dim, {head_dim}")
     output_gate: Table = {}
     if config.get("attention_gate_func") is not None:
-        output_gate = {"output_gate": {"per": "element", "gate_func": config.choice(GATES, "attention_gate_func")}}
+        output_gate = {
+            "output_gate": {"per": "element", "gate_func": config.choice(GATE_ACTIVATIONS, "attention_gate_func")}
+        }
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     mixer = attention(
         config,

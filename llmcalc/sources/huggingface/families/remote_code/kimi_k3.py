@@ -13,8 +13,16 @@ from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import Table, decoder, dense_or_moe_kinds, glu, layer_table, moe, rmsnorm, stack_of_layers
-from ..deepseek.deepseek import SIGMOID, latent_attention
-from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda, kimi_mixers, linear_attention_config
+from ..deepseek.deepseek import SIGMOID_ROUTING, latent_attention
+from ..recurrent.delta import (
+    KDA_MODULES,
+    KIMI_LINEAR_DEFAULTS,
+    KIMI_NAMES,
+    ROUTING_FIELDS,
+    kda,
+    kimi_mixers,
+    linear_attention_config,
+)
 
 
 def _read_kimi_k3(config: Config) -> Table:
@@ -122,7 +130,7 @@ def _latent_experts(config: Config) -> Table:
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
         **latent_fields,
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
 
 
@@ -137,7 +145,7 @@ FAMILIES = {
     "kimi_k3_text": Family(
         _read_kimi_k3,
         {
-            **KIMI_LINEAR,
+            **KIMI_LINEAR_DEFAULTS,
             "hidden_act": "situ",
             "mla_use_nope": True,
             "mla_use_output_gate": False,
@@ -145,7 +153,7 @@ FAMILIES = {
             "routed_expert_hidden_size": None,
             "latent_moe_use_norm": False,
         },
-        (ROUTING - {"mla_use_nope"})
+        (ROUTING_FIELDS - {"mla_use_nope"})
         | {"activation_situ_beta", "activation_situ_linear_beta", "num_nextn_predict_layers", "topk_method"},
         aliases=KIMI_NAMES,
         modules={**KDA_MODULES, "latent_in": "routed_expert_down_proj", "latent_out": "routed_expert_up_proj"},

@@ -24,12 +24,12 @@ from ...parts import (
     stack_of_kinds,
     with_router_fields,
 )
-from ..deepseek.deepseek import ROUTING
+from ..deepseek.deepseek import ROUTING_FIELDS
 from ..deepseek.hy_v4 import read_hy_v4
 from ..llama.smollm3 import read_apertus
 from ..recurrent.delta import LINEAR_OR_FULL, gated_delta_net
 
-MODELS = f"{GITHUB}huggingface/transformers/tree/v5.24.0/src/transformers/models/"
+MODELS_FOLDER = f"{GITHUB}huggingface/transformers/tree/v5.24.0/src/transformers/models/"
 
 LARA_PATTERN = ("linear", "sliding", "linear", "full", "sliding")
 """The kinds of Lara 4 Mini's layers, bottom first, which repeat."""
@@ -91,13 +91,13 @@ FAMILIES = {
         _read_apertus1p5,
         {**class_defaults("apertus"), "vocab_size": 266752, "output_vocab_size": None},
         class_fields("apertus") | {"mlp_bias", "post_norm", "qk_norm"},
-        source=f"{MODELS}apertus1p5",
+        source=f"{MODELS_FOLDER}apertus1p5",
     ),
     "apertus1p5": Family(
         None,
         text_type="apertus1p5_text",
         uncounted_encoders={"vision_config": "apertus1p5_vision_tokenizer", "audio_config": "wavtokenizer_encoder"},
-        source=f"{MODELS}apertus1p5",
+        source=f"{MODELS_FOLDER}apertus1p5",
     ),
     "hy_v4_vl_text": Family(
         _read_hy_v4_vl_text,
@@ -111,14 +111,14 @@ FAMILIES = {
             "q_lora_rank": 2048,
             "index_n_heads": 32,
         },
-        class_fields("hy_v4") | ROUTING | {"num_nextn_predict_layers"},
-        source=f"{MODELS}hy_v4_vl",
+        class_fields("hy_v4") | ROUTING_FIELDS | {"num_nextn_predict_layers"},
+        source=f"{MODELS_FOLDER}hy_v4_vl",
     ),
     "hy_v4_vl": Family(
         None,
         text_type="hy_v4_vl_text",
         uncounted_encoders={"vision_config": "hy_v4_vl_vision"},
-        source=f"{MODELS}hy_v4_vl",
+        source=f"{MODELS_FOLDER}hy_v4_vl",
     ),
     "lara_mini": Family(
         _read_lara_mini,
@@ -137,6 +137,6 @@ FAMILIES = {
             "num_experts": 128,
         },
         class_fields("qwen3_next") - {"decoder_sparse_step", "mlp_only_layers", "intermediate_size"},
-        source=f"{MODELS}lara_mini",
+        source=f"{MODELS_FOLDER}lara_mini",
     ),
 }

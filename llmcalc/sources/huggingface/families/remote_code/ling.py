@@ -14,9 +14,9 @@ from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import Table, decoder_of_kinds, dense_or_moe_kinds, glu, layer_table, note_uncounted_mtp, rmsnorm
-from ..deepseek.deepseek import LATENT, latent_attention
+from ..deepseek.deepseek import LATENT_DEFAULTS, latent_attention
 from ..recurrent import delta
-from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
+from .experts import LING_DEFAULTS, LING_IGNORED_FIELDS, ling_experts, ling_lightning
 
 
 def _read_ling_2_5(config: Config) -> Table:
@@ -36,8 +36,8 @@ def _read_ling_2_5(config: Config) -> Table:
 FAMILIES = {
     "bailing_moe_v2_5": Family(
         _read_ling_2_5,
-        {**LING, **LATENT, "q_lora_rank": None, "layer_group_size": 1, "linear_silu": False},
-        (LING_IGNORED - {"intermediate_size"})
+        {**LING_DEFAULTS, **LATENT_DEFAULTS, "q_lora_rank": None, "layer_group_size": 1, "linear_silu": False},
+        (LING_IGNORED_FIELDS - {"intermediate_size"})
         | field_names("""
             gated_attention_proj_granularity_type group_norm_size head_dim linear_rope num_key_value_heads
             num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim

@@ -14,8 +14,8 @@ from ...code_addresses import CHATLLM, GITHUB, HUB, LLAMA_CPP, MLX, SGLANG, VLLM
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
-    QKV,
-    QKVO,
+    QKV_BIASES,
+    QKVO_BIASES,
     Table,
     attention,
     attention_biases,
@@ -32,7 +32,7 @@ from ...parts import (
     scores_of_layers,
     sliding_stack,
 )
-from ..deepseek.deepseek import LATENT, latent_attention
+from ..deepseek.deepseek import LATENT_DEFAULTS, latent_attention
 from ..llama.llama import llama_decoder
 
 
@@ -58,7 +58,7 @@ def _read_xverse(config: Config) -> Table:
 
 def _read_internlm(config: Config) -> Table:
     """Reads InternLM, InternLM2 and openPangu Embedded: the field `bias` is for attention's four projections."""
-    return llama_decoder(config, attention(config, **biases(config.flag("bias"), *QKVO)))
+    return llama_decoder(config, attention(config, **biases(config.flag("bias"), *QKVO_BIASES)))
 
 
 def _read_baichuan(config: Config) -> Table:
@@ -118,19 +118,19 @@ def _read_instella(config: Config) -> Table:
 
 def _read_zhinao(config: Config) -> Table:
     """Reads 360Zhinao: queries, keys and values have a bias, as Qwen2's."""
-    return llama_decoder(config, attention(config, **biases(True, *QKV)))
+    return llama_decoder(config, attention(config, **biases(True, *QKV_BIASES)))
 
 
 def _read_jiutian(config: Config) -> Table:
     """Reads Jiutian: Qwen2's layers; the field `qkv_bias` is for queries, keys and values."""
-    return llama_decoder(config, attention(config, **biases(config.flag("qkv_bias"), *QKV)))
+    return llama_decoder(config, attention(config, **biases(config.flag("qkv_bias"), *QKV_BIASES)))
 
 
 def _read_wedlm(config: Config) -> Table:
     """Reads WeDLM: Qwen3's layers with `qk_norm`, Qwen2's without; `attention_bias` has no effect on the output."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_norm") else {}
-    mixer = attention(config, **attention_biases(config, QKV), **qk_norms)
+    mixer = attention(config, **attention_biases(config, QKV_BIASES), **qk_norms)
     stack = sliding_stack(config, ["full"] * config.integer("num_hidden_layers"))
     return decoder(config, layer_table(mixer, glu(config), norm), norm, stack=stack)
 
@@ -263,7 +263,7 @@ def _read_cogvlm(config: Config) -> Table:
     return llama_decoder(config, mixer)
 
 
-COMMON: dict[str, Any] = {
+COMMON_DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "num_key_value_heads": None,
@@ -275,37 +275,39 @@ COMMON: dict[str, Any] = {
 FAMILIES = {
     "internlm": Family(
         _read_internlm,
-        {**COMMON, "bias": True},
+        {**COMMON_DEFAULTS, "bias": True},
         frozenset({"rotary"}),
         source=f"{HUB}internlm/internlm-7b modeling_internlm.py",
     ),
     "internlm2": Family(
-        _read_internlm, {**COMMON, "bias": True}, source=f"{HUB}internlm/internlm2-7b modeling_internlm2.py"
+        _read_internlm, {**COMMON_DEFAULTS, "bias": True}, source=f"{HUB}internlm/internlm2-7b modeling_internlm2.py"
     ),
     "PanguEmbedded": Family(
         _read_internlm,
-        {**COMMON, "bias": True},
+        {**COMMON_DEFAULTS, "bias": True},
         source="https://github.com/wujing215/OpenPangu7B-on-NVIDIA modeling_openpangu_dense.py",
     ),
     "baichuan": Family(
         _read_baichuan,
-        COMMON,
+        COMMON_DEFAULTS,
         frozenset({"z_loss_weight"}),
         source=f"{HUB}baichuan-inc/Baichuan2-13B-Chat modeling_baichuan.py",
     ),
     "minicpm": Family(
         _read_minicpm,
-        {**COMMON, "attention_bias": False, "tie_word_embeddings": True},
+        {**COMMON_DEFAULTS, "attention_bias": False, "tie_word_embeddings": True},
         frozenset({"scale_emb", "scale_depth", "dim_model_base", "mup_denominator"}),
         source=f"{HUB}openbmb/MiniCPM-2B-sft-bf16 modeling_minicpm.py",
     ),
     "teleflm": Family(
         _read_telechat3,
-        {**COMMON, "attention_bias": False, "mlp_bias": False},
+        {**COMMON_DEFAULTS, "attention_bias": False, "mlp_bias": False},
         frozenset({"input_mult", "output_mult", "mup_scale_factor", "use_mup"}),
         source=f"{VLLM}teleflm.py",
     ),
-    "maincoder": Family(_read_maincoder, {**COMMON, "attention_bias": False}, source=f"{LLAMA_CPP}maincoder.cpp"),
+    "maincoder": Family(
+        _read_maincoder, {**COMMON_DEFAULTS, "attention_bias": False}, source=f"{LLAMA_CPP}maincoder.cpp"
+    ),
     "talkie": Family(
         _read_talkie,
         {
@@ -325,21 +327,21 @@ FAMILIES = {
     ),
     "instella": Family(
         _read_instella,
-        {**COMMON, "rms_norm_eps": 1e-5, "attention_bias": False},
+        {**COMMON_DEFAULTS, "rms_norm_eps": 1e-5, "attention_bias": False},
         modules={"self_attn_pre_norm": "pre_attention_layernorm", "mlp_pre_norm": "pre_feedforward_layernorm"},
         source=f"{GITHUB}AMD-AIG-AIMA/Instella/blob/main/hf_instella/modeling_instella.py",
     ),
-    "zhinao": Family(_read_zhinao, COMMON, source=f"{GITHUB}Qihoo360/360zhinao/blob/main/vllm/zhinao_066.py"),
+    "zhinao": Family(_read_zhinao, COMMON_DEFAULTS, source=f"{GITHUB}Qihoo360/360zhinao/blob/main/vllm/zhinao_066.py"),
     "BlueLM": Family(
         _read_bluelm,
-        {**COMMON, "use_stable_embedding": True},
+        {**COMMON_DEFAULTS, "use_stable_embedding": True},
         modules={"embed_norm": "embed_layer_norm"},
         source=f"{GITHUB}vivo-ai-lab/BlueLM/blob/main/example/vllm/vllm/model_executor/models/bluelm.py",
     ),
-    "jiutian": Family(_read_jiutian, {**COMMON, "qkv_bias": True}, source=f"{CHATLLM}jiutian.cpp"),
+    "jiutian": Family(_read_jiutian, {**COMMON_DEFAULTS, "qkv_bias": True}, source=f"{CHATLLM}jiutian.cpp"),
     "wedlm": Family(
         _read_wedlm,
-        {**COMMON, "attention_bias": True, "qk_norm": False, "sliding_window": None, "layer_types": None},
+        {**COMMON_DEFAULTS, "attention_bias": True, "qk_norm": False, "sliding_window": None, "layer_types": None},
         frozenset({"mask_token_id", "max_window_layers", "use_sliding_window"}),
         source=f"{HUB}tencent/WeDLM-8B-Base modeling_wedlm.py",
     ),
@@ -358,20 +360,20 @@ FAMILIES = {
         },
         source=f"{LLAMA_CPP}refact.cpp",
     ),
-    "index": Family(_read_llama, COMMON, frozenset({"norm_head", "rope_ratio"}), source=f"{CHATLLM}index.cpp"),
+    "index": Family(_read_llama, COMMON_DEFAULTS, frozenset({"norm_head", "rope_ratio"}), source=f"{CHATLLM}index.cpp"),
     "apriel": Family(
-        _read_telechat3, {**COMMON, "attention_bias": False, "mlp_bias": False}, source=f"{CHATLLM}apriel.cpp"
+        _read_telechat3, {**COMMON_DEFAULTS, "attention_bias": False, "mlp_bias": False}, source=f"{CHATLLM}apriel.cpp"
     ),
-    "kormo": Family(_read_llama, COMMON, frozenset({"mask_type"}), source=f"{LLAMA_CPP}qwen2.cpp"),
+    "kormo": Family(_read_llama, COMMON_DEFAULTS, frozenset({"mask_type"}), source=f"{LLAMA_CPP}qwen2.cpp"),
     "plm": Family(
         _read_plm,
-        {**COMMON, **LATENT, "q_lora_rank": None, "attention_bias": False, "mlp_bias": False}
+        {**COMMON_DEFAULTS, **LATENT_DEFAULTS, "q_lora_rank": None, "attention_bias": False, "mlp_bias": False}
         | {"tie_word_embeddings": True},
         source=f"{LLAMA_CPP}plm.cpp",
     ),
     "lille-130m": Family(
         _read_lille,
-        {**COMMON, "tie_word_embeddings": True},
+        {**COMMON_DEFAULTS, "tie_word_embeddings": True},
         aliases={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
@@ -381,10 +383,10 @@ FAMILIES = {
         },
         source=f"{MLX}lille-130m.py",
     ),
-    "orion": Family(_read_orion, COMMON, source=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
+    "orion": Family(_read_orion, COMMON_DEFAULTS, source=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
     "telechat": Family(
         _read_telechat,
-        {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "embed_layernorm": False},
+        {**COMMON_DEFAULTS, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "embed_layernorm": False},
         frozenset({"apply_residual_connection_post_layernorm", "logn", "training_seqlen", "base_seqlen"}),
         aliases={
             "num_hidden_layers": "n_layer",
@@ -395,52 +397,52 @@ FAMILIES = {
         source=f"{VLLM}telechat2.py",
     ),
     "telechat3": Family(
-        _read_telechat3, {**COMMON, "attention_bias": False, "mlp_bias": False}, source=f"{MLX}telechat3.py"
+        _read_telechat3, {**COMMON_DEFAULTS, "attention_bias": False, "mlp_bias": False}, source=f"{MLX}telechat3.py"
     ),
     "mobilellm": Family(
         _read_mobilellm,
-        {**COMMON, "attention_bias": False, "layer_sharing": False, "tie_word_embeddings": False},
+        {**COMMON_DEFAULTS, "attention_bias": False, "layer_sharing": False, "tie_word_embeddings": False},
         frozenset({"mlp_bias"}),
         aliases={"tie_word_embeddings": "share_embedding"},
         source=f"{HUB}facebook/MobileLLM-125M modeling_mobilellm.py",
     ),
     "exaone": Family(
         _read_exaone,
-        {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+        {**COMMON_DEFAULTS, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
         aliases={"num_hidden_layers": "num_layers", "hidden_act": "activation_function"},
         source=f"{HUB}LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct modeling_exaone.py",
     ),
     "step1": Family(
         _read_step1,
-        {**COMMON, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
+        {**COMMON_DEFAULTS, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
         aliases={"num_key_value_heads": "num_attention_groups"},
         source=f"{VLLM}step1.py",
     ),
     "solar": Family(
         _read_solar,
-        {**COMMON, "attention_bias": False, "mlp_bias": False},
+        {**COMMON_DEFAULTS, "attention_bias": False, "mlp_bias": False},
         frozenset({"bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv", "sliding_window"}),
         source=f"{SGLANG}solar.py",
     ),
     "cogvlm": Family(
         _read_cogvlm,
-        {**COMMON, "rms_norm_eps": 1e-5},
+        {**COMMON_DEFAULTS, "rms_norm_eps": 1e-5},
         frozenset({"template_version"}),
         uncounted_fields={"vision_config": "its encoder is not counted"},
         aliases={"num_key_value_heads": "num_multi_query_heads"},
         source=f"{HUB}zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
     ),
     "plamo": Family(
-        _read_plamo, {**COMMON, "n_shared_head": 8}, frozenset({"rope_traditional"}), source=f"{MLX}plamo.py"
+        _read_plamo, {**COMMON_DEFAULTS, "n_shared_head": 8}, frozenset({"rope_traditional"}), source=f"{MLX}plamo.py"
     ),
     "xverse": Family(
         _read_xverse,
-        COMMON,
+        COMMON_DEFAULTS,
         frozenset({"norm_topk_prob"}),
         aliases={"num_experts_per_tok": "moe_top_k"},
         source=f"{HUB}xverse/XVERSE-7B modeling_xverse.py",
     ),
-    "skywork": Family(_read_llama, COMMON, source=f"{HUB}Skywork/Skywork-13B-base modeling_skywork.py"),
-    "aquila": Family(_read_llama, COMMON, source=f"{VLLM}aquila.py"),
-    "Yi": Family(_read_llama, COMMON, source=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
+    "skywork": Family(_read_llama, COMMON_DEFAULTS, source=f"{HUB}Skywork/Skywork-13B-base modeling_skywork.py"),
+    "aquila": Family(_read_llama, COMMON_DEFAULTS, source=f"{VLLM}aquila.py"),
+    "Yi": Family(_read_llama, COMMON_DEFAULTS, source=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
 }

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import GITHUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import ACTIVATIONS, QKV, Table, biases, decoder, layer_table, layernorm, learned_positions, rmsnorm
+from ...parts import ACTIVATIONS, QKV_BIASES, Table, biases, decoder, layer_table, layernorm, learned_positions, rmsnorm
 
-NORMS = {
+NORM_BUILDERS = {
     "layernorm": layernorm,
     "low_precision_layernorm": layernorm,
     "rmsnorm": rmsnorm,
@@ -26,18 +26,18 @@ def _read_mpt(config: Config) -> Table:
     config.require("block_overrides", None)
     has_bias = not config.flag("no_bias")
     norm = _norm(config, has_bias)
-    attention_config = config.section("attn_config", ATTENTION)
+    attention_config = config.section("attn_config", ATTENTION_DEFAULTS)
     mixer = _attention(config, attention_config, norm, has_bias)
     stack: Table = {}
     if "position" not in mixer and config.flag("learned_pos_emb"):
         stack = {"position": learned_positions(config)}
-    attention_config.finish(OF_ATTENTION, config)
+    attention_config.finish(ATTENTION_IGNORED_FIELDS, config)
     return decoder(config, layer_table(mixer, _ffn(config, has_bias), norm), norm, stack=stack)
 
 
 def _norm(config: Config, has_bias: bool) -> Table:
     """Returns the norm. has_bias: whether a LayerNorm has a bias, which `no_bias` removes."""
-    make_norm = config.choice(NORMS, "norm_type")
+    make_norm = config.choice(NORM_BUILDERS, "norm_type")
     norm: Table = make_norm(config.number("layer_norm_epsilon"))
     return norm if has_bias or make_norm is rmsnorm else {**norm, "bias": False}
 
@@ -72,7 +72,7 @@ def _attention(config: Config, attention_config: Config, norm: Table, has_bias: 
             attention_config.integer("sliding_window_size") + 1
         )  # the token itself, and those before
     qkv_bias = has_bias if config.get("attention_bias") is None else config.flag("attention_bias")
-    return {**mixer, **biases(qkv_bias, *QKV), **biases(has_bias, "o_bias")}
+    return {**mixer, **biases(qkv_bias, *QKV_BIASES), **biases(has_bias, "o_bias")}
 
 
 def _ffn(config: Config, has_bias: bool) -> Table:
@@ -85,7 +85,7 @@ def _ffn(config: Config, has_bias: bool) -> Table:
     hidden_size, expansion_ratio = config.integer("hidden_size"), config.number("expansion_ratio")
     ffn_width = ffn_config.optional_integer("ffn_hidden_size") or int(hidden_size * expansion_ratio)
     if not ffn_config.has("ffn_hidden_size") and (
-        ffn_width != hidden_size * expansion_ratio or not 1 <= ffn_width <= LARGEST
+        ffn_width != hidden_size * expansion_ratio or not 1 <= ffn_width <= LARGEST_SIZE
     ):
         raise config.error("expansion_ratio", expansion_ratio, f"a multiple of 1 / d_model ({hidden_size})")
     ffn_config.finish(frozenset({"fc_type"}), config)
@@ -98,7 +98,7 @@ def _ffn(config: Config, has_bias: bool) -> Table:
     }
 
 
-ATTENTION: dict[str, Any] = {
+ATTENTION_DEFAULTS: dict[str, Any] = {
     "attn_type": "multihead_attention",
     "qk_ln": False,
     "qk_gn": False,
@@ -111,7 +111,7 @@ ATTENTION: dict[str, Any] = {
     "reuse_kv_layer_idx": None,
     "reuse_kv_x_layer_idx": None,
 }
-OF_ATTENTION = field_names("""
+ATTENTION_IGNORED_FIELDS = field_names("""
     alibi_bias_max attn_impl attn_logit_softcapping attn_pdrop attn_temperature_tuning attn_uses_sequence_id clip_qkv
     fused_qkv nope prefix_lm rope_dail_config rope_hf_config rope_impl rope_theta seq_parallel_world_size softmax_scale
     """)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...class_defaults import class_defaults
 from ...code_addresses import MLX
 from ...config import Config
@@ -29,8 +29,8 @@ def _read_longcat_flash_ngram(config: Config) -> Table:
     if not 1 <= table_count <= MOST_TABLES:
         raise config.error("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
     ngram_rows = config.integer("ngram_vocab_size_ratio") * config.integer("vocab_size")
-    if ngram_rows + 2 * table_count > LARGEST:
-        raise config.field_error("ngram_vocab_size_ratio", f"tables of at most {LARGEST} rows")
+    if ngram_rows + 2 * table_count > LARGEST_SIZE:
+        raise config.field_error("ngram_vocab_size_ratio", f"tables of at most {LARGEST_SIZE} rows")
     model_fields["decoder"]["ngram_embedding"] = {
         "vocab_sizes": [ngram_rows + 2 * table_index + 1 for table_index in range(table_count)],
         "embedding_size": config.quotient("emb_split_num", hidden_size, table_count),

@@ -13,7 +13,7 @@ from ...code_addresses import GITHUB, VLLM
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
-    QKV,
+    QKV_BIASES,
     Table,
     add_mtp_modules,
     attention,
@@ -26,9 +26,9 @@ from ...parts import (
     rope,
     stack_of_combined_kinds,
 )
-from ..deepseek.deepseek import ROUTING, SIGMOID
+from ..deepseek.deepseek import ROUTING_FIELDS, SIGMOID_ROUTING
 
-SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+SLIDING_SIZE_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 """Sizes of attention that sliding layers have as `swa_…`."""
 
 
@@ -41,7 +41,7 @@ def _read_mimo_v2(config: Config) -> Table:
 def _read_naive(config: Config) -> Table:
     """Reads Naive-N0.5-Flash, whose class requires the sizes of sliding layers."""
     config.require_fields(tie_word_embeddings=False, enable_dsa=True, index_n_kv_heads=1)
-    for field_name in SIZES:
+    for field_name in SLIDING_SIZE_FIELDS:
         config.integer(f"swa_{field_name}")
     rotary_size = Rope(**rope(config)).rotary_size(config.integer("head_dim"))
     indexer_table: Table = {
@@ -62,10 +62,10 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     """
     config.require("n_shared_experts", None, 0)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    qkv_biases = attention_biases(config, QKV)
+    qkv_biases = attention_biases(config, QKV_BIASES)
     head_fields = {
         field_name: config.integer(field_name, "head_dim") if field_name == "v_head_dim" else config.integer(field_name)
-        for field_name in SIZES
+        for field_name in SLIDING_SIZE_FIELDS
     }
     sliding_sizes = {
         field_name: config.integer(f"swa_{field_name}") if config.has(f"swa_{field_name}") else head_size
@@ -82,7 +82,7 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
         config.integer("n_routed_experts"),
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        **SIGMOID,
+        **SIGMOID_ROUTING,
     )
     block = layer_table(mixer, glu(config), norm)
     attention_changes: Table = {
@@ -103,7 +103,7 @@ def _layer_marks(config: Config, field_name: str, depth: int) -> list[int]:
     return layer_marks
 
 
-UNCOUNTED_FIELDS = field_names("""
+IGNORED_FIELDS = field_names("""
     attention_chunk_size attention_projection_layout attention_value_scale hybrid_block_size sliding_window
     sliding_window_size swa_rope_theta
     """)
@@ -121,7 +121,7 @@ FAMILIES = {
             "add_full_attention_sink_bias": None,
             "n_shared_experts": None,
         },
-        ROUTING | UNCOUNTED_FIELDS,
+        ROUTING_FIELDS | IGNORED_FIELDS,
         uncounted_fields={
             **dict.fromkeys(("vision_config", "audio_config"), "its encoder is not counted"),
             "num_mtp_modules": "the {} multi-token-prediction modules are not counted",
@@ -138,7 +138,7 @@ FAMILIES = {
             "enable_dsa": True,
             "index_n_kv_heads": 1,
         },
-        ROUTING | UNCOUNTED_FIELDS | {"indexer_activation_dtype"},
+        ROUTING_FIELDS | IGNORED_FIELDS | {"indexer_activation_dtype"},
         aliases={"rms_norm_eps": "layernorm_epsilon"},
         source=f"{GITHUB}NaiveAI-Labs/Naive-N0.5-Flash/blob/main/modeling_naive_n05_flash.py",
     ),

@@ -11,22 +11,22 @@ from ...config import Config
 from ...family import Family
 from ...parts import Table, attention, attention_biases, decoder_of_kinds, glu, layer_table, rmsnorm, rope
 
-SPARSE, LIGHTNING = "minicpm4", ("lightning", "lightning_attn", "lightning-attn")
+SPARSE_TYPE, LIGHTNING_TYPES = "minicpm4", ("lightning", "lightning_attn", "lightning-attn")
 
 
 def _read_minicpm_sala(config: Config) -> Table:
     """Reads MiniCPM-SALA. Scales of the embedding and the residual stream have no parameters."""
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixer_types = config.texts("mixer_types")
-    if len(mixer_types) != depth or not {*mixer_types} <= {SPARSE, *LIGHTNING}:
-        raise config.error("mixer_types", mixer_types, f"{depth} times {SPARSE} or {LIGHTNING[-1]}")
+    if len(mixer_types) != depth or not {*mixer_types} <= {SPARSE_TYPE, *LIGHTNING_TYPES}:
+        raise config.error("mixer_types", mixer_types, f"{depth} times {SPARSE_TYPE} or {LIGHTNING_TYPES[-1]}")
     if config.has("sparse_config"):
         dense_length = config.table("sparse_config").get("dense_len")
         length_text = "" if dense_length is None else f" of more than {short_repr(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     block = layer_table(_sparse_attention(config), glu(config), norm)
     layer_changes: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
-    layer_kinds = ["sparse" if mixer_type == SPARSE else "lightning" for mixer_type in mixer_types]
+    layer_kinds = ["sparse" if mixer_type == SPARSE_TYPE else "lightning" for mixer_type in mixer_types]
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, moe, stack_of_combined_kinds
+from ...parts import QKVO_BIASES, Table, biases, decoder, layer_table, layernorm, moe, stack_of_combined_kinds
 
-REGION = "the heads that choose points and sizes of objects are not counted"
+REGION_HEADS_NOTE = "the heads that choose points and sizes of objects are not counted"
 
-TEXT = {
+TEXT_DEFAULTS = {
     "dim": 2048,
     "ff_dim": 8192,
     "n_layers": 24,
@@ -25,7 +25,7 @@ TEXT = {
     "n_kv_heads": 32,
     "moe": None,
 }
-EXPERTS = {"start_layer": 4, "n_experts": 64, "n_experts_per_tok": 8, "expert_inner_dim": 1024}
+EXPERT_DEFAULTS = {"start_layer": 4, "n_experts": 64, "n_experts_per_tok": 8, "expert_inner_dim": 1024}
 
 
 def _read_moondream3(config: Config) -> Table:
@@ -33,24 +33,24 @@ def _read_moondream3(config: Config) -> Table:
     config_sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
     text_config = Config(
-        config_section(config, config_sections, "text"), TEXT, config.model_type, location="config.text."
+        config_section(config, config_sections, "text"), TEXT_DEFAULTS, config.model_type, location="config.text."
     )
     expert_table = text_config.table("moe") if text_config.has("moe") else {}
-    expert_config = Config(expert_table, EXPERTS, config.model_type, location="config.text.moe.")
+    expert_config = Config(expert_table, EXPERT_DEFAULTS, config.model_type, location="config.text.moe.")
     hidden_size, depth = text_config.integer("dim"), text_config.integer("n_layers")
     heads, kv_heads = text_config.integer("n_heads"), text_config.integer("n_kv_heads")
     head_size = text_config.quotient("n_heads", hidden_size, heads)
     scale_params = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
     config.notes += [
         f"tau: the scales of queries and values are not counted: {scale_params:,} parameters",
-        f"region: {REGION}",
+        f"region: {REGION_HEADS_NOTE}",
     ]
     norm = layernorm()
     mixer: Table = {
         "num_attention_heads": heads,
         **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
         "position": {"type": "rope", "rotary_dim": min(32, head_size)},
-        **biases(True, *QKVO),
+        **biases(True, *QKVO_BIASES),
     }
     routed_experts = moe(
         expert_config.integer("n_experts"),

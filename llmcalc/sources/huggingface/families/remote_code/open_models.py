@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
-    QKV,
-    QKVO,
+    QKV_BIASES,
+    QKVO_BIASES,
     Table,
     attention,
     biases,
@@ -37,7 +37,9 @@ def _read_hf_olmo(config: Config) -> Table:
     is_affine = config.flag("layer_norm_with_affine")
     qk_norm_is_affine = config.flag("attention_layer_norm_with_affine")
     norm = _olmo_norm(config, is_affine, norm_has_bias)
-    mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(has_bias, *QKVO))
+    mixer: Table = attention(
+        config, position=None, num_key_value_heads=_kv_heads(config), **biases(has_bias, *QKVO_BIASES)
+    )
     mixer.pop("head_dim", None)
     stack: Table = {}
     if config.flag("rope"):
@@ -99,11 +101,11 @@ def _feed_forward(config: Config, has_bias: bool) -> Table:
 def _ffn_width_of_ratio(config: Config, width_multiplier: int) -> int:
     """Returns the default width of a feed-forward network: a multiple of the hidden size."""
     hidden_size = config.integer("hidden_size")
-    if width_multiplier * hidden_size > LARGEST:
+    if width_multiplier * hidden_size > LARGEST_SIZE:
         raise config.error(
             "hidden_size",
             hidden_size,
-            f"at most {LARGEST // width_multiplier}, for the network is {width_multiplier} times as wide",
+            f"at most {LARGEST_SIZE // width_multiplier}, for the network is {width_multiplier} times as wide",
         )
     return width_multiplier * hidden_size
 
@@ -112,7 +114,7 @@ def _read_molmo(config: Config) -> Table:
     """Reads Molmo 1: 128 additional embedding rows for images, which the head does not score."""
     config.require_fields(layer_norm_type="rms", tie_word_embeddings=False)
     norm = rmsnorm(config.number("layer_norm_eps"))
-    mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
+    mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV_BIASES))
     mixer.pop("head_dim", None)
     if config.flag("attention_layer_norm"):
         mixer |= qk_norm_fields(norm, "projection")
@@ -216,8 +218,8 @@ def _openlm_arguments(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack)
 
 
-OLMO = "https://github.com/allenai/OLMo olmo/model.py"
-OPEN_LM = "https://github.com/mlfoundations/open_lm open_lm/model.py"
+OLMO_SOURCE = "https://github.com/allenai/OLMo olmo/model.py"
+OPEN_LM_SOURCE = "https://github.com/mlfoundations/open_lm open_lm/model.py"
 
 OLMO_NAMES = {
     "hidden_size": "d_model",
@@ -267,7 +269,7 @@ FAMILIES = {
             """),
         aliases=OLMO_NAMES,
         modules=OLMO_MODULES,
-        source=OLMO,
+        source=OLMO_SOURCE,
     ),
     "molmo": Family(
         _read_molmo,
@@ -310,6 +312,6 @@ FAMILIES = {
             "max_position_embeddings": "seq_len",
             "tie_word_embeddings": "weight_tying",
         },
-        source=OPEN_LM,
+        source=OPEN_LM_SOURCE,
     ),
 }

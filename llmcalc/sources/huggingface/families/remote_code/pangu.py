@@ -11,14 +11,23 @@ from __future__ import annotations
 from ...code_addresses import GITHUB, VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, dense_or_moe_kinds, glu, layer_table, moe, rmsnorm
-from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek_decoder, latent_attention, routed_experts
+from ...parts import QKVO_BIASES, Table, attention, biases, decoder, dense_or_moe_kinds, glu, layer_table, moe, rmsnorm
+from ..deepseek.deepseek import (
+    LATENT_DEFAULTS,
+    ROUTING_FIELDS,
+    SIGMOID_ROUTING,
+    deepseek_decoder,
+    latent_attention,
+    routed_experts,
+)
 
 
 def _read_pangu_ultra_moe(config: Config) -> Table:
     depth, first_expert_layer = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
     config.require("sandwich_norm", True)
-    router: Table = SIGMOID if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
+    router: Table = (
+        SIGMOID_ROUTING if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
+    )
     model_fields = deepseek_decoder(
         config,
         latent_attention(config),
@@ -50,7 +59,7 @@ def _read_pangu_pro_moe(config: Config) -> Table:
         glu(config, ffn_width=shared_width) if shared_width else None,
         router={"expert_scale": True},
     )
-    return decoder(config, layer_table(attention(config, **biases(True, *QKVO)), experts, norm), norm)
+    return decoder(config, layer_table(attention(config, **biases(True, *QKVO_BIASES)), experts, norm), norm)
 
 
 FAMILIES = {
@@ -79,7 +88,7 @@ FAMILIES = {
     "pangu_ultra_moe": Family(
         _read_pangu_ultra_moe,
         {
-            **LATENT,
+            **LATENT_DEFAULTS,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
             "attention_bias": False,
@@ -90,7 +99,7 @@ FAMILIES = {
             "sandwich_norm": False,
             "router_enable_expert_bias": False,
         },
-        ROUTING,
+        ROUTING_FIELDS,
         aliases={
             "kv_lora_rank": "attention_kv_lora_dim",
             "q_lora_rank": "attention_q_lora_dim",

@@ -8,7 +8,7 @@ tensorrt_llm/_torch/auto_deploy/models/custom of NVIDIA/TensorRT-LLM.
 
 from __future__ import annotations
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import HUB
 from ...config import Config, is_json_integer
 from ...family import Family
@@ -73,7 +73,7 @@ def _window_size(config: Config) -> int | None:
         return config.optional_integer("sliding_window")
     window_sizes = {window_size for window_size in stated_window if window_size is not None}
     if len(window_sizes) > 1 or not all(
-        is_json_integer(window_size) and 0 < window_size <= LARGEST for window_size in window_sizes
+        is_json_integer(window_size) and 0 < window_size <= LARGEST_SIZE for window_size in window_sizes
     ):
         raise config.error(
             "sliding_window", stated_window, "one positive whole number, and null for layers without a window"

@@ -11,8 +11,8 @@ from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import HUB
 from ...config import Config
 from ...parts import Table
-from ..recurrent.nemotron import FAMILIES as NEMOTRON
-from ..recurrent.nemotron import KINDS, layer_kinds, single_sublayer_model
+from ..recurrent.nemotron import FAMILIES as NEMOTRON_FAMILIES
+from ..recurrent.nemotron import KIND_BY_LAYER_NAME, layer_kinds, single_sublayer_model
 
 
 def _read_puzzle(config: Config) -> Table:
@@ -29,7 +29,7 @@ def _read_puzzle(config: Config) -> Table:
             location=f"{config.location}block_configs[{layer_index}].",
             aliases=config.aliases,
         )
-        type_by_kind = {name: kind for name, kind in KINDS.items() if name == kind}
+        type_by_kind = {name: kind for name, kind in KIND_BY_LAYER_NAME.items() if name == kind}
         layer_kind = layer_config.choice(type_by_kind, "block_type")
         layers.append((layer_kind, layer_config if len(block_config) > 1 else config))
     variant_kinds = [variant_kind for variant_kind, _ in layers]
@@ -47,10 +47,12 @@ def _read_puzzle(config: Config) -> Table:
 
 FAMILIES = {
     "nemotron_h_puzzle": replace(
-        NEMOTRON["nemotron_h"],
+        NEMOTRON_FAMILIES["nemotron_h"],
         read_model=_read_puzzle,
-        defaults={**class_defaults("nemotron_h"), **NEMOTRON["nemotron_h"].defaults},
-        ignored_fields=NEMOTRON["nemotron_h"].ignored_fields | class_fields("nemotron_h") | {"mtp_block_configs"},
+        defaults={**class_defaults("nemotron_h"), **NEMOTRON_FAMILIES["nemotron_h"].defaults},
+        ignored_fields=NEMOTRON_FAMILIES["nemotron_h"].ignored_fields
+        | class_fields("nemotron_h")
+        | {"mtp_block_configs"},
         source=f"{HUB}nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-NVFP4 modeling_nemotron_h_puzzle.py",
     )
 }

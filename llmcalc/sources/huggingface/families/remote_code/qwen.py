@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family, field_names
-from ...parts import QKV, Table, biases, decoder, layer_table, rmsnorm, rope
+from ...parts import QKV_BIASES, Table, biases, decoder, layer_table, rmsnorm, rope
 
 
 def _read_qwen(config: Config) -> Table:
@@ -22,7 +22,7 @@ def _read_qwen(config: Config) -> Table:
     mixer = {
         "num_attention_heads": heads,
         "position": rope(config, fraction_name="rotary_pct", theta_name="rotary_emb_base"),
-        **biases(True, *QKV),
+        **biases(True, *QKV_BIASES),
         **biases(has_bias, "o_bias"),
     }
     ffn_width = config.integer("intermediate_size")

@@ -5,19 +5,19 @@ Sources: the modeling files in `Family.source` of each model type.
 
 from __future__ import annotations
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import Table, decoder, layer_table, layernorm
 
-LARGE = 4096
+LARGE_HIDDEN_SIZE = 4096
 """Hidden size at which RWKV-6's low ranks are twice as large."""
 
 
 def _read_rwkv6(config: Config) -> Table:
     """Reads RWKV-6, whose class sets the low ranks by the hidden size."""
-    rank_factor = 2 if config.integer("hidden_size") == LARGE else 1
+    rank_factor = 2 if config.integer("hidden_size") == LARGE_HIDDEN_SIZE else 1
     return _rwkv_with_heads(config, {"shift_rank": 32 * rank_factor, "decay_rank": 64 * rank_factor})
 
 
@@ -35,8 +35,10 @@ def _rwkv_with_heads(config: Config, rank_fields: Table) -> Table:
         **rank_fields,
     }
     attention_width = config.optional_integer("intermediate_size") or max(32, 7 * hidden_size // 64 * 32)
-    if attention_width > LARGEST:
-        raise config.error("hidden_size", hidden_size, f"a network of at most {LARGEST} channels, 3.5 times as wide")
+    if attention_width > LARGEST_SIZE:
+        raise config.error(
+            "hidden_size", hidden_size, f"a network of at most {LARGEST_SIZE} channels, 3.5 times as wide"
+        )
     channel_mixing = {"type": "rwkv_channel_mix", "intermediate_size": attention_width}
     return _with_first_norm(config, time_mixing, channel_mixing, eps)
 
@@ -83,13 +85,13 @@ def _read_rwkv7(config: Config) -> Table:
     }
     width_ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
     ffn_width = config.optional_integer("intermediate_size") or -(-int(hidden_size * width_ratio) // 32) * 32
-    if not 0 < ffn_width <= LARGEST:
-        raise config.field_error("hidden_ratio", f"a network of 1 to {LARGEST} channels")
+    if not 0 < ffn_width <= LARGEST_SIZE:
+        raise config.field_error("hidden_ratio", f"a network of 1 to {LARGEST_SIZE} channels")
     channel_mixing = {"type": "rwkv7_channel_mix", "intermediate_size": ffn_width}
     return _with_first_norm(config, time_mixing, channel_mixing, eps, {"first": True})
 
 
-RWKV = {
+RWKV_DEFAULTS = {
     "vocab_size": 65536,
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -105,7 +107,7 @@ FAMILIES = {
     **{
         kind: Family(
             read,
-            RWKV,
+            RWKV_DEFAULTS,
             frozenset({"rescale_every", "model_version"}),
             aliases={"max_position_embeddings": "context_length"},
             source=code,

@@ -9,7 +9,7 @@ from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
-    QKV,
+    QKV_BIASES,
     Table,
     attention,
     attention_biases,
@@ -21,7 +21,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
 )
-from ..deepseek.deepseek import ROUTING, SIGMOID, routed_experts
+from ..deepseek.deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, routed_experts
 from ..recurrent.delta import KDA_MODULES, LINEAR_OR_FULL, kda, linear_attention_config
 
 
@@ -31,14 +31,14 @@ def _read_solar_open2(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention = attention(
         config,
-        **attention_biases(config, QKV),
+        **attention_biases(config, QKV_BIASES),
         **(qk_norm_fields(norm) if config.flag("use_qk_norm") else {}),
         **_output_gate(config),
     )
     if not config.flag("use_rope"):
         del full_attention["position"]
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
-    experts = routed_experts(config, **SIGMOID) if "moe" in ffn_kinds else {}
+    experts = routed_experts(config, **SIGMOID_ROUTING) if "moe" in ffn_kinds else {}
     block = layer_table(_linear_attention(config), glu(config) if "dense" in ffn_kinds else experts, norm)
     mixer_changes: Table = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
@@ -106,7 +106,7 @@ FAMILIES = {
             "linear_head_dim": 128,
             "linear_conv_kernel_dim": 4,
         },
-        ROUTING | {"gqa_interval", "kda_allow_neg_eigval"},
+        ROUTING_FIELDS | {"gqa_interval", "kda_allow_neg_eigval"},
         modules={**KDA_MODULES, "linear_attn.norm": "o_norm", "self_attn.gate_proj": "g_proj"},
         source=f"{VLLM}solar_open2.py",
     )

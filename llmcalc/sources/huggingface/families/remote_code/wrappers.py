@@ -15,10 +15,10 @@ from ...family import Family, field_names
 from ...parts import Table
 from ..qwen import qwen_vl
 
-READ_HERE = "published_code"
+TOWER_FILE = "published_code"
 """The file in `towers` that reads the encoders of such wrappers."""
 
-PRO = qwen_vl.FAMILIES["qwen3_vl_moe_text"]
+QWEN3_VL_MOE = qwen_vl.FAMILIES["qwen3_vl_moe_text"]
 """The family of Intern-S1-Pro's layers."""
 
 
@@ -54,41 +54,41 @@ def _wrapper_family(
 
 FAMILIES = {
     "internvl_chat": _wrapper_family(
-        "llama", f"{HUB}OpenGVLab/InternVL2-8B modeling_internvl_chat.py", "llm_config", tower_file=READ_HERE
+        "llama", f"{HUB}OpenGVLab/InternVL2-8B modeling_internvl_chat.py", "llm_config", tower_file=TOWER_FILE
     ),
     "NVLM_D": _wrapper_family(
-        "qwen2", f"{HUB}nvidia/NVLM-D-72B modeling_nvlm_d.py", "llm_config", tower_file=READ_HERE
+        "qwen2", f"{HUB}nvidia/NVLM-D-72B modeling_nvlm_d.py", "llm_config", tower_file=TOWER_FILE
     ),
     "h2ovl_chat": _wrapper_family(
-        "mistral", f"{HUB}h2oai/h2ovl-mississippi-2b modeling_h2ovl_chat.py", "llm_config", tower_file=READ_HERE
+        "mistral", f"{HUB}h2oai/h2ovl-mississippi-2b modeling_h2ovl_chat.py", "llm_config", tower_file=TOWER_FILE
     ),
     "skywork_chat": _wrapper_family(
-        "qwen2", f"{HUB}Skywork/Skywork-R1V-38B modeling_skywork_chat.py", "llm_config", tower_file=READ_HERE
+        "qwen2", f"{HUB}Skywork/Skywork-R1V-38B modeling_skywork_chat.py", "llm_config", tower_file=TOWER_FILE
     ),
     "kimi_vl": _wrapper_family(
-        "deepseek_v3", f"{HUB}moonshotai/Kimi-VL-A3B-Instruct modeling_kimi_vl.py", tower_file=READ_HERE
+        "deepseek_v3", f"{HUB}moonshotai/Kimi-VL-A3B-Instruct modeling_kimi_vl.py", tower_file=TOWER_FILE
     ),
     "deepseek_vl_v2": _wrapper_family(
         "deepseek_v2",
         f"{GITHUB}deepseek-ai/DeepSeek-VL2/blob/main/deepseek_vl2/models/modeling_deepseek_vl_v2.py",
         "language_config",
         tower_class_prefixes="DeepseekVLV2",
-        tower_file=READ_HERE,
+        tower_file=TOWER_FILE,
     ),
-    "eagle_2_5_vl": _wrapper_family("qwen2", f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py", tower_file=READ_HERE),
+    "eagle_2_5_vl": _wrapper_family("qwen2", f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py", tower_file=TOWER_FILE),
     "dots_vlm": _wrapper_family(
-        "deepseek_v3", f"{SGLANG}dots_vlm.py", tower_class_prefixes="DotsVLM", tower_file=READ_HERE
+        "deepseek_v3", f"{SGLANG}dots_vlm.py", tower_class_prefixes="DotsVLM", tower_file=TOWER_FILE
     ),
     "phi3_v": Family(
         None,
         text_type="phi3",
         ignored_fields=frozenset({"img_processor", "embd_layer"}),
         tower_class_prefixes="Phi3V",
-        tower_file=READ_HERE,
+        tower_file=TOWER_FILE,
         source=f"{HUB}microsoft/Phi-3-vision-128k-instruct modeling_phi3_v.py",
     ),
     "interns1": Family(
-        None, text_type="qwen3", source=f"{HUB}internlm/Intern-S1 modeling_interns1.py", tower_file=READ_HERE
+        None, text_type="qwen3", source=f"{HUB}internlm/Intern-S1 modeling_interns1.py", tower_file=TOWER_FILE
     ),
     "interns1_pro": Family(
         None,
@@ -98,10 +98,10 @@ FAMILIES = {
         tower_file="qwen",
     ),
     "interns1_pro_text": replace(
-        PRO,
+        QWEN3_VL_MOE,
         read_model=_read_interns1_pro_text,
         defaults={**class_defaults("qwen3_vl_moe_text"), "tie_word_embeddings": False},
-        ignored_fields=PRO.ignored_fields | class_fields("qwen3_vl_moe_text") | {"router_n_groups"},
+        ignored_fields=QWEN3_VL_MOE.ignored_fields | class_fields("qwen3_vl_moe_text") | {"router_n_groups"},
         source=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
     ),
     "intern_s2_preview": Family(
@@ -129,7 +129,7 @@ FAMILIES = {
         "minimax_text_01", f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py", tower_file="llava"
     ),
     "llavaonevision1_5": _wrapper_family(
-        "qwen3", f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py", tower_file=READ_HERE
+        "qwen3", f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py", tower_file=TOWER_FILE
     ),
     "tinyllava": _wrapper_family(
         "llama", f"{GITHUB}TinyLLaVA/TinyLLaVA_Factory/blob/main/tinyllava/model/modeling_tinyllava.py"
@@ -145,7 +145,7 @@ FAMILIES = {
     "locateanything": _wrapper_family(
         "qwen2",
         f"{MLX_VLM}locateanything",
-        tower_file=READ_HERE,
+        tower_file=TOWER_FILE,
         ignored_fields=frozenset({"text_config.block_size", "text_config.causal_attn"}),
     ),
     "nvila": _wrapper_family("qwen2", f"{SGLANG}nvila.py"),

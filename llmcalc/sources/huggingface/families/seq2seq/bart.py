@@ -17,11 +17,12 @@ from .....components.networks.moe import MoE
 from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, LOOKS_FOR_THE_END, Family, Quirks, field_names, module_names
+from ...family import EVERY_CLASS, LAST_TOKEN_QUIRKS, Family, Quirks, field_names, module_names
+from ...field_writers import NO_PADDING_WRITER, FieldWriters
 from ...parts import (
     ACTIVATIONS,
-    IDLE_CROSS_ATTENTION,
-    QKVO,
+    IDLE_CROSS_ATTENTION_NOTE,
+    QKVO_BIASES,
     Table,
     biases,
     block_sparse_note,
@@ -31,12 +32,11 @@ from ...parts import (
     layernorm,
     mlp,
 )
-from ...writes import UNPADDED, Writes
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-Side = Literal["encoder", "decoder"]
+StackSide = Literal["encoder", "decoder"]
 
 
 def _read_bart(config: Config) -> Table:
@@ -96,7 +96,7 @@ def _read_bigbird_pegasus(config: Config) -> Table:
 def _read_pp_formulanet_text(config: Config) -> Table:
     """Reads PP-FormulaNet's decoder: mBART's layers, whose cross-attention to an image does not run on text alone."""
     norm, layer = layernorm(), bart_block(config, "decoder", "pre")
-    config.notes.append(IDLE_CROSS_ATTENTION)
+    config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     stack = {
         "num_hidden_layers": config.integer("decoder_layers"),
         "position": learned_positions(config, 2),
@@ -190,12 +190,12 @@ def bart_model(
     return {**model_fields, "head": head_table(config, None, score_head)}
 
 
-def bart_block(config: Config, stack_side: Side, norm_placement: str, bias: bool = True) -> Table:
+def bart_block(config: Config, stack_side: StackSide, norm_placement: str, bias: bool = True) -> Table:
     heads = (
         config.integer("num_attention_heads") if stack_side == "encoder" else config.integer("decoder_attention_heads")
     )
     config.quotient(f"{stack_side}_attention_heads", config.integer("hidden_size"), heads)
-    attention = {"num_attention_heads": heads, **biases(bias, *QKVO)}
+    attention = {"num_attention_heads": heads, **biases(bias, *QKVO_BIASES)}
     block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": norm_placement}
     block_fields["feed_forward"] = mlp(
         config.integer(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
@@ -212,7 +212,7 @@ ALIASES = {
     "num_attention_heads": "encoder_attention_heads",
     "num_hidden_layers": "encoder_layers",
 }
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     add_bias_logits add_final_layer_norm classif_dropout encoder_layerdrop extra_pos_embeddings
     force_bos_token_to_be_generated normalize_before normalize_embedding save_step scale_embedding
     static_position_embeddings layernorm_variant do_blenderbot_90_layernorm replicate_parameters extra_layer_norm
@@ -231,7 +231,7 @@ def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
     return ffn_width
 
 
-SIDES_WRITES: Writes = {
+STACK_WRITERS: FieldWriters = {
     "decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
     "encoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "encoder"),
     "decoder_ffn_dim": lambda s: _ffn_width_of_stack(s, "decoder"),
@@ -241,10 +241,10 @@ SIDES_WRITES: Writes = {
 
 BART = Family(
     _read_bart,
-    ignored_fields=IGNORED,
+    ignored_fields=IGNORED_FIELDS,
     aliases=ALIASES,
-    field_writers=SIDES_WRITES,
-    quirks=LOOKS_FOR_THE_END,
+    field_writers=STACK_WRITERS,
+    quirks=LAST_TOKEN_QUIRKS,
     modules=module_names("bart"),
     dropout_fields=BART_DROPOUT,
 )
@@ -259,19 +259,19 @@ FAMILIES = {
         BART,
         read_model=_read_marian,
         field_writers={
-            **SIDES_WRITES,
+            **STACK_WRITERS,
             "share_encoder_decoder_embeddings": lambda s: (
                 s.first_stack.vocab_size is None or s.spec.unused_embedding is not None
             ),
             "vocab_size": lambda s: s.first_stack.vocab_size or s.spec.vocab_size,
             "decoder_vocab_size": lambda s: s.spec.vocab_size,
-            **UNPADDED,
+            **NO_PADDING_WRITER,
         },
     ),
     "fsmt": replace(
         BART,
         read_model=_read_fsmt,
-        ignored_fields=IGNORED | {"decoder"},
+        ignored_fields=IGNORED_FIELDS | {"decoder"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
         field_writers={},
         modules={**module_names("bart"), "lm_head": "decoder.output_projection"},
@@ -282,8 +282,8 @@ FAMILIES = {
     "bigbird_pegasus": replace(
         BART,
         read_model=_read_bigbird_pegasus,
-        field_writers={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
-        quirks=Quirks(value_reading_classes=EVERY, counted_field_values={"attention_type": "original_full"}),
+        field_writers={**STACK_WRITERS, "attention_type": lambda _: "original_full"},
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, counted_field_values={"attention_type": "original_full"}),
         modules=module_names("bigbird_pegasus"),
     ),
     "pp_formulanet": Family(

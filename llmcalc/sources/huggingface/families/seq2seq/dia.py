@@ -13,8 +13,8 @@ from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsno
 
 
 def _read_dia(config: Config) -> Table:
-    encoder_config = config.section("encoder_config", ENCODER)
-    decoder_config = config.section("decoder_config", DECODER)
+    encoder_config = config.section("encoder_config", ENCODER_DEFAULTS)
+    decoder_config = config.section("decoder_config", DECODER_DEFAULTS)
     hidden_size, channels = encoder_config.integer("hidden_size"), decoder_config.integer("num_channels")
     channel_delays = config.integers("delay_pattern")
     if len(channel_delays) != channels:
@@ -55,7 +55,7 @@ def _stack(config: Config) -> Table:
     return {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "final_norm": norm}
 
 
-ENCODER: dict[str, Any] = {
+ENCODER_DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "num_hidden_layers": 12,
     "hidden_size": 1024,
@@ -67,8 +67,8 @@ ENCODER: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_act": "silu",
 }
-DECODER: dict[str, Any] = {
-    **ENCODER,
+DECODER_DEFAULTS: dict[str, Any] = {
+    **ENCODER_DEFAULTS,
     "max_position_embeddings": 3072,
     "num_hidden_layers": 18,
     "hidden_size": 2048,

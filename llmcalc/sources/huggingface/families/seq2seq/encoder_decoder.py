@@ -15,7 +15,7 @@ from .....components.head_kind import HeadKind
 from ...config import Config
 from ...dropout import dropout_of
 from ...family import Family, module_names
-from ...parts import IDLE_CROSS_ATTENTION, Table
+from ...parts import IDLE_CROSS_ATTENTION_NOTE, Table
 from ...registry import causal_class, family_of, typed_config, usual_name
 from ..bert.bert import SECOND_BIAS
 
@@ -72,7 +72,7 @@ def read_section_model(
     model_fields = family.read_model(section_config)
     model_fields |= dropout_of(section_config, family)
     section_config.finish(family.ignored_fields, config)
-    config.notes += [note for note in section_config.notes if note != IDLE_CROSS_ATTENTION]
+    config.notes += [note for note in section_config.notes if note != IDLE_CROSS_ATTENTION_NOTE]
     return model_fields
 
 

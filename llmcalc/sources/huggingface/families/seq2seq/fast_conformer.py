@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, ModuleNames
 from ...parts import ACTIVATIONS, Table, attention_biases, head_table, layer_table, layernorm, learned_positions, mlp
 
 
 def _read_canary(config: Config) -> Table:
     """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
-    section_config = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
+    section_config = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER_DEFAULTS)
     if section_config.integer("vocab_size") != config.integer("vocab_size"):
         raise section_config.field_error("vocab_size", f"{config.get('vocab_size')}, as in the config")
-    encoder_defaults = CANARY_ENCODER if config.get("encoder_config") is None else PARAKEET
+    encoder_defaults = CANARY_ENCODER_DEFAULTS if config.get("encoder_config") is None else PARAKEET_DEFAULTS
     encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section_config, {"type": "sinusoidal"})
     hidden_size, heads = section_config.integer("hidden_size"), section_config.integer("num_attention_heads")
     section_config.quotient("num_attention_heads", hidden_size, heads)
@@ -27,24 +27,24 @@ def _read_canary(config: Config) -> Table:
             "encoder_config", encoder["hidden_size"], f"a hidden_size of {hidden_size}, which the decoder's layers read"
         )
     model_fields = _speech_model(config, section_config, encoder, decoder)
-    section_config.finish(NO_COUNT, config)
+    section_config.finish(IGNORED_FIELDS, config)
     return {**model_fields, "max_position_embeddings": section_config.integer("max_position_embeddings")}
 
 
 def _read_cohere_asr(config: Config) -> Table:
     """Reads Cohere Transcribe, whose decoder projects the encoder's output and has learned positions."""
     _require_sizes_of_nemo(config)
-    encoder = {**_conformer_encoder(config, COHERE_ENCODER), "output_size": config.integer("hidden_size")}
+    encoder = {**_conformer_encoder(config, COHERE_ENCODER_DEFAULTS), "output_size": config.integer("hidden_size")}
     return _speech_model(config, config, encoder, _decoder(config, learned_positions(config)))
 
 
 def _require_sizes_of_nemo(config: Config) -> None:
     """Raises `InputError` if NeMo's sections, which the class ignores, have other sizes than the class reads."""
-    encoder_config = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER)
+    encoder_config = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER_DEFAULTS)
     decoder_section = config.section("transf_decoder").section("config_dict")
     for section_config, class_config, class_fields in (
-        (config.section("encoder"), encoder_config, NEMO_ENCODER),
-        (decoder_section, config, NEMO_DECODER),
+        (config.section("encoder"), encoder_config, NEMO_ENCODER_FIELDS),
+        (decoder_section, config, NEMO_DECODER_FIELDS),
         (config.section("head"), config, {"num_classes": "vocab_size"}),
     ):
         for section_field, class_field in class_fields.items():
@@ -112,7 +112,7 @@ def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
     """Returns the FastConformer. section_defaults: default values of the section's fields."""
     section_config = _config_section(config, "encoder_config", "parakeet_encoder", section_defaults)
     encoder = parakeet_encoder(section_config)
-    section_config.finish(NO_COUNT | PARAKEET_FIELDS, config)
+    section_config.finish(IGNORED_FIELDS | PARAKEET_FIELDS, config)
     return encoder
 
 
@@ -177,10 +177,10 @@ def _subsampling(encoder_config: Config) -> Table:
     }
 
 
-NO_COUNT = frozenset({"activation_dropout", "max_position_embeddings"})
+IGNORED_FIELDS = frozenset({"activation_dropout", "max_position_embeddings"})
 PARAKEET_FIELDS = frozenset({"dropout_positions", "layerdrop", "scale_input"})
 
-PARAKEET: dict[str, Any] = {
+PARAKEET_DEFAULTS: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 8,
@@ -195,15 +195,15 @@ PARAKEET: dict[str, Any] = {
     "subsampling_conv_kernel_size": 3,
     "subsampling_conv_stride": 2,
 }
-CANARY_ENCODER = {**PARAKEET, "num_hidden_layers": 32, "num_mel_bins": 128}
-COHERE_ENCODER = {
-    **PARAKEET,
+CANARY_ENCODER_DEFAULTS = {**PARAKEET_DEFAULTS, "num_hidden_layers": 32, "num_mel_bins": 128}
+COHERE_ENCODER_DEFAULTS = {
+    **PARAKEET_DEFAULTS,
     "hidden_size": 1280,
     "num_hidden_layers": 48,
     "intermediate_size": 5120,
     "num_mel_bins": 128,
 }
-DECODER: dict[str, Any] = {
+DECODER_DEFAULTS: dict[str, Any] = {
     "vocab_size": 16384,
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -215,9 +215,9 @@ DECODER: dict[str, Any] = {
     "attention_bias": True,
     "head_dim": None,
 }
-CANARY_DECODER = {**DECODER, "num_key_value_heads": 8, "head_dim": 128}
+CANARY_DECODER_DEFAULTS = {**DECODER_DEFAULTS, "num_key_value_heads": 8, "head_dim": 128}
 
-ENCODER_MODULES: Modules = {
+ENCODER_MODULES: ModuleNames = {
     "stem": "subsampling",
     "stem.subsampling": "",
     "stem.subsampling.conv_1": ".subsampling.layers.0",
@@ -248,7 +248,7 @@ ENCODER_MODULES: Modules = {
 }
 """Name in a spec → name in the class of the FastConformer."""
 
-MODULES: Modules = {
+MODULES: ModuleNames = {
     **ENCODER_MODULES,
     "output_proj": "decoder.proj",
     "embed_tokens": "decoder.embed_tokens",
@@ -262,7 +262,7 @@ MODULES: Modules = {
     "lm_head": "proj_out",
 }
 
-NEMO_ENCODER = {
+NEMO_ENCODER_FIELDS = {
     "d_model": "hidden_size",
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
@@ -271,7 +271,7 @@ NEMO_ENCODER = {
     "subsampling_conv_channels": "subsampling_conv_channels",
     "feat_in": "num_mel_bins",
 }
-NEMO_DECODER = {
+NEMO_DECODER_FIELDS = {
     "hidden_size": "hidden_size",
     "inner_size": "intermediate_size",
     "num_layers": "num_hidden_layers",
@@ -280,7 +280,7 @@ NEMO_DECODER = {
 }
 """Fields of NeMo's sections in published configs of Cohere Transcribe → the class's fields."""
 
-EARLIER: dict[str, str] = {
+EARLIER_NAMES: dict[str, str] = {
     "encoder.subsampling.linear": "encoder.pre_encode.out",
     "decoder.proj": "encoder_decoder_proj",
     "proj_out": "log_softmax.mlp.layer0",
@@ -300,5 +300,5 @@ EARLIER: dict[str, str] = {
 
 FAMILIES = {
     "canary": Family(_read_canary, modules=MODULES),
-    "cohere_asr": Family(_read_cohere_asr, modules=MODULES, earlier_names=EARLIER),
+    "cohere_asr": Family(_read_cohere_asr, modules=MODULES, earlier_names=EARLIER_NAMES),
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY_CLASS, Family, Quirks
 from ...parts import Table
-from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, window_stack
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
+from ..bert.longformer import CHUNKED_SCORES, GLOBAL_NOTE, GLOBAL_PROJECTIONS, window_stack
+from .bart import ALIASES, IGNORED_FIELDS, STACK_WRITERS, bart_model
 
 
 def _read_led(config: Config) -> Table:
@@ -23,7 +23,7 @@ def _read_led(config: Config) -> Table:
     decoder = {"position": decoder_position}
     model_fields = bart_model(config, "post", encoder_position, True, encoder=encoder, decoder=decoder)
     if "encoder" in model_fields:
-        model_fields["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL}
+        model_fields["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL_PROJECTIONS}
         config.notes.append(GLOBAL_NOTE)
     return model_fields
 
@@ -31,10 +31,10 @@ def _read_led(config: Config) -> Table:
 FAMILIES = {
     "led": Family(
         _read_led,
-        ignored_fields=IGNORED,
+        ignored_fields=IGNORED_FIELDS,
         aliases=ALIASES,
         field_writers={
-            **SIDES_WRITES,
+            **STACK_WRITERS,
             "max_encoder_position_embeddings": lambda s: getattr(
                 s.first_stack.position, "max_position_embeddings", None
             ),
@@ -45,8 +45,8 @@ FAMILIES = {
                 layer.attention.sliding_window - 1 for layer in map(s.first_stack.layer, s.first_stack.layer_names())
             ],
         },
-        deviations=(CHUNKS,),
-        quirks=Quirks(value_reading_classes=EVERY),
+        deviations=(CHUNKED_SCORES,),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         dropout_fields=BART_DROPOUT,
     )
 }

@@ -10,9 +10,20 @@ from typing import Any
 
 from ...config import Config, is_json_integer
 from ...family import Family, module_names
-from ...parts import ACTIVATIONS, QKV, Table, attention_biases, biases, head_table, layer_table, layernorm, mlp, rope
+from ...parts import (
+    ACTIVATIONS,
+    QKV_BIASES,
+    Table,
+    attention_biases,
+    biases,
+    head_table,
+    layer_table,
+    layernorm,
+    mlp,
+    rope,
+)
 
-ENCODER: dict[str, Any] = {
+ENCODER_DEFAULTS: dict[str, Any] = {
     "hidden_size": 320,
     "intermediate_size": 1280,
     "hidden_act": "gelu",
@@ -40,7 +51,7 @@ def _read_moonshine_streaming(config: Config) -> Table:
         raise config.error(
             "num_key_value_heads", kv_heads, f"{heads}: the class splits queries into as many heads as keys"
         )
-    mixer: Table = {"num_attention_heads": heads, **attention_biases(config, QKV)}
+    mixer: Table = {"num_attention_heads": heads, **attention_biases(config, QKV_BIASES)}
     if head_dim is None:
         config.quotient("num_attention_heads", hidden_size, heads)
     else:
@@ -71,7 +82,7 @@ def _read_moonshine_streaming(config: Config) -> Table:
 def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     """Returns the encoder of audio frames, with a position embedding on its output."""
     encoder_fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
-    encoder_config = Config(encoder_fields, ENCODER, "moonshine_streaming_encoder", location="encoder_config.")
+    encoder_config = Config(encoder_fields, ENCODER_DEFAULTS, "moonshine_streaming_encoder", location="encoder_config.")
     hidden_size, heads = encoder_config.integer("hidden_size"), encoder_config.integer("num_attention_heads")
     kv_heads, head_dim = encoder_config.integer("num_key_value_heads"), encoder_config.optional_integer("head_dim")
     if heads % kv_heads:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import Family, Modules, Quirks, module_names
-from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, Table, decoder, layer_table, layernorm, mlp
+from ...family import Family, ModuleNames, Quirks, module_names
+from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION_NOTE, Table, decoder, layer_table, layernorm, mlp
 from .encoder_decoder import model_type_of, read_section_model
 from .t5 import T5_MODULES
 
@@ -46,7 +46,7 @@ def _read_musicgen_decoder(config: Config) -> Table:
     model_fields = _read_melody_decoder(config)
     block = model_fields["decoder"]["block"]
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
-    config.notes.append(IDLE_CROSS_ATTENTION)
+    config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     return model_fields
 
 
@@ -72,9 +72,9 @@ def _read_melody_decoder(config: Config) -> Table:
     return model_fields
 
 
-MODULES: Modules = {**module_names("bart"), "embed_tokens": "embed_tokens", "lm_head": "lm_heads"}
+MODULES: ModuleNames = {**module_names("bart"), "embed_tokens": "embed_tokens", "lm_head": "lm_heads"}
 
-OF_BOTH: Modules = {
+MODULES_WITH_T5: ModuleNames = {
     **MODULES,
     **{f"encoder.{name}": module_name for name, module_name in T5_MODULES.items() if not name.startswith("decoder.")},
     **{
@@ -90,7 +90,7 @@ OF_BOTH: Modules = {
 }
 """Names where the text encoder is T5; of another encoder, totals alone are compared."""
 
-OF_CODEBOOKS = Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(config.num_codebooks, 0))
+CODEBOOK_QUIRKS = Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(config.num_codebooks, 0))
 """Quirks of a decoder that takes the tokens of each codebook as a sequence of its own."""
 
 FAMILIES = {
@@ -98,11 +98,11 @@ FAMILIES = {
         _read_musicgen,
         ignored_fields=frozenset({"vocab_size"}),
         uncounted_modules="audio_encoder",
-        modules=OF_BOTH,
+        modules=MODULES_WITH_T5,
         quirks=Quirks(decoder_ids=lambda config, ids: ids.repeat_interleave(config.decoder.num_codebooks, 0)),
     ),
     "musicgen_decoder": Family(
-        _read_musicgen_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT
+        _read_musicgen_decoder, modules=MODULES, quirks=CODEBOOK_QUIRKS, dropout_fields=BART_DROPOUT
     ),
     "musicgen_melody": Family(
         None,
@@ -112,6 +112,6 @@ FAMILIES = {
         uncounted_encoders={"audio_encoder": "encodec", "text_encoder": "t5"},
     ),
     "musicgen_melody_decoder": Family(
-        _read_melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout_fields=BART_DROPOUT
+        _read_melody_decoder, modules=MODULES, quirks=CODEBOOK_QUIRKS, dropout_fields=BART_DROPOUT
     ),
 }

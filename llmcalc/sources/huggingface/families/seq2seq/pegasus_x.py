@@ -9,9 +9,9 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
+from ...field_writers import FieldWriters
 from ...parts import Table, layer_pattern
-from ...writes import Writes
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
+from .bart import ALIASES, IGNORED_FIELDS, STACK_WRITERS, bart_model
 
 
 def _read_pegasus_x(config: Config) -> Table:
@@ -35,8 +35,8 @@ def _read_pegasus_x(config: Config) -> Table:
     return model_fields
 
 
-WRITES: Writes = {
-    **SIDES_WRITES,
+FIELD_WRITERS: FieldWriters = {
+    **STACK_WRITERS,
     "num_global_tokens": lambda s: require_present(s.first_stack.streams).num_global_tokens,
     "block_size": lambda s: require_present(s.first_stack.streams).block_size,
     "stagger_local_blocks": lambda s: any(
@@ -48,9 +48,9 @@ WRITES: Writes = {
 FAMILIES = {
     "pegasus_x": Family(
         _read_pegasus_x,
-        ignored_fields=IGNORED,
+        ignored_fields=IGNORED_FIELDS,
         aliases=ALIASES,
-        field_writers=WRITES,
+        field_writers=FIELD_WRITERS,
         modules={
             **module_names("bart"),
             "global_tokens": "embed_global",

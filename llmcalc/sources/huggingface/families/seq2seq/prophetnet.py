@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY_CLASS, Family, Quirks
+from ...field_writers import FieldWriters
 from ...parts import (
     ACTIVATIONS,
-    IDLE_CROSS_ATTENTION,
-    QKVO,
+    IDLE_CROSS_ATTENTION_NOTE,
+    QKVO_BIASES,
     Table,
     biases,
     class_name_of_config,
@@ -23,13 +24,12 @@ from ...parts import (
     layernorm,
     mlp,
 )
-from ...writes import Writes
-from .bart import SIDES_WRITES
+from .bart import STACK_WRITERS
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-SIDES = ("encoder", "decoder")
+STACK_NAMES = ("encoder", "decoder")
 
 
 def _read_prophetnet(config: Config) -> Table:
@@ -41,7 +41,7 @@ def _read_prophetnet(config: Config) -> Table:
         **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": is_tied,
         "head": head_table(config),
-        **{stack_name: _post_norm_stack(config, stack_name) for stack_name in SIDES},
+        **{stack_name: _post_norm_stack(config, stack_name) for stack_name in STACK_NAMES},
     }
     if not is_tied:
         model_fields["unused_embedding"] = {}
@@ -50,7 +50,7 @@ def _read_prophetnet(config: Config) -> Table:
         del model_fields["encoder"]
         if config.flag("add_cross_attention"):
             model_fields["decoder"]["block"]["idle_cross_attention"] = True
-            config.notes.append(IDLE_CROSS_ATTENTION)
+            config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
         else:
             del model_fields["decoder"]["block"]["cross_attention"]
     return model_fields
@@ -60,7 +60,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
     """Returns the encoder's or the decoder's stack: post-norm layers with biases everywhere."""
     hidden_size, heads = config.integer("hidden_size"), config.integer(f"num_{stack_name}_attention_heads")
     config.quotient(f"num_{stack_name}_attention_heads", hidden_size, heads)
-    attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
     activation = config.choice(ACTIVATIONS, "activation_function")
     block: Table = layer_table(attention, mlp(config.integer(f"{stack_name}_ffn_dim"), activation), layernorm(), "post")
     stack: Table = {
@@ -98,8 +98,8 @@ def _decoder_positions(config_values: ConfigValues) -> Any:
     return config_values.main_stack.position
 
 
-WRITES: Writes = {
-    **{name: write for name, write in SIDES_WRITES.items() if name.endswith("ffn_dim")},
+FIELD_WRITERS: FieldWriters = {
+    **{name: write for name, write in STACK_WRITERS.items() if name.endswith("ffn_dim")},
     "num_encoder_layers": lambda s: require_present(s.spec.encoder).num_hidden_layers,
     "num_decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
     "num_encoder_attention_heads": lambda s: require_present(s.spec.encoder).block.attention.num_attention_heads,
@@ -116,8 +116,8 @@ FAMILIES = {
     "prophetnet": Family(
         _read_prophetnet,
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
-        field_writers=WRITES,
-        quirks=Quirks(value_reading_classes=EVERY),
+        field_writers=FIELD_WRITERS,
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         dropout_fields=BART_DROPOUT,
     )
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, field_names, module_names
-from ...parts import ACTIVATIONS, QKVO, Table, biases, class_name_of_config, head_table, layernorm, mlp
+from ...parts import ACTIVATIONS, QKVO_BIASES, Table, biases, class_name_of_config, head_table, layernorm, mlp
 
 OTHER_PARTS = {
     "speech_encoder_layers": "the speech encoder",
@@ -36,7 +36,7 @@ def _read_seamless(config: Config) -> Table:
     for stack_name in ("encoder", "decoder"):
         heads = config.integer(f"{stack_name}_attention_heads")
         config.quotient(f"{stack_name}_attention_heads", model_fields["hidden_size"], heads)
-        mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
+        mixer = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
         block = {
             "attention": mixer,
             **({"cross_attention": mixer} if stack_name == "decoder" else {}),
@@ -59,7 +59,7 @@ def _read_seamless(config: Config) -> Table:
     return model_fields
 
 
-IGNORED = field_names("""
+IGNORED_FIELDS = field_names("""
     char_vocab_size left_max_position_embeddings max_source_positions num_conv_pos_embedding_groups
     num_conv_pos_embeddings resblock_dilation_sizes right_max_position_embeddings rotary_embedding_base
     speech_encoder_chunk_size speech_encoder_left_chunk_num t2u_decoder_start_token_id t2u_max_new_tokens
@@ -68,7 +68,7 @@ IGNORED = field_names("""
     """)
 """Fields of the speech encoder, of the model from text to units and of the vocoder, and those that change no count."""
 
-DROPOUT = {
+DROPOUT_FIELDS = {
     "embedding": "dropout",
     "attention": "attention_dropout",
     "attention_output": "dropout",
@@ -79,11 +79,11 @@ DROPOUT = {
 
 SEAMLESS = Family(
     _read_seamless,
-    ignored_fields=IGNORED,
+    ignored_fields=IGNORED_FIELDS,
     generates_text=True,
     uncounted_modules="speech_encoder + t2u_model + vocoder",
     modules=module_names("seamless"),
-    dropout_fields=DROPOUT,
+    dropout_fields=DROPOUT_FIELDS,
 )
 
 

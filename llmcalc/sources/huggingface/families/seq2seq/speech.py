@@ -10,8 +10,19 @@ from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names
-from ...parts import ACTIVATIONS, QKV, Table, attention_biases, biases, head_table, layer_table, layernorm, mlp, rope
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
+from ...parts import (
+    ACTIVATIONS,
+    QKV_BIASES,
+    Table,
+    attention_biases,
+    biases,
+    head_table,
+    layer_table,
+    layernorm,
+    mlp,
+    rope,
+)
+from .bart import ALIASES, IGNORED_FIELDS, STACK_WRITERS, bart_model
 
 
 def _read_speech_to_text(config: Config) -> Table:
@@ -82,16 +93,16 @@ def _attention_of_stack(config: Config, stack_name: str, hidden_size: int) -> Ta
             f"{heads}: the class splits queries into as many heads as keys",
         )
     config.quotient(f"{stack_name}_num_attention_heads", hidden_size, heads)
-    return {"num_attention_heads": heads, **attention_biases(config, QKV)}
+    return {"num_attention_heads": heads, **attention_biases(config, QKV_BIASES)}
 
 
 FAMILIES = {
     "speech_to_text": Family(
         _read_speech_to_text,
-        ignored_fields=IGNORED,
+        ignored_fields=IGNORED_FIELDS,
         aliases={**ALIASES, "max_position_embeddings": "max_target_positions"},
         field_writers={
-            **SIDES_WRITES,
+            **STACK_WRITERS,
             "num_conv_layers": lambda s: len(require_present(s.first_stack.stem).conv_kernel_sizes),
             "conv_kernel_sizes": lambda s: list(require_present(s.first_stack.stem).conv_kernel_sizes),
             "conv_channels": lambda s: require_present(s.first_stack.stem).conv_channels,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, QKVO, Table, biases, class_name_of_config, head_table, layernorm, mlp
+from ...parts import ACTIVATIONS, QKVO_BIASES, Table, biases, class_name_of_config, head_table, layernorm, mlp
 
 
 def _read_speecht5(config: Config) -> Table:
@@ -32,7 +32,7 @@ def _read_speecht5(config: Config) -> Table:
         "max_distance": largest_distance,
         "bias": True,
     }
-    attention = {"num_attention_heads": head_counts["decoder"], **biases(True, *QKVO)}
+    attention = {"num_attention_heads": head_counts["decoder"], **biases(True, *QKVO_BIASES)}
     layer = {"norm": norm, "norm_placement": "post"}
     encoder = {
         "num_hidden_layers": depth_by_stack["encoder"],
@@ -92,12 +92,12 @@ def _stem_convolutions(config: Config, hidden_size: int) -> Table:
     }
 
 
-IGNORED = frozenset({"num_feat_extract_layers"})
+IGNORED_FIELDS = frozenset({"num_feat_extract_layers"})
 
 FAMILIES = {
     "speecht5": Family(
         _read_speecht5,
-        ignored_fields=IGNORED,
+        ignored_fields=IGNORED_FIELDS,
         dropout_fields={
             "embedding": "hidden_dropout",
             "attention": "attention_dropout",

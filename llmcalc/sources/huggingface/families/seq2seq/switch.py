@@ -12,11 +12,11 @@ from .....components.networks.router import LinearRouter
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, field_names, op_of_all_experts
+from ...family import EVERY_CLASS, Deviation, Family, Quirks, field_names, op_of_all_experts
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 from . import bart, t5
-from .bart import SIDES_WRITES
-from .t5 import T5_MODULES, T5_WRITES
+from .bart import STACK_WRITERS
+from .t5 import T5_MODULES, T5_WRITERS
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -100,7 +100,7 @@ def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
     }
 
 
-OF_EXPERTS = field_names("""
+EXPERT_FIELDS = field_names("""
     add_router_probs batch_prioritized_routing moe_eval_capacity_token_fraction moe_token_dropout
     normalize_router_prob_before_dropping router_type second_expert_policy feed_forward_proj is_gated_act
     num_selected_experts
@@ -140,17 +140,17 @@ FAMILIES = {
     "switch_transformers": Family(
         _read_switch,
         {"n_positions": None},
-        t5.IGNORED | OF_EXPERTS,
+        t5.IGNORED_FIELDS | EXPERT_FIELDS,
         aliases=t5.ALIASES,
-        unread_aliases=t5.UNREAD | {"head_dim"},
+        unread_aliases=t5.UNREAD_ALIASES | {"head_dim"},
         field_writers={
-            **T5_WRITES,
+            **T5_WRITERS,
             "num_sparse_encoder_layers": lambda s: len(_expert_layers(s, "encoder")),
             "num_sparse_decoder_layers": lambda s: len(_expert_layers(s, "decoder")),
             "dense_act_fn": lambda s: s.network.hidden_act,
             "router_dtype": _written_router_dtype,
         },
-        quirks=Quirks(value_reading_classes=EVERY, cache_refusing_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, cache_refusing_classes=EVERY_CLASS),
         modules={
             **T5_MODULES,
             "router": "router.classifier",
@@ -163,15 +163,15 @@ FAMILIES = {
     ),
     "nllb-moe": Family(
         _read_nllb_moe,
-        ignored_fields=bart.IGNORED | OF_EXPERTS,
+        ignored_fields=bart.IGNORED_FIELDS | EXPERT_FIELDS,
         aliases=bart.ALIASES,
         field_writers={
-            **SIDES_WRITES,
+            **STACK_WRITERS,
             "router_dtype": _written_router_dtype,
             "encoder_sparse_step": lambda s: _written_expert_interval(s, "encoder"),
             "decoder_sparse_step": lambda s: _written_expert_interval(s, "decoder"),
         },
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         deviations=(EVERY_EXPERT,),
         dropout_fields=BART_DROPOUT,
     ),

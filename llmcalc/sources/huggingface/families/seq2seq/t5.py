@@ -14,9 +14,9 @@ from .....workload.rows import LOGITS
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import EVERY, LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, is_untied
+from ...family import EVERY_CLASS, LAST_TOKEN_QUIRKS, Deviation, Family, ModuleNames, Quirks, is_untied
+from ...field_writers import FieldWriters
 from ...parts import ACTIVATIONS, Table, class_count, class_name_of_config, head_table, layer_table, rmsnorm
-from ...writes import Writes
 
 
 def _read_t5(config: Config) -> Table:
@@ -173,15 +173,15 @@ ALIASES = {
     "head_dim": "d_kv",
     "intermediate_size": "d_ff",
 }
-UNREAD = frozenset({"intermediate_size"})
-IGNORED = frozenset({"scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs"})
+UNREAD_ALIASES = frozenset({"intermediate_size"})
+IGNORED_FIELDS = frozenset({"scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs"})
 
-T5_WRITES: Writes = {
+T5_WRITERS: FieldWriters = {
     "num_decoder_layers": lambda s: require_present(s.spec.decoder).num_hidden_layers,
     "feed_forward_proj": lambda s: ("gated-" if s.network.gated else "") + s.network.hidden_act.removesuffix("_tanh"),
 }
 
-LONG_WRITES: Writes = {
+LONGT5_WRITERS: FieldWriters = {
     "encoder_attention_type": lambda s: (
         "local" if s.part_of_type("local").global_block_size is None else "transient-global"
     ),
@@ -198,14 +198,14 @@ ALWAYS_TIED = Deviation(
 )
 
 
-FIRST_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias"
+SHARED_BIAS_MODULE = "block.0.layer.0.SelfAttention.relative_attention_bias"
 """The module of the relative position bias that all layers share, in the first layer."""
 
-GLOBAL_BIAS = FIRST_BIAS.replace("Self", "TransientGlobalSelf")
-BLOCKS_BIAS = GLOBAL_BIAS.replace("relative", "global_relative")
+GLOBAL_BIAS_MODULE = SHARED_BIAS_MODULE.replace("Self", "TransientGlobalSelf")
+BLOCK_BIAS_MODULE = GLOBAL_BIAS_MODULE.replace("relative", "global_relative")
 """The module of LongT5's second relative position bias, for distances to blocks."""
 
-T5_MODULES: Modules = {
+T5_MODULES: ModuleNames = {
     "classifier": "classification_head | classifier | qa_outputs",
     "self_attn.relative_bias": "relative_attention_bias",
     "layers": "block",
@@ -226,48 +226,52 @@ T5_MODULES: Modules = {
     "gate_proj": "wi_0",
     "up_proj": "wi_1 | wi",
     "down_proj": "wo",
-    "relative_bias": FIRST_BIAS,
+    "relative_bias": SHARED_BIAS_MODULE,
 }
 
-OF_T5 = Family(
+T5_FAMILY = Family(
     _read_t5,
     {"n_positions": None},
-    IGNORED,
+    IGNORED_FIELDS,
     aliases=ALIASES,
-    unread_aliases=UNREAD,
-    field_writers=T5_WRITES,
-    quirks=LOOKS_FOR_THE_END,
+    unread_aliases=UNREAD_ALIASES,
+    field_writers=T5_WRITERS,
+    quirks=LAST_TOKEN_QUIRKS,
     deviations=(ALWAYS_TIED,),
     modules=T5_MODULES,
     dropout_fields=T5_DROPOUT,
 )
 
 FAMILIES = {
-    "t5": replace(OF_T5, defaults={"tie_word_embeddings": True, "n_positions": None}),
-    "mt5": OF_T5,
-    "umt5": replace(OF_T5, read_model=_read_umt5, defaults={"tie_word_embeddings": True, "n_positions": None}),
+    "t5": replace(T5_FAMILY, defaults={"tie_word_embeddings": True, "n_positions": None}),
+    "mt5": T5_FAMILY,
+    "umt5": replace(T5_FAMILY, read_model=_read_umt5, defaults={"tie_word_embeddings": True, "n_positions": None}),
     "pop2piano": replace(
-        OF_T5,
+        T5_FAMILY,
         read_model=_read_pop2piano,
         defaults={"n_positions": None},
         field_writers={},
-        quirks=Quirks(mask_making_classes=EVERY),
+        quirks=Quirks(mask_making_classes=EVERY_CLASS),
         deviations=(),
         modules={**T5_MODULES, "encoder.stem": "mel_conditioner", "styles": "embedding"},
     ),
     "longt5": replace(
-        OF_T5,
+        T5_FAMILY,
         read_model=_read_longt5,
-        field_writers={**T5_WRITES, **LONG_WRITES},
+        field_writers={**T5_WRITERS, **LONGT5_WRITERS},
         quirks=Quirks(),
         modules={
             **T5_MODULES,
             "self_attn": "layer.0.SelfAttention | layer.0.LocalSelfAttention | layer.0.TransientGlobalSelfAttention",
             "global_norm": "global_input_layer_norm",
             "relative_bias": " | ".join(
-                (FIRST_BIAS, FIRST_BIAS.replace("Self", "LocalSelf"), f"{GLOBAL_BIAS} + {BLOCKS_BIAS}")
+                (
+                    SHARED_BIAS_MODULE,
+                    SHARED_BIAS_MODULE.replace("Self", "LocalSelf"),
+                    f"{GLOBAL_BIAS_MODULE} + {BLOCK_BIAS_MODULE}",
+                )
             ),
-            "relative_bias.blocks": f".{BLOCKS_BIAS}",
+            "relative_bias.blocks": f".{BLOCK_BIAS_MODULE}",
         },
     ),
 }

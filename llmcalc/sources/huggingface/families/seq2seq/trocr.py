@@ -12,8 +12,8 @@ from ...dropout import BART_DROPOUT, T5_DROPOUT
 from ...family import Family, module_names
 from ...parts import (
     ACTIVATIONS,
-    IDLE_CROSS_ATTENTION,
-    QKVO,
+    IDLE_CROSS_ATTENTION_NOTE,
+    QKVO_BIASES,
     Table,
     biases,
     decoder,
@@ -23,13 +23,13 @@ from ...parts import (
     mlp,
     rmsnorm,
 )
-from .bart import IGNORED
+from .bart import IGNORED_FIELDS
 
 
 def _read_trocr(config: Config) -> Table:
     heads, norm = config.integer("num_attention_heads"), layernorm()
     config.quotient("decoder_attention_heads", config.integer("hidden_size"), heads)
-    mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    mixer = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
     stack: Table = {"position": {"type": "sinusoidal"}}
     if config.flag("use_learned_position_embeddings"):
         stack = {"position": learned_positions(config, 2)}
@@ -46,7 +46,7 @@ def _read_trocr(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "post",
     }
-    config.notes.append(IDLE_CROSS_ATTENTION)
+    config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     return decoder(config, block, None, stack=stack)
 
 
@@ -68,14 +68,14 @@ def _read_pix2struct_text_model(config: Config) -> Table:
         cross_attention={"num_attention_heads": heads},
         idle_cross_attention=True,
     )
-    config.notes.append(IDLE_CROSS_ATTENTION)
+    config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     return decoder(config, block, norm, stack={"relative_bias": relative_bias})
 
 
 FAMILIES = {
     "trocr": Family(
         _read_trocr,
-        ignored_fields=IGNORED,
+        ignored_fields=IGNORED_FIELDS,
         aliases={
             "hidden_size": "d_model",
             "num_hidden_layers": "decoder_layers",

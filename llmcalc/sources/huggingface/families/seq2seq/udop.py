@@ -9,21 +9,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .....components.base import LARGEST
+from .....components.base import LARGEST_SIZE
 from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import T5_DROPOUT
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY_CLASS, Family, Quirks
 from ...parts import Table, class_name_of_config
-from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5_MODULES, T5_WRITES, UNREAD, shared_position_bias, t5_block, t5_model
+from .t5 import (
+    ALIASES,
+    IGNORED_FIELDS,
+    SHARED_BIAS_MODULE,
+    T5_MODULES,
+    T5_WRITERS,
+    UNREAD_ALIASES,
+    shared_position_bias,
+    t5_block,
+    t5_model,
+)
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
-BIASES = ("1d", "horizontal", "vertical")
+BIAS_DISTANCES = ("1d", "horizontal", "vertical")
 """The kinds of distances that a table of biases is for."""
 
-BUCKETS = 32
+DEFAULT_BUCKETS = 32
 """The number of buckets of a table whose entry in the config names none."""
 
 
@@ -50,21 +60,21 @@ def _read_udop(config: Config) -> Table:
 def _bias_buckets(config: Config) -> list[int]:
     """Returns the bucket numbers of the tables in `relative_bias_args`, the text-distance table first.
 
-    By default there are three, of BUCKETS buckets each.
+    By default there are three, of DEFAULT_BUCKETS buckets each.
     """
     field_name, bias_tables = "relative_bias_args", config.get("relative_bias_args")
     if bias_tables is None:
-        return [BUCKETS] * len(BIASES)
+        return [DEFAULT_BUCKETS] * len(BIAS_DISTANCES)
     expected_text = "a list of 1 to 16 tables with a type (1d, horizontal or vertical), a 1d table first"
     if not isinstance(bias_tables, list) or not 1 <= len(bias_tables) <= 16:
         raise config.error(field_name, bias_tables, expected_text)
     bucket_counts = []
     for table_index, bias_table in enumerate(bias_tables):
         is_known_type = isinstance(bias_table, dict) and bias_table.get("type") in (
-            BIASES if table_index else BIASES[:1]
+            BIAS_DISTANCES if table_index else BIAS_DISTANCES[:1]
         )
-        bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if is_known_type else None
-        if not is_json_integer(bucket_count) or not 4 <= bucket_count <= LARGEST:
+        bucket_count = bias_table.get("relative_attention_num_buckets", DEFAULT_BUCKETS) if is_known_type else None
+        if not is_json_integer(bucket_count) or not 4 <= bucket_count <= LARGEST_SIZE:
             raise config.error(field_name, bias_tables, expected_text)
         if bias_table.get("prefix_bucket", False) is not False:
             raise config.error(field_name, bias_tables, "tables without prefix_bucket")
@@ -80,7 +90,7 @@ def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
 def _relative_bias_fields(config_values: ConfigValues) -> list[dict[str, Any]]:
     relative_bias = require_present(config_values.first_stack.relative_bias)
     bucket_counts = (relative_bias.relative_attention_num_buckets, *relative_bias.other_buckets)
-    bias_kinds = (*BIASES, *["vertical"] * len(bucket_counts))
+    bias_kinds = (*BIAS_DISTANCES, *["vertical"] * len(bucket_counts))
     return [
         {"type": bias_kind, "relative_attention_num_buckets": bucket_count}
         for bias_kind, bucket_count in zip(bias_kinds, bucket_counts, strict=False)
@@ -91,21 +101,21 @@ FAMILIES = {
     "udop": Family(
         _read_udop,
         {"n_positions": None},
-        IGNORED,
+        IGNORED_FIELDS,
         aliases=ALIASES,
-        unread_aliases=UNREAD | {"head_dim"},
+        unread_aliases=UNREAD_ALIASES | {"head_dim"},
         uncounted_modules="patch_embed + encoder.embed_patches + decoder.embed_patches",
         field_writers={
-            **T5_WRITES,
+            **T5_WRITERS,
             "relative_bias_args": _relative_bias_fields,
             "max_2d_position_embeddings": lambda s: require_present(s.first_stack.token_types).other_vocab_sizes[0],
         },
-        quirks=Quirks(value_reading_classes=EVERY, further_inputs=_box_arguments),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, further_inputs=_box_arguments),
         modules={
             **T5_MODULES,
             "embed_other_0": "cell_2d_embedding.x_position_embeddings",
             "embed_other_1": "cell_2d_embedding.y_position_embeddings",
-            "relative_bias": f"{FIRST_BIAS} + relative_bias",
+            "relative_bias": f"{SHARED_BIAS_MODULE} + relative_bias",
         },
         dropout_fields=T5_DROPOUT,
     )

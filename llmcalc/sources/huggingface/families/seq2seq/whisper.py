@@ -9,9 +9,9 @@ from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, field_names
+from ...field_writers import NO_PADDING_WRITER
 from ...parts import Table
-from ...writes import UNPADDED
-from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
+from .bart import ALIASES, IGNORED_FIELDS, STACK_WRITERS, bart_model
 
 
 def _read_whisper(config: Config) -> Table:
@@ -38,18 +38,18 @@ def _read_whisper(config: Config) -> Table:
 FAMILIES = {
     "whisper": Family(
         _read_whisper,
-        ignored_fields=IGNORED
+        ignored_fields=IGNORED_FIELDS
         | field_names("""
             alignment_heads is_multilingual lang_ids task forced_decoder_ids no_timestamps_token_id prev_sot_token_id
             suppress_ids return_timestamps
             """),
         aliases=ALIASES,
         field_writers={
-            **SIDES_WRITES,
+            **STACK_WRITERS,
             "num_mel_bins": lambda s: require_present(s.first_stack.stem).num_mel_bins,
             "max_source_positions": lambda s: require_present(s.first_stack.stem).max_source_positions,
             "max_target_positions": lambda s: getattr(s.main_stack.position, "max_position_embeddings", None),
-            **UNPADDED,
+            **NO_PADDING_WRITER,
         },
         dropout_fields=BART_DROPOUT,
     )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ENDINGS = (".safetensors", ".safetensors.index.json", ".gguf")
+CHECKPOINT_ENDINGS = (".safetensors", ".safetensors.index.json", ".gguf")
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path has the name of a checkpoint file, whose header can be read."""
-    return path.name.endswith(ENDINGS)
+    return path.name.endswith(CHECKPOINT_ENDINGS)
 
 
 STDIN = "-"
 """The TARGET that stands for standard input."""
 
-HUB_URL = (
+HUB_URL_PATTERN = (
     r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<id>[\w.-]+/[\w.-]+|[\w.-]+)"
     r"(?:/(?:tree|blob|resolve|raw|commit)/(?P<revision>[\w.-]+)[^?#]*)?/?(?:[?#].*)?$"
 )
@@ -25,7 +25,7 @@ HUB_URL = (
 
 def hub_id_of(name_or_url: str) -> str:
     """Returns the hub id in a hub URL, with a revision other than `main`; empty for any other TARGET."""
-    url_match = re.match(HUB_URL, name_or_url) if "/" in name_or_url else None
+    url_match = re.match(HUB_URL_PATTERN, name_or_url) if "/" in name_or_url else None
     if url_match is None:
         return ""
     revision = url_match["revision"]
@@ -37,12 +37,14 @@ LIBRARY_TAG_PREFIX = (
 )
 """What stands before a tag of Ollama's library: the URL of its page, Ollama's command, or the provider in LiteLLM."""
 
-HUB_ID = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
+HUB_ID_PATTERN = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
 
 
 def is_hub_id(name_or_path: str) -> bool:
     """Whether a TARGET has the form `org/name` or `org/name@revision`."""
-    return re.match(HUB_ID, name_or_path) is not None and not name_or_path.endswith((".toml", ".json", *ENDINGS))
+    return re.match(HUB_ID_PATTERN, name_or_path) is not None and not name_or_path.endswith(
+        (".toml", ".json", *CHECKPOINT_ENDINGS)
+    )
 
 
 def normalized_with_points(model_name: str) -> str:

@@ -1,4 +1,4 @@
-"""Shapes of the families in `sources/huggingface/families/bert/tables.py`."""
+"""Shapes of the families in `sources/huggingface/families/bert/layoutlm.py`."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
-from ...parts import OF_ANSWERS, Table, class_name_of_config, encoder, layernorm, pooler, scores_sequences
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
+from ...family import EVERY_CLASS, Family, Quirks, module_names
+from ...parts import QUESTION_ANSWERING, Table, class_name_of_config, encoder, layernorm, pooler, scores_sequences
+from .bert import OLD_FIELDS, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
-AXES = ("x", "y", "h", "w")
+BOX_COORDINATES = ("x", "y", "h", "w")
 """The coordinates of a word on its page: corners of its box, height and width."""
 
 
@@ -31,7 +31,7 @@ def _with_embedding_tables(config: Config, embedding_tables: Table, **model_fiel
 def _read_layoutlm(config: Config) -> Table:
     embedding_tables = {
         "type_vocab_size": config.integer("type_vocab_size"),
-        "other_vocab_sizes": [config.integer("max_2d_position_embeddings")] * len(AXES),
+        "other_vocab_sizes": [config.integer("max_2d_position_embeddings")] * len(BOX_COORDINATES),
     }
     return _with_embedding_tables(config, embedding_tables, **pooler(True))
 
@@ -41,7 +41,7 @@ def _read_tapas(config: Config) -> Table:
     vocab_sizes = config.integers("type_vocab_sizes")
     if not 1 <= len(vocab_sizes) <= 64 or 0 in vocab_sizes:
         raise config.error("type_vocab_sizes", vocab_sizes, "from 1 to 64 positive whole numbers")
-    answers_questions = class_name_of_config(config).endswith(OF_ANSWERS)
+    answers_questions = class_name_of_config(config).endswith(QUESTION_ANSWERING)
     aggregation_count = config.count("num_aggregation_labels") if answers_questions else 0
     has_pooler = config.head_kind == "none" or scores_sequences(config) or answers_questions
     model_fields = _with_embedding_tables(
@@ -55,19 +55,19 @@ def _read_tapas(config: Config) -> Table:
 FAMILIES = {
     "layoutlm": Family(
         _read_layoutlm,
-        ignored_fields=OLD,
+        ignored_fields=OLD_FIELDS,
         deviations=(SECOND_BIAS,),
         modules={
             **module_names("bert"),
-            **{f"embed_other_{i}": f"embeddings.{axis}_position_embeddings" for i, axis in enumerate(AXES)},
+            **{f"embed_other_{i}": f"embeddings.{axis}_position_embeddings" for i, axis in enumerate(BOX_COORDINATES)},
         },
         dropout_fields=BERT_DROPOUT,
     ),
     "tapas": Family(
         _read_tapas,
-        ignored_fields=OLD | frozenset({"softmax_temperature", "type_vocab_size"}),
+        ignored_fields=OLD_FIELDS | frozenset({"softmax_temperature", "type_vocab_size"}),
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(value_reading_classes=EVERY),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS),
         modules={
             **module_names("bert"),
             **{f"embed_other_{i}": f"embeddings.token_type_embeddings_{i}" for i in range(7)},

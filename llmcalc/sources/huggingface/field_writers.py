@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from ..to_hf.config_values import ConfigValues
 
-Value: TypeAlias = "Callable[[ConfigValues], Any] | str"
+FieldWriter: TypeAlias = "Callable[[ConfigValues], Any] | str"
 """The config field's value from a spec: a function, or the usual name of a field with the same value."""
 
-Writes: TypeAlias = Mapping[str, Value]
+FieldWriters: TypeAlias = Mapping[str, FieldWriter]
 """Config field → its value from a spec."""
 
 
@@ -26,11 +26,11 @@ WRITTEN_ACTIVATIONS = {
 }
 """Activation name here → its name in configs, if they differ."""
 
-UNPADDED: Writes = {"pad_token_id": lambda s: None}
-"""For classes whose padding token is a token of the published vocabulary, which other specs may not have."""
+NO_PADDING_WRITER: FieldWriters = {"pad_token_id": lambda s: None}
+"""The writer of classes whose padding token is a token of the published vocabulary, which other specs may not have."""
 
-PARTIAL_ROTARY: Writes = {"partial_rotary_factor": "partial_rotary_factor"}
-"""For classes that use `partial_rotary_factor`; in other classes the whole head is rotary, whatever the config says."""
+PARTIAL_ROTARY_WRITER: FieldWriters = {"partial_rotary_factor": "partial_rotary_factor"}
+"""The writer of classes that use `partial_rotary_factor`; in others the whole head is rotary with any config."""
 
-WINDOW: Writes = {"sliding_window": lambda s: s.window}
-"""For classes that have a sliding window by default."""
+WINDOW_WRITER: FieldWriters = {"sliding_window": lambda s: s.window}
+"""The writer of classes that have a sliding window by default."""

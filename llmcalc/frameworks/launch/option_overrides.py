@@ -9,19 +9,19 @@ from typing import Any
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...parallel.layout_request import LayoutRequest
-from ..registry import WITHOUT_A_NAME, framework, framework_of, layout_of
-from .record import Launch, LaunchFile, LaunchSource, OptionOverride
+from ..registry import DEFAULT_FRAMEWORK, framework, framework_of, layout_of
+from .launch_types import Launch, LaunchFile, LaunchSource, OptionOverride
 
 NO_OPTIONS: Mapping[str, Any] = {}
 """No options beside a file."""
 
-NOT_OVERRIDES = ("devices", "framework_version")
-"""Options of a layout that a reader takes by itself."""
+READER_OPTIONS = ("devices", "framework_version")
+"""Layout options that each reader of launch files applies itself."""
 
-FORMATS = ("precision", "dtype", "master_weights", "grad_dtype")
+FORMAT_SETTINGS = ("precision", "dtype", "master_weights", "grad_dtype")
 """Settings that `--precision` replaces together."""
 
-LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*NOT_OVERRIDES}
+LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*READER_OPTIONS}
 """Options of a layout."""
 
 
@@ -44,7 +44,7 @@ def read_with_options(
     if not options:
         return launched_run
     if launch_file.with_options is None or not isinstance(config, Mapping):
-        return _without_master_format(override(launched_run, options))
+        return _without_master_format(with_overrides(launched_run, options))
     changed_launch = read_launch_data(
         launch_file.with_options(config, options, launched_run, source_file.name_in_errors), source_file
     )
@@ -88,14 +88,16 @@ def _value_in_file(launched_run: Launch, option: str) -> Any:
     return launched_run.settings.get(option)
 
 
-def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
+def with_overrides(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     """Returns the training run in which options replace the file's settings and layout.
 
     Raises `InputError` for sizes of a layout that contradict each other.
     """
     layout_options = {option: option_value for option, option_value in options.items() if option in LAYOUT_OPTIONS}
     settings = {option: option_value for option, option_value in options.items() if option not in LAYOUT_OPTIONS}
-    unsupported_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
+    unsupported_options = (
+        FORMAT_SETTINGS if "precision" in settings else ("precision",) if set(FORMAT_SETTINGS) & set(settings) else ()
+    )
     option_values = {
         option: setting_value
         for option, setting_value in launched_run.settings.items()
@@ -111,7 +113,7 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         launched_run,
         settings={**option_values, **settings},
         option_overrides=option_overrides,
-        keeps_checkpoint_dtype=launched_run.keeps_checkpoint_dtype and not set(FORMATS) & set(settings),
+        keeps_checkpoint_dtype=launched_run.keeps_checkpoint_dtype and not set(FORMAT_SETTINGS) & set(settings),
     )
     return _with_layout(changed_launch, layout_options) if layout_options else changed_launch
 
@@ -124,15 +126,17 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     """
     framework_name = options.get("framework")
     world_size = launched_run.layout.world_size
-    if launched_run.framework == WITHOUT_A_NAME:
+    if launched_run.framework == DEFAULT_FRAMEWORK:
         layout_request = LayoutRequest(devices=world_size, **options)
         selected_framework = framework_of(layout_request)
         settings = dict(launched_run.settings)
-        if selected_framework.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
+        if selected_framework.name != DEFAULT_FRAMEWORK and settings.get("precision") == "autocast":
             trains_adapters = "lora_rank" in settings and "dtype" in settings
-            settings = {option: option_value for option, option_value in settings.items() if option not in FORMATS}
+            settings = {
+                option: option_value for option, option_value in settings.items() if option not in FORMAT_SETTINGS
+            }
             settings |= {"dtype": "bf16", "master_weights": "none" if trains_adapters else "fp32"}
-        is_default_framework = selected_framework.name == WITHOUT_A_NAME
+        is_default_framework = selected_framework.name == DEFAULT_FRAMEWORK
         return replace(
             launched_run,
             framework=selected_framework.name,

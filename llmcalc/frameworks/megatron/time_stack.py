@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from ..launch.record import Launch
+from ..launch.launch_types import Launch
 from .named_arguments import NamedModelArguments
 from .settings import MegatronSettings
 
-OVERLAPS = {
+GROUP_BY_OVERLAP_ARGUMENT = {
     "overlap_grad_reduce": "dp",
     "overlap_param_gather": "weights",
     "tp_comm_overlap": "tp",
     "overlap_moe_expert_parallel_comm": "ep",
 }
-"""Arguments → the group whose messages they send beside products."""
+"""Argument → the process group whose messages it overlaps with matrix products."""
 
 
-GRAPHS = "megatron-layer-graphs"
+LAYER_GRAPHS_STACK = "megatron-layer-graphs"
 """The stack whose host launches a captured graph for each layer."""
 
 
@@ -28,7 +28,7 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_to
         return "megatron-alltoall" if exchanges_tokens else "megatron"
     is_overlapped = bool(overlapped_groups(launched_run))
     dispatcher = _dispatcher(launched_run)
-    stack_names = [GRAPHS] if _has_captured_layers(launched_run) else []
+    stack_names = [LAYER_GRAPHS_STACK] if _has_captured_layers(launched_run) else []
     if dispatcher not in ("", "flex" if is_overlapped else "alltoall"):
         stack_names.append(f"megatron-{dispatcher}")
     if is_overlapped:
@@ -72,7 +72,7 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str]:
     }
     process_groups = {
         overlapped_group
-        for argument_name, overlapped_group in OVERLAPS.items()
+        for argument_name, overlapped_group in GROUP_BY_OVERLAP_ARGUMENT.items()
         if argument_name in stated_arguments or getattr(settings, argument_name, False)
     }
     if isinstance(settings, MegatronSettings) and not settings.uses_sequence_parallelism:

@@ -9,12 +9,12 @@ from ..parallel_adapters import ParallelAdapters
 
 AttentionBackend: TypeAlias = Literal["fused", "flash", "unfused", "local"]
 
-Loss: TypeAlias = Literal["unfused", "native", "te"]
+LossImplementation: TypeAlias = Literal["unfused", "native", "te"]
 
-Dispatcher: TypeAlias = Literal["allgather", "alltoall", "hybridep"]
+TokenDispatcher: TypeAlias = Literal["allgather", "alltoall", "hybridep"]
 
 
-Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mxfp8"]
+Fp8Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mxfp8"]
 
 
 @frozen
@@ -95,13 +95,13 @@ class RankKernelChoices:
     fuses_latent_rope: bool = True
     has_user_buffers: bool = False
     scales_logits: bool = False
-    loss_implementation: Loss = "unfused"
+    loss_implementation: LossImplementation = "unfused"
     is_deterministic: bool = False
     multiprocessor_count: int = 132
     has_padding_mask: bool = False
     fuses_weighted_activation: bool = False
     uses_grouped_gemm: bool = False
-    dispatcher: Dispatcher = "allgather"
+    dispatcher: TokenDispatcher = "allgather"
     fuses_permutation: bool = False
     runs_router_in_fp32: bool = False
     capacity_factor: float | None = None
@@ -111,7 +111,7 @@ class RankKernelChoices:
     combines_in_one_function: bool = False
     detaches_layer_inputs: bool = False
     wgrad_deferral_limit: int | None = None
-    fp8_recipe: Recipe = "none"
+    fp8_recipe: Fp8Recipe = "none"
     has_fp8_weights: bool = False
     saves_transposed_operands: bool = True
     amax_history_length: int = 1

@@ -5,9 +5,9 @@ Wrappers share encoders, so these names are not by family. Names of only one wra
 
 from __future__ import annotations
 
-from ..family import Modules
+from ..family import ModuleNames
 
-TOWER_MODULES: Modules = {
+TOWER_MODULES: ModuleNames = {
     "layers": "encoder.layers | encoder.layer | transformer.layers | blocks | layers | encoders",
     "patch_embedding": "embeddings.patch_embedding | embeddings.patch_embeddings.projection | patch_embed.proj | "
     "patch_embed | patch_conv | patch_embedding.linear | patch_embedder.input_proj | "

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Table: TypeAlias = Mapping[str, Any]
 
-Fetch: TypeAlias = Callable[[str], Table]
+ReadTables: TypeAlias = Callable[[str], Table]
 """Reads the tables of a file that another file names."""
 
 FP16_NOTE = (
@@ -36,7 +36,7 @@ FP16_NOTE = (
 )
 """A note on autocast to fp16."""
 
-NO_FILES: Mapping[str, Table] = {}
+NO_SHIPPED_FILES: Mapping[str, Table] = {}
 """No files that come with a program."""
 
 
@@ -245,7 +245,7 @@ class LaunchSource:
     allow_unknown: bool = False
     release_date: datetime.date | None = None
     gpu: str = ""
-    fetch_table: Fetch | None = None
+    fetch_table: ReadTables | None = None
     env: Table = field(default_factory=dict)
     script_name: str = ""
     unset_variables: Sequence[str] = ()
@@ -368,7 +368,7 @@ class Plugin:
     read_trainer: Callable[[LaunchReader, Table, int, dict[str, Any]], LaunchSettings] | None = None
 
 
-DATA_NAME = re.compile(
+DATA_ARGUMENT = re.compile(
     r"(?:(?:train|eval|valid|val|validation|test|dev|hf|sft|custom|local)(?:ing)?_)?(?:data|dataset|datasets)"
     r"(?:_(?:id|or|name|path|paths|dir|file|files|folder|root|url|split|config|subset))*"
 )
@@ -420,9 +420,9 @@ class LaunchReader:
             return
         arguments_text = "; ".join(
             f"{argument_name} ({unknown_reason})"
-            for argument_name, unknown_reason in list(self.unknown_arguments.items())[:MOST_LISTED]
+            for argument_name, unknown_reason in list(self.unknown_arguments.items())[:MOST_LISTED_ARGUMENTS]
         )
-        unlisted_count = len(self.unknown_arguments) - MOST_LISTED
+        unlisted_count = len(self.unknown_arguments) - MOST_LISTED_ARGUMENTS
         raise InputError(
             f"{self.name_in_errors}: not understood, and may change memory: {arguments_text}"
             f"{f'; and {unlisted_count} more' if unlisted_count > 0 else ''}; expected a run without, or "
@@ -440,11 +440,13 @@ class LaunchReader:
 
         known_names: names of arguments that are read. unknown_reason: why the others are unknown.
         """
-        data_names = [argument_name for argument_name in config if DATA_NAME.fullmatch(str(argument_name)) is not None]
+        data_names = [
+            argument_name for argument_name in config if DATA_ARGUMENT.fullmatch(str(argument_name)) is not None
+        ]
         known_names = [*known_names]
         ignored_names = (*ignored_names, *(name for name in data_names if name not in known_names))
         self.ignored_arguments += [argument_name for argument_name in config if argument_name in ignored_names]
-        unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
+        record_unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
     def refuse(self, argument_name: str, refusal_reason: str) -> None:
         """Records an argument as unknown. refusal_reason: why it is not modelled."""
@@ -478,7 +480,7 @@ class LaunchReader:
 
     def integer(self, config: Table, argument_name: str, default_value: int, *, minimum: int = 1) -> int:
         """Returns the value of an argument as a whole number of at least `minimum`, or the program's default."""
-        return integer_of(self, argument_name, self.value(config, argument_name, default_value), minimum=minimum)
+        return read_integer(self, argument_name, self.value(config, argument_name, default_value), minimum=minimum)
 
     def choice(
         self, config: Table, argument_name: str, choices: Sequence[str], default_choice: str, name_prefix: str = ""
@@ -496,7 +498,7 @@ class LaunchReader:
     def optional_integer(self, config: Table, argument_name: str) -> int | None:
         """Returns an argument's value as a whole number of at least 1; None if not set."""
         written_number = config.get(argument_name)
-        return None if written_number is None else integer_of(self, argument_name, written_number)
+        return None if written_number is None else read_integer(self, argument_name, written_number)
 
     def device_count_of_nodes(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
         """Returns the number of devices of all nodes of a config: by default 1 node with 8 devices.
@@ -506,7 +508,7 @@ class LaunchReader:
         `--devices` replaces the file's number, with a note.
         """
         node_and_device_counts = [
-            integer_of(self, name_prefix + argument_name, self.value(config, argument_name, default_count))
+            read_integer(self, name_prefix + argument_name, self.value(config, argument_name, default_count))
             for argument_name, default_count in ((devices_name, 8), (nodes_name, 1))
         ]
         world_size = node_and_device_counts[0] * node_and_device_counts[1]
@@ -544,7 +546,7 @@ class LaunchReader:
         """
         if config.get(argument_name) is None and not default_flag:
             return False
-        return flag_value(self, argument_name, self.value(config, argument_name, default_flag))
+        return read_boolean(self, argument_name, self.value(config, argument_name, default_flag))
 
     def argument_error(self, argument_name: str, description: str) -> InputError:
         """Creates the error about an argument, with the file's name."""
@@ -565,7 +567,7 @@ class LaunchReader:
         argument_name: str,
         file_name: Any,
         expected_file_kind: str,
-        shipped_tables: Mapping[str, Table] = NO_FILES,
+        shipped_tables: Mapping[str, Table] = NO_SHIPPED_FILES,
     ) -> Table:
         """Returns the tables of another file that an argument names.
 
@@ -661,7 +663,7 @@ class LaunchReader:
         if not set_variables and self.requests_expandable_segments:
             self.assumed_defaults[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
         is_expandable = (
-            allocator_of(environment) == "expandable" if set_variables else self.requests_expandable_segments
+            allocator_segment_type(environment) == "expandable" if set_variables else self.requests_expandable_segments
         )
         return {"allocator": "expandable"} if is_expandable else {}
 
@@ -669,7 +671,7 @@ class LaunchReader:
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables of torch's allocator; torch 2.9 reads the first, and the second where that is not set."""
 
-MOST_LISTED = 12
+MOST_LISTED_ARGUMENTS = 12
 """Largest number of arguments that a message lists."""
 
 
@@ -686,16 +688,16 @@ def reader_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
         ) from None
 
 
-ATTENTION = "attn_implementation"
+ATTENTION_ARGUMENT = "attn_implementation"
 
 
-def default_attention(reader: LaunchReader) -> dict[str, Any]:
+def assume_default_attention(reader: LaunchReader) -> dict[str, Any]:
     """Lists transformers' default attention (sdpa) as assumed, and returns no attention setting."""
-    reader.assumed_defaults[ATTENTION] = "sdpa"
+    reader.assumed_defaults[ATTENTION_ARGUMENT] = "sdpa"
     return {}
 
 
-def allocator_of(environment: Mapping[str, str]) -> Literal["segments", "expandable"]:
+def allocator_segment_type(environment: Mapping[str, str]) -> Literal["segments", "expandable"]:
     """Returns the segment type of torch's allocator from environment variables (docs: `PYTORCH_CUDA_ALLOC_CONF`)."""
     for variable_name in ALLOCATOR_VARIABLES:
         allocator_options = environment.get(variable_name, "").replace(" ", "").lower().split(",")
@@ -704,20 +706,20 @@ def allocator_of(environment: Mapping[str, str]) -> Literal["segments", "expanda
     return "segments"
 
 
-def check_env(reader: LaunchReader, environment: Mapping[str, str]) -> None:
+def record_allocator_options(reader: LaunchReader, environment: Mapping[str, str]) -> None:
     """Records options of torch's allocator that change memory and are not modelled, as unknown arguments."""
     for variable_name in ALLOCATOR_VARIABLES:
         for allocator_option in filter(None, environment.get(variable_name, "").replace(" ", "").split(",")):
             option_name = allocator_option.partition(":")[0].lower()
-            if option_name not in ("expandable_segments", *HARMLESS):
+            if option_name not in ("expandable_segments", *HARMLESS_ALLOCATOR_OPTIONS):
                 reader.refuse(f"{variable_name}={allocator_option}"[:80], "the allocator is modelled without it")
 
 
-HARMLESS = ("garbage_collection_threshold", "backend")
+HARMLESS_ALLOCATOR_OPTIONS = ("garbage_collection_threshold", "backend")
 """Options of torch's allocator that do not matter before memory runs out, or that select another allocator."""
 
 
-def integer_of(reader: LaunchReader, argument_name: str, written_value: Any, *, minimum: int = 1) -> int:
+def read_integer(reader: LaunchReader, argument_name: str, written_value: Any, *, minimum: int = 1) -> int:
     """Returns a value as a whole number of at least `minimum`. Raises `InputError`, which names the argument."""
     parsed_number = written_value
     if (
@@ -727,14 +729,18 @@ def integer_of(reader: LaunchReader, argument_name: str, written_value: Any, *, 
         and written_value.isascii()
     ):
         parsed_number = int(written_value)
-    if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST:
+    if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST_SIZE:
         parsed_number = int(written_value)
-    if isinstance(parsed_number, bool) or not isinstance(parsed_number, int) or not minimum <= parsed_number < LARGEST:
+    if (
+        isinstance(parsed_number, bool)
+        or not isinstance(parsed_number, int)
+        or not minimum <= parsed_number < LARGEST_SIZE
+    ):
         raise reader.value_error(argument_name, written_value, f"a whole number of at least {minimum}")
     return parsed_number
 
 
-def share_of(reader: LaunchReader, argument_name: str, config: Table, default_share: float) -> float:
+def read_fraction(reader: LaunchReader, argument_name: str, config: Table, default_share: float) -> float:
     """Returns the value of an argument as a fraction above 0 and at most 1, or the program's default."""
     written_share = reader.value(config, argument_name, default_share)
     try:
@@ -746,7 +752,7 @@ def share_of(reader: LaunchReader, argument_name: str, config: Table, default_sh
     return parsed_share
 
 
-def flag_value(reader: LaunchReader, argument_name: str, written_flag: Any) -> bool:
+def read_boolean(reader: LaunchReader, argument_name: str, written_flag: Any) -> bool:
     """Returns the value as a boolean. Raises `InputError`, which names the field."""
     booleans_by_word = {
         "true": True,
@@ -766,11 +772,11 @@ def flag_value(reader: LaunchReader, argument_name: str, written_flag: Any) -> b
     return truth_value
 
 
-LARGEST = 2**40
+LARGEST_SIZE = 2**40
 """A bound above all sizes in launch files."""
 
 
-def unknown_keys(
+def record_unknown_keys(
     reader: LaunchReader,
     config_table: Mapping[str, Any],
     known_names: Iterable[str],
