@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -98,7 +99,7 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
     check_writable(output_path, option_name)
     if is_device_file(output_path):
         try:
-            with output_path.open("w", encoding="utf-8") as output_stream:
+            with os.fdopen(_open_device(output_path, option_name), "w", encoding="utf-8") as output_stream:
                 yield output_stream
         except BrokenPipeError:
             raise
@@ -119,6 +120,20 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
             partial_file.replace(resolved_path)
         finally:
             partial_file.unlink(missing_ok=True)
+
+
+def _open_device(output_path: Path, option_name: str) -> int:
+    """Opens a device or a pipe for writing. Raises `InputError` for a pipe that no program reads, which would block."""
+    try:
+        file_descriptor = os.open(output_path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise InputError(
+            f"{option_name}: {output_path}: is a pipe that no program reads; expected one that is read, or a file"
+        ) from None
+    os.set_blocking(file_descriptor, True)
+    return file_descriptor
 
 
 ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -68,6 +68,16 @@ def parse_price(option_name: str, option_value: Any) -> float:
     return parse_positive(option_name, option_value if price_match is None else price_match["amount"], "2.5")
 
 
+_WATTS = re.compile(r"(?P<amount>[0-9.]+)\s*(?:w|watts?)", re.IGNORECASE)
+"""A power with its unit: `700W`."""
+
+
+def parse_watts(option_name: str, option_value: Any) -> float:
+    """Parses a power in watts, with or without the unit. Raises `InputError` for other values."""
+    watts_match = _WATTS.fullmatch(str(option_value).strip())
+    return parse_positive(option_name, option_value if watts_match is None else watts_match["amount"], "700")
+
+
 def parse_share(option_name: str, option_value: Any) -> float:
     """Parses a fraction of at least 0 and less than 1. Raises `InputError` for other values."""
     text_match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(option_value).strip())
@@ -326,7 +336,7 @@ class CostOptions:
         float | None,
         common_setting(
             "Power of a device; default its TDP.",
-            parse_value=partial(parse_positive, example_value="700"),
+            parse_value=parse_watts,
             metavar="WATTS",
         ),
     ] = None

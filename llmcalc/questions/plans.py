@@ -146,7 +146,6 @@ def ask_plan(
     )
     plan = first_fitting_plan(list(plans))
     plan = replace(plan, compared_plans=_compared_plans(run_question, plan, time_settings))
-    suggestion = ""
     if not plan.ranked_layouts.feasible:
         plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
     if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is None:
@@ -165,11 +164,20 @@ def ask_plan(
         ):
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
             suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
+        raise InputError(_impossible_layouts_text(plan, suggestion))
     return ReportedAnswer(
         plan,
-        lambda: report(preset, plan, suggestion, requested_sizes),
+        lambda: report(preset, plan, requested_sizes),
         bool(plan.ranked_layouts.feasible),
     )
+
+
+def _impossible_layouts_text(plan: LayoutPlan, suggestion: str) -> str:
+    """Returns the error about devices over which no layout of a plan is possible, whatever their memory."""
+    refusal_counts = plan.ranked_layouts.refusal_counts
+    reason = max(refusal_counts, key=lambda reason: refusal_counts[reason], default="the sizes do not divide them")
+    texts = [suggestion] if suggestion.startswith(reason) else [reason, suggestion]
+    return f"--devices {plan.devices}: no layout of these is possible: {'; '.join(filter(None, texts))}"
 
 
 def _compared_plans(

@@ -87,18 +87,24 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         if any(hardware_option.users for hardware_option in hardware_options)
         else ""
     )
-    engine_note = (
-        f"weights of a GGUF file: by llama.cpp's buffers, layers divided among up to {MOST_SPLIT_DEVICES} (pp); over "
-        "several of Apple, and where llama.cpp does not run, by torch's kernels"
-    )
-    engine_note = engine_note if run_memory.has_gguf_weights else ""
+    engine_note = ""
+    engine_options = [hardware_option for hardware_option in hardware_options if hardware_option.engine_title]
+    if engine_options:
+        names_text = ", ".join(hardware_option.fit.hardware.name for hardware_option in engine_options)
+        engine_note = (
+            f"by {engine_options[0].engine_title}'s buffers, layers divided among up to {MOST_SPLIT_DEVICES} (pp)"
+            if run_memory.has_gguf_weights
+            else f"{names_text}: by {engine_options[0].engine_title}'s buffers, on one computer"
+        )
+        if len(engine_options) < len(hardware_options):
+            engine_note += "; the others by torch's kernels"
     notes = [
         *warnings,
         *tag_notes(preset, run_memory.settings.quantize),
+        engine_note,
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
         replica_note,
-        engine_note,
         f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple, one laptop; --hardware says what "
         "else would make it fit",
         *verdict_notes([hardware_option.fit for hardware_option in hardware_options]),
@@ -133,6 +139,7 @@ def options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, A
             "devices": hardware_option.devices,
             "layout": None if hardware_option.layout is None else hardware_option.layout.data(),
             "replica_users": hardware_option.users,
+            "engine": hardware_option.engine_title or None,
             "verdict": hardware_option.fit.verdict,
             "device_bytes": hardware_option.fit.needed_bytes,
         }
@@ -276,8 +283,8 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest fitting sizes, changes."""
-    memory, best_replica = serving_answer.memory, serving_answer.best_replica
-    largest_run_fit = serving_answer.largest_run
+    largest_run_fit, best_replica = serving_answer.largest_run, serving_answer.best_replica
+    memory = largest_run_fit.memory if largest_run_fit.engine_title else serving_answer.memory
     memory_use, accelerator_fit, devices = memory.states, best_replica.fit, best_replica.layout.world_size
     sharing_ranks_text = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [
@@ -309,12 +316,17 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         )
     needed_column, share_column, verdict_column = CHANGE_COLUMNS[1:]
     table_columns = [Column("layout", "layout", justify="left"), needed_column, share_column, verdict_column]
+    replica_contexts = {tried_replica.seq for tried_replica in serving_answer.tried_replicas}
+    has_several_contexts = len(replica_contexts) > 1
+    if has_several_contexts:
+        table_columns.insert(1, Column("seq", "tokens", units.exact_text))
     has_decoding_times = any(tried_replica.decoding for tried_replica in serving_answer.tried_replicas)
     if has_decoding_times:
         table_columns[-1:] = [*DECODING_COLUMNS, verdict_column]
     layout_rows = [
         row(
             layout_cell(tried_replica.layout),
+            *([tried_replica.seq] if has_several_contexts else ()),
             tried_replica.fit.needed_bytes,
             tried_replica.fit.used_fraction,
             *(decoding_cells(tried_replica.decoding) if has_decoding_times else ()),
@@ -352,6 +364,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         "layouts": [
             {
                 "layout": tried_replica.layout.data(),
+                "seq": tried_replica.seq or memory_use.workload.seq,
                 "device_bytes": tried_replica.fit.needed_bytes,
                 "verdict": tried_replica.fit.verdict,
                 **decoding_data(tried_replica.decoding),
@@ -442,6 +455,7 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
     notes = [
         concatenation_note(fit_answer.memory),
         *_host_layer_notes(fit_answer, fit_answer.fit),
+        *_wired_limit_notes(fit_answer.fit),
         "each maximum changes one number of the run",
     ]
     full_context = memory_use.full_context
@@ -471,6 +485,23 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
     return [
         f"{engine_title} starts with layers on the host too, and is slower then "
         f"(--engine {engine_title.lower()} has its flags)"
+    ]
+
+
+def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:
+    """Returns the note that macOS can let the GPU use more, if a run needs less than the whole memory of a Mac."""
+    hardware = accelerator_fit.hardware
+    if (
+        accelerator_fit.verdict != "no"
+        or hardware.vendor not in WHOLE_COMPUTERS
+        or accelerator_fit.needed_bytes >= hardware.memory_bytes
+    ):
+        return []
+    limit_mib = -(-accelerator_fit.needed_bytes // 2**20)
+    left_text = units.memory(hardware.memory_bytes - accelerator_fit.needed_bytes)
+    return [
+        f"sudo sysctl iogpu.wired_limit_mb={limit_mib} lets the GPU use as much; {left_text} are left for macOS and "
+        "programs"
     ]
 
 

@@ -12,7 +12,7 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAM_EFFECTS
 from ..sources.preset import Preset
-from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag
+from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag, names_gguf_file
 from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
 
@@ -118,11 +118,11 @@ def large_step_notes(sequences: int, seq: int) -> list[str]:
 
 
 def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
-    """Returns notes on the format that a tag of Ollama's library states or has by default, and on its default context.
+    """Returns notes on the format that a GGUF file's name states or has by default, and on its default context.
 
     scheme_name: value of `--quantize`; None for the published weights.
     """
-    if not is_library_tag(preset.target):
+    if not names_gguf_file(preset.target):
         return []
     from ..frameworks.engines.registry import engine
 
@@ -150,12 +150,16 @@ def unread_format_notes(preset: Preset) -> list[str]:
 
 
 def published_tag_notes(preset: Preset, software_title: str) -> list[str]:
-    """Returns a note if software is asked about a tag of Ollama's library, whose files it does not read.
+    """Returns a note if software is asked about the name of a GGUF file, which it does not read.
 
     software_title: the software, which loads the published weights.
     """
-    if preset.quantization_config is not None or not is_library_tag(preset.target):
+    if preset.quantization_config is not None or not names_gguf_file(preset.target):
         return []
+    if not is_library_tag(preset.target):
+        return [
+            f"weights as published: GGUF files are not modelled in {software_title} (--engine llama.cpp reads them)"
+        ]
     return [f"weights as published: {software_title} reads no tag of Ollama's library (--engine {LIBRARY_ENGINE} does)"]
 
 

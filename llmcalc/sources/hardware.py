@@ -454,6 +454,16 @@ def with_configuration(hardware: Hardware, memory_configuration: MemoryConfigura
     return hardware.model_copy(update=name_fields | dict(memory_configuration))
 
 
+def chips_of_generation(hardware: Hardware) -> list[Hardware]:
+    """Returns the chips of an Apple chip's generation in every memory size, smallest memory first: those of `m4-…`."""
+    generation = hardware.name.partition("-")[0]
+    chips = [load_hardware(name) for name in hardware_names() if name.partition("-")[0] == generation]
+    return sorted(
+        (with_configuration(chip, size) for chip in chips for size in chip.configurations),
+        key=lambda chip: (chip.memory_bytes, chip.memory_bandwidth or 0),
+    )
+
+
 def require_one_accelerator(accelerator_names: Sequence[str]) -> None:
     """Raises `InputError` for several accelerators where an answer is for one."""
     if len(set(accelerator_names)) > 1:
