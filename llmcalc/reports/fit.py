@@ -201,7 +201,9 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
     notes = [f"tokens/s of the estimate; {test_errors_text(timed_runs[0].time_range, timed_runs[0].stack.title)}"]
     notes += _float32_weights_notes(fit_answer.memory, timed_runs[0])
     software_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
-    title = f"A token of every user under {software_title}{_untested_engine_remark(hardware, timed_runs[0])}"
+    tokens_text = plural(fit_answer.memory.states.workload.seq, "token")
+    engine_remark = _untested_engine_remark(hardware, timed_runs[0])
+    title = f"A token of every user after {tokens_text} under {software_title}{engine_remark}"
     return Table(title, USERS_COLUMNS, table_rows, subtitle, notes, name="decoding")
 
 
@@ -210,7 +212,10 @@ def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
     engines = [
         engine_record for engine_record in map(engine, ENGINE_FOLDERS) if engine_record.title == timed_run.stack.title
     ]
-    return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
+    if not engines or engines[0].runs_on(hardware):
+        return ""
+    memory_remark = "whose memory there is not modelled"
+    return f"'s plugin, {memory_remark}" if engines[0].plugin_vendors else f", {memory_remark}"
 
 
 def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]:
