@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper, UnsupportedOperation
 from pathlib import Path
+from time import monotonic, sleep
 from types import FrameType
 from typing import IO
 
@@ -122,16 +123,25 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
             partial_file.unlink(missing_ok=True)
 
 
+PIPE_SECONDS = 2.0
+"""Seconds that a program has to open a pipe for reading, into which an answer is written."""
+
+
 def _open_device(output_path: Path, option_name: str) -> int:
     """Opens a device or a pipe for writing. Raises `InputError` for a pipe that no program reads, which would block."""
-    try:
-        file_descriptor = os.open(output_path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        raise InputError(
-            f"{option_name}: {output_path}: is a pipe that no program reads; expected one that is read, or a file"
-        ) from None
+    deadline = monotonic() + PIPE_SECONDS
+    while True:
+        try:
+            file_descriptor = os.open(output_path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        if monotonic() > deadline:
+            raise InputError(
+                f"{option_name}: {output_path}: is a pipe that no program reads; expected one that is read, or a file"
+            )
+        sleep(PIPE_SECONDS / 40)
     os.set_blocking(file_descriptor, True)
     return file_descriptor
 

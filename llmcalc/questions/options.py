@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeAlias
 from ..errors import InputError, short_repr
 from ..frozen import frozen
 from ..units import parse_count
+from ..workload.durations import parse_duration
 from ..workload.setting import Setting
-from .durations import parse_duration
 
 MAX_DEPTH = 8
 """Largest depth of `--by-node`."""

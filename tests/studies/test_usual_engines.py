@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from llmcalc import units
-
 from tests.in_process import command
 
 
