@@ -337,7 +337,8 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         if pattern.search(typed_name):
             raise InputError(
                 f"--hardware: {typed_name}: {kind} have no figures here; expected the size of their memory alone, such "
-                "as 32GiB, or an accelerator (llmcalc hardware lists all)"
+                "as 32GiB, or for times a .toml file with memory_bytes, memory_bandwidth (channels x 8 bytes x rate), "
+                "peak_flops = { float32 = … }, unified_memory = true and usual_engine = 'llama.cpp'"
             )
     hardware_by_spelling = {
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
