@@ -82,13 +82,15 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         )
         for hardware_option in hardware_options
     ]
+    engine_note = ""
+    engine_options = [hardware_option for hardware_option in hardware_options if hardware_option.engine_title]
+    has_single_macs = any(is_whole_computer(hardware_option.fit.hardware) for hardware_option in engine_options)
+    most_macs_text = "one" if has_single_macs else f"up to {MOST_COMPUTERS}"
     replica_note = (
         "dp: replicas, which share the users"
         if any(hardware_option.users for hardware_option in hardware_options)
         else ""
     )
-    engine_note = ""
-    engine_options = [hardware_option for hardware_option in hardware_options if hardware_option.engine_title]
     if engine_options:
         names_text = ", ".join(hardware_option.fit.hardware.name for hardware_option in engine_options)
         engine_note = (
@@ -105,7 +107,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
         replica_note,
-        f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple, one laptop; --hardware says what "
+        f"tried: 1, 2, 4, … {MOST_DEVICES} of each, {most_macs_text} of Apple, one laptop; --hardware says what "
         "else would make it fit",
         *verdict_notes([hardware_option.fit for hardware_option in hardware_options]),
     ]
