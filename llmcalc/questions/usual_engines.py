@@ -52,7 +52,7 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
     if settings.quantize or settings.dtype is not None:
         return None
     if tagged_checkpoint is not None:
-        return tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1])
+        return tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], model_target)
     is_encoder = memory.spec.kind == "encoder"  # nomic-embed-text and mxbai-embed-large are in F16: 274 and 669 MB
     if memory.states.quantized_size is not None or DTYPE_BITS[memory.published_dtype] < 16 or is_encoder:
         return None

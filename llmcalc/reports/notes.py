@@ -13,6 +13,7 @@ from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAM_EFFECTS
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag, names_gguf_file
+from ..sources.target_names import normalized
 from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
 
@@ -129,13 +130,20 @@ def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     library_scheme, remark = engine(LIBRARY_ENGINE).usual_scheme or ("", "")
     tagged_checkpoint = checkpoint_of_tag(preset.target)
     if tagged_checkpoint is not None:
-        library_scheme, remark = tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1])
+        library_scheme, remark = tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], preset.target)
     return [*([remark] if scheme_name == library_scheme else []), *preset.run_notes]
 
 
-def tagged_format_note(scheme_name: str) -> str:
-    """Writes the format that a tag of Ollama's library states: `weights in q8_0, as the tag says`."""
-    return f"weights in {'16 bits' if scheme_name == 'none' else scheme_name}, as the tag says"
+def tagged_format_note(scheme_name: str, name: str) -> str:
+    """Writes the format of a GGUF file's name: `weights in q8_0, as the tag says`.
+
+    name: a tag of Ollama's library, or a repository of GGUF files, whose first file is q4_k_m where it names no type.
+    """
+    format_text = "16 bits" if scheme_name == "none" else scheme_name
+    origin_text = "which llama.cpp and Ollama take of a repository where no type is named"
+    if ":" in name or normalized(scheme_name) in normalized(name):
+        origin_text = f"as the {'tag' if ':' in name else 'name'} says"
+    return f"weights in {format_text}, {origin_text}"
 
 
 def unread_format_notes(preset: Preset) -> list[str]:

@@ -137,10 +137,10 @@ _TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")
 """A name and a tag, as in Ollama's library."""
 
 _GGUF_REPOSITORY = re.compile(
-    r"(?P<ollama>(?:hf\.co|huggingface\.co)/)?[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}[-_.]gguf(?::[\w.-]{1,60})?",
+    r"(?P<ollama>(?:hf\.co|huggingface\.co)/)?[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}[-_.]gguf(?:[:@][\w.-]{1,60})?",
     re.IGNORECASE,
 )
-"""A hub repository of GGUF files, with the type of one of them: Ollama's `hf.co/…` and llama.cpp's `-hf`."""
+"""A hub repository of GGUF files, with the type of one of them behind a colon, or behind `@` as in LM Studio."""
 
 
 def is_library_tag(name: str) -> bool:
@@ -175,7 +175,8 @@ def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
     """
     name = name.partition("?")[0]
     is_tag = _TAG.fullmatch(name) is not None and "gguf" not in name.lower()
-    preset_and_scheme = known_checkpoint(name) if is_tag or _GGUF_REPOSITORY.fullmatch(name) else None
+    is_repository = _GGUF_REPOSITORY.fullmatch(name) is not None
+    preset_and_scheme = known_checkpoint(name.replace("@", ":")) if is_tag or is_repository else None
     scheme = "" if preset_and_scheme is None else preset_and_scheme[1]
     is_read = scheme in ("none", MXFP4_OF_GGUF) or (
         re.fullmatch(_GGUF_TYPE, scheme) is not None and not scheme.startswith("ud")

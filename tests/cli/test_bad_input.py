@@ -350,8 +350,8 @@ USAGE = {
     "memory llama3-8b --hardware cpu": "--hardware: cpu: processors have no figures here; expected the size of their",
     "fit gemma3-4b --hardware iphone": "--hardware: iphone: telephones and small computers have no figures here; "
     "expected the size of their memory alone",
-    "time gemma3-4b --hardware ryzen-7950x": "or for times a .toml file with memory_bytes, memory_bandwidth (channels x "
-    "8 bytes x rate), peak_flops = { float32 = … }, unified_memory = true and usual_engine = 'llama.cpp'",
+    "time gemma3-4b --hardware ryzen-7950x": "or for times a .toml file with memory_bytes, memory_bandwidth (channels "
+    "x 8 bytes x rate), peak_flops = { float32 = … }, unified_memory = true and usual_engine = 'llama.cpp'",
     "compare h100 h200": "'h100' is an accelerator; expected a model's name (llmcalc hardware has their figures",
     "memory llama3-8b --ep 2 --devices 2": "--ep 2: the model has no routed experts to divide; remove it",
     "time llama3-8b --ep 2 --devices 2 --hardware h100": "--ep 2: the model has no routed experts to divide; remove it",

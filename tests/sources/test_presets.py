@@ -235,7 +235,9 @@ def test_tags_of_ollama_state_their_format() -> None:
         ("mradermacher/Qwen3-8B-i1-GGUF:IQ4_XS", ("qwen3-8b", "iq4_xs")),
         ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", None),  # types of its own
         ("Qwen3-8B-GGUF:Q8_0", None),
+        ("lmstudio-community/gemma-3-12b-it-GGUF@Q4_K_M", ("gemma3-12b", "q4_k_m")),
         ("unsloth/Qwen3-8B", None),
+        ("unsloth/Qwen3-8B@main", None),
     ):
         checkpoint = checkpoint_of_tag(tag)
         assert (checkpoint and (checkpoint[0].name, checkpoint[1])) == name_and_scheme, tag
@@ -250,6 +252,9 @@ class TestSearch:
 
     def test_a_hub_id_means_that_one(self):
         assert search_presets(["openai/gpt-oss-20b"]) == (["gpt-oss-20b"], True)
+
+    def test_a_tag_with_a_format_means_its_model(self):
+        assert search_presets(["gemma3:4b-it-qat", "phi3:mini"]) == (["gemma3-4b", "phi3-mini"], True)
 
     def test_a_part_means_all_that_have_it(self):
         assert search_presets(["gpt-oss"]) == (["gpt-oss-120b", "gpt-oss-20b"], False)

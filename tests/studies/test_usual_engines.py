@@ -411,6 +411,11 @@ def test_fit_names_the_format_that_a_tag_states() -> None:
     for tag, remark in (
         ("llama3.2:3b-instruct-q8_0", "weights in q8_0, as the tag says"),
         ("llama3.2:3b-instruct-fp16", "weights in 16 bits, as the tag says"),
+        ("google/gemma-3-4b-it-qat-q4_0-gguf", "weights in q4_0, as the name says"),
+        (
+            "unsloth/Qwen3-4B-GGUF",
+            "weights in q4_k_m, which llama.cpp and Ollama take of a repository where no type is",
+        ),
     ):
         assert remark in " ".join(command("fit", tag, "--hardware", "rtx-3060", "--notes").out.split()), tag
     quantized = command("fit", "llama3.2:3b-instruct-q8_0", "--quantize", "q4_k_m", "--hardware", "rtx-3060").out
