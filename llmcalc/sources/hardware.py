@@ -335,9 +335,11 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         )
     for pattern, kind in ((PROCESSOR_WORD, "processors"), (SMALL_COMPUTER_WORD, "telephones and small computers")):
         if pattern.search(typed_name):
+            size_match = re.search(r"([1-9][0-9]{0,4})\s*gi?b", typed_name, re.IGNORECASE)
             raise InputError(
                 f"--hardware: {typed_name}: {kind} have no figures here; expected the size of their memory alone, such "
-                "as 32GiB, or for times a .toml file with memory_bytes, memory_bandwidth (channels x 8 bytes x rate), "
+                f"as {size_match[1] if size_match else 32}GiB, or for times a .toml file with memory_bytes, "
+                "memory_bandwidth (channels x 8 bytes x rate), "
                 "peak_flops = { float32 = … }, unified_memory = true and usual_engine = 'llama.cpp'"
             )
     hardware_by_spelling = {

@@ -350,6 +350,7 @@ USAGE = {
     "memory llama3-8b --hardware cpu": "--hardware: cpu: processors have no figures here; expected the size of their",
     "fit gemma3-4b --hardware iphone": "--hardware: iphone: telephones and small computers have no figures here; "
     "expected the size of their memory alone",
+    "fit gemma3-4b --hardware 64gb-ram": "expected the size of their memory alone, such as 64GiB, or",
     "time gemma3-4b --hardware ryzen-7950x": "or for times a .toml file with memory_bytes, memory_bandwidth (channels "
     "x 8 bytes x rate), peak_flops = { float32 = … }, unified_memory = true and usual_engine = 'llama.cpp'",
     "compare h100 h200": "'h100' is an accelerator; expected a model's name (llmcalc hardware has their figures",
