@@ -118,7 +118,6 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
         ServedUsers,
         UsualEngine,
         fit_under_usual_engine,
-        larger_computers,
         option_under_usual_engine,
     )
 
@@ -156,7 +155,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
             *sufficient_changes,
             *device_changes,
             *shorter_runs,
-            *(larger_computers(memory_fit) if engine_title else ()),
+            *(usual_engine.larger_computers(memory_fit) if usual_engine is not None and engine_title else ()),
             *insufficient_changes,
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ from ..parallel.search import even_stage_sizes
 from ..reports.notes import plural, tagged_format_note
 from ..sources.hardware import chips_of_generation
 from ..sources.preset import Preset
-from ..sources.presets import checkpoint_of_tag
+from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag
 from ..studies.decoding import time_decoded_token, usual_stack
 from ..studies.fit import (
     MOST_BATCH,
@@ -179,6 +179,24 @@ class UsualEngine:
         if device_bytes is None or device_bytes > self.hardware.capacity_bytes:
             return None
         return SettingChange(f"--engine {self.engine_record.name}", MemoryFit(self.hardware, device_bytes))
+
+    def larger_computers(self, memory_fit: MemoryFit) -> list[SettingChange]:
+        """Returns the smallest computer of a chip's generation in which a run fits that does not fit in this one.
+
+        Empty for accelerators that are no whole computers, for a fitting run, and if no such computer is large enough.
+        """
+        if memory_fit.verdict != "no" or self.hardware.vendor not in WHOLE_COMPUTERS:
+            return []
+        chip_fits = (replace(memory_fit, hardware=chip) for chip in chips_of_generation(self.hardware))
+        chip_fit = next((chip_fit for chip_fit in chip_fits if chip_fit.verdict != "no"), None)
+        if chip_fit is None:
+            return []
+        library_context = engine(LIBRARY_ENGINE).default_context
+        change_text = f"--hardware {chip_fit.hardware.name}"
+        if self.default_context is not None and library_context is not None:
+            seq = library_context(self.preset, chip_fit.hardware, 1)
+            change_text += "" if seq == self.seq else f" --seq {self.seq}"
+        return [SettingChange(change_text, chip_fit)]
 
     def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
         """Returns whether a run fits together with the engine's buffers; None if the buffers' bytes are unknown."""
@@ -399,18 +417,6 @@ def option_under_usual_engine(
     """
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware, default_context)
     return None if usual_engine is None else usual_engine.fewest_devices(run_memory)
-
-
-def larger_computers(memory_fit: MemoryFit) -> list[SettingChange]:
-    """Returns the smallest computer of a chip's generation in which a run fits that does not fit in the chip's own.
-
-    Empty for accelerators that are no whole computers, for a fitting run, and if no such computer is large enough.
-    """
-    if memory_fit.verdict != "no" or memory_fit.hardware.vendor not in WHOLE_COMPUTERS:
-        return []
-    larger_fits = (replace(memory_fit, hardware=hardware) for hardware in chips_of_generation(memory_fit.hardware))
-    fitting = next((larger_fit for larger_fit in larger_fits if larger_fit.verdict != "no"), None)
-    return [] if fitting is None else [SettingChange(f"--hardware {fitting.hardware.name}", fitting)]
 
 
 @dataclass(frozen=True)

@@ -324,6 +324,8 @@ def test_a_mac_that_is_too_small_names_what_can_be_done_under_llama_cpp() -> Non
     assert not any("--devices" in change for change in changes)
     limit = -(-answer["device_bytes"] // 2**20)
     assert f"sudo sysctl iogpu.wired_limit_mb={limit} lets the GPU use as much" in " ".join(answer["notes"])
+    on_another = {change["option"] for change in fit("gpt-oss:120b --hardware m3-max-48gb")["changes"]}
+    assert "--hardware m3-max-96gb --seq 32768" in on_another  # whose context is 131,072 by default
     too_large = fit("gpt-oss:120b --hardware m4-max-64gb")
     assert "wired_limit" not in " ".join(too_large["notes"])  # it has not so much memory
     assert {"--hardware m4-max-128gb"} == {c["option"] for c in too_large["changes"] if c["verdict"] == "fits"}
