@@ -11,6 +11,7 @@ from ..device_memory.estimate import Memory
 from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
+from ..sources.presets import is_library_tag
 from ..studies.fit import DEEP_MODEL_LAYERS, MOST_CHANGES_OF_DEEP_MODEL, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import (
@@ -426,7 +427,7 @@ class _FitReportContent(NamedTuple):
         )
         shown_fits = [accelerator_fit, *(run_change.changed_fit for run_change in run_changes)]
         tight_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
-        tight_notes += tag_notes(preset, memory.settings.quantize)
+        tight_notes += [*_encoder_notes(preset, memory), *tag_notes(preset, memory.settings.quantize)]
         notes = without_repetitions([*warnings, *tight_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.further_tables
@@ -493,6 +494,14 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
         f"{engine_title} starts with layers on the host too, and is slower then "
         f"(--engine {engine_title.lower()} has its flags)"
     ]
+
+
+def _encoder_notes(preset: Preset, run_memory: Memory) -> list[str]:
+    """Returns the note that Ollama loads the encoders of a tag too, which the text model's buffers leave out."""
+    includes_encoders = "towers" in run_memory.states.parameter_count.include
+    if not preset.model.towers or includes_encoders or not is_library_tag(preset.target):
+        return []
+    return ["Ollama loads the encoder of images or sound too: llmcalc memory --engine ollama counts it"]
 
 
 def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:

@@ -404,7 +404,7 @@ def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
         screen = " ".join(command("memory", *words.split(), "--seq", "2k", "--notes").out.split())
         needed_bytes = fit(f"{words} --seq 2k")["device_bytes"]
         engine_name = "ollama" if ":" in words else "llama.cpp"
-        assert f"{remark}: {units.memory(needed_bytes)}, which fits on " in screen
+        assert f"{remark}: {units.memory(needed_bytes)}, which " in screen
         assert f"--engine {engine_name} lists them" in screen
     assert remark not in " ".join(command("memory", "t5-small", "--hardware", "m4-max", "--notes").out.split())
 
@@ -422,6 +422,14 @@ def test_fit_names_the_format_that_a_tag_states() -> None:
         assert remark in " ".join(command("fit", tag, "--hardware", "rtx-3060", "--notes").out.split()), tag
     quantized = command("fit", "llama3.2:3b-instruct-q8_0", "--quantize", "q4_k_m", "--hardware", "rtx-3060").out
     assert "as the tag says" not in quantized
+
+
+def test_fit_says_that_ollama_loads_the_encoder_of_a_tag() -> None:
+    """Of qwen2.5vl:7b on 24 GB, `--engine ollama` has 8.05 GiB in its buffers, and `fit` 6.49 GiB without it."""
+    remark = "Ollama loads the encoder of images or sound too: llmcalc memory --engine ollama counts it"
+    assert remark in fit_screen("qwen2.5vl:7b --hardware rtx-3060 --seq 2k")
+    assert remark not in fit_screen("llama3.1:8b --hardware rtx-3060 --seq 2k")
+    assert remark not in fit_screen("qwen2.5-vl-7b --hardware rtx-3060 --seq 2k --quantize q4_k_m")
 
 
 def test_tokens_of_llama_cpp_read_the_cache_that_its_buffers_have() -> None:
