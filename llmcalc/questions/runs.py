@@ -27,6 +27,7 @@ from ..reports.memory_answer import ASSUMED_ACCELERATOR, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model, names_gguf_file
+from ..units import DTYPE_BITS
 from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE_MODE
 from ..workload.setting import option, training_option
@@ -159,7 +160,10 @@ class RunQuestion(RunOptions):
         run_question = self
         usual_scheme = usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE, self.preset.target)
         if usual_scheme is not None:
-            run_question = replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
+            settings = self.settings.with_changes(quantize=usual_scheme[0])
+            if usual_scheme[0] == "none" and DTYPE_BITS[self.memory_on_one_device().published_dtype] < 16:
+                settings = settings.with_changes(dtype="bfloat16")  # a file in 16 bits of a model published in 8
+            run_question = replace(self, settings=settings)
         return run_question._with_tag_context()
 
     def _with_tag_context(self) -> RunQuestion:

@@ -353,6 +353,7 @@ SCHEMES_IN_NAMES = (
     (rf"{_ANY_GGUF}:{_GGUF_TYPE}|(?:qat[-_])?{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
     (_ANY_GGUF, "q4_k_m"),
     (r"bf16", "none"),
+    (_GGUF_TYPE, ""),
 )
 """End of the name of a checkpoint's folder or file → the scheme of `--quantize` that it names.
 

@@ -235,6 +235,7 @@ def test_other_names_are_refused(hub_id: str) -> None:
         ("Qwen/Qwen3-Reranker-4B", r"Did you mean qwen3-reranker-0\.6b.*Any other model needs its own config\.json"),
         ("nobody/Foo-7B", r"or unreachable$"),
         ("bartowski/Dolphin3.0-Llama3.1-8B-GGUF:Q4_K_M", r"expected llama3\.1-8b --quantize q4_k_m, or its own"),
+        ("llama3.1-8b-q4_k_m", r"by its name it is llama3\.1-8b --quantize q4_k_m: type these"),
         ("hf.co/nobody/Foo-GGUF:Q4_K_M", r"expected one of its files \(\.gguf\), or the model's own config\.json"),
     ],
 )
