@@ -186,7 +186,8 @@ def test_times_say_where_the_engine_has_no_kernels_or_is_a_plugin() -> None:
     two_layers = "gpt-oss-20b?num_hidden_layers=2 --seq 4k"  # kernels are those of its formats and its attention
     assert "vLLM has no kernels for it on this accelerator" in fit_screen(f"{two_layers} --hardware v100-32gb")
     assert "has no kernels" not in fit_screen(f"{two_layers} --hardware a100-40gb")
-    assert "under vLLM's plugin, whose memory there is not modelled" in fit_screen("llama3.2-1b --hardware tpu-v6e --seq 4k")
+    on_tpu = fit_screen("llama3.2-1b --hardware tpu-v6e --seq 4k")
+    assert "under vLLM's plugin, whose memory there is not modelled" in on_tpu
 
 
 def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
