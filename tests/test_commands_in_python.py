@@ -492,7 +492,7 @@ def test_values_of_another_type_are_refused_by_the_option() -> None:
         "--set: 120 is not text": lambda: python.shape(params="1B", set=b"x"),
         "--lora-targets: True is no list": lambda: python.memory("gpt2", "training", lora_rank=8, lora_targets=True),
         "--quantize: .* is not text": lambda: python.kv("gpt2", engine="vllm", hardware="h100", quantize=many_digits),
-        "--audio: .* is not a number": lambda: python.flops("gpt2", audio=10**400),
+        "--audio: .* is too large": lambda: python.flops("gpt2", audio=10**400),
         "--engine: True is not text": lambda: python.kv("gpt2", engine=True, hardware="h100"),
         "--kind: True is not text": lambda: python.presets(kind=True),
         "--attention: 5 is not text": lambda: python.presets(attention=5),

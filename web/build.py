@@ -119,7 +119,7 @@ CLUSTER = (
             "serving",
         )
     ),
-    *(f"llmcalc/questions/{part}." for part in ("costs", "durations", "fits", "plans", "serving", "times", "traces")),
+    *(f"llmcalc/questions/{part}." for part in ("costs", "fits", "plans", "serving", "times", "traces")),
     *(
         f"llmcalc/reports/{part}."
         for part in (

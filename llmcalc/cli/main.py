@@ -244,6 +244,29 @@ COMMANDS_OF_RUNS = ("memory", "fit", "time", "plan", "serve", "cost", "flops", "
 """Commands that an error about an option of another command names, in this order."""
 
 
+OPTIONS_OF_FILES = {
+    ("check", "--params"): "it compares a checkpoint; llmcalc budget checks numbers, such as params = '<= 8.1B' in a "
+    "table [[model]] of llmcalc.toml",
+    ("budget", "--max-"): "bounds stand in FILE, such as params = '<= 8.1B' in a table [[model]]",
+}
+"""Command and unknown option → what is typed instead, of commands that read such numbers from files."""
+
+
+def _advice_on_option(command: Any, option_name: str) -> str:
+    """Returns what to type instead of an option of a file, or of an engine's flag; empty for other options."""
+    from ..questions.other_names import engine_of_flag
+    from .engine_options import EngineCommand
+
+    if advice := OPTIONS_OF_FILES.get((command.name, re.sub("^--(?:max|min)-.*", "--max-", option_name))):
+        return advice
+    engine_name = engine_of_flag(option_name)
+    if not engine_name:
+        return ""
+    if isinstance(command, EngineCommand):
+        return f"a flag of an engine needs --engine, such as {engine_name}"
+    return f"llmcalc memory, fit and kv take it with --engine {engine_name}"
+
+
 def _commands_with(option_name: str, running_command: str) -> list[str]:
     """Returns the first two commands that have an option which the running command lacks."""
     if not option_name.startswith("--"):
@@ -311,13 +334,11 @@ def _usage_message(usage_error: Any) -> str:
     """Returns a usage error of typer as one line: the option, the value and the expected values."""
     context = getattr(usage_error, "ctx", None)
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
-    from .engine_options import EngineCommand
-
     parameter, message = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
         typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
         usual_spelling = typed_option.replace("_", "-")
-        from ..questions.other_names import OTHER_OPTION_NAMES, engine_of_flag, llmcalc_spelling
+        from ..questions.other_names import OTHER_OPTION_NAMES, llmcalc_spelling
 
         option_name = llmcalc_spelling(usual_spelling, OTHER_OPTION_NAMES, options)
         if option_name:
@@ -331,12 +352,7 @@ def _usage_message(usage_error: Any) -> str:
         elif other_commands := _commands_with(usual_spelling, context.command.name):
             verb = "has" if len(other_commands) == 1 else "have"
             message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} {verb} it"
-        elif typed_option.startswith("--") and (engine_name := engine_of_flag(usual_spelling)):
-            advice = (
-                f"a flag of an engine needs --engine, such as {engine_name}"
-                if isinstance(context.command, EngineCommand)
-                else f"llmcalc memory, fit and kv take it with --engine {engine_name}"
-            )
+        elif typed_option.startswith("--") and (advice := _advice_on_option(context.command, usual_spelling)):
             message = f"No such option: {typed_option}; {advice}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
             message = (

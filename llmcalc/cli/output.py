@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper, UnsupportedOperation
 from pathlib import Path
+from time import monotonic, sleep
 from types import FrameType
 from typing import IO
 
@@ -98,7 +100,7 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
     check_writable(output_path, option_name)
     if is_device_file(output_path):
         try:
-            with output_path.open("w", encoding="utf-8") as output_stream:
+            with os.fdopen(_open_device(output_path, option_name), "w", encoding="utf-8") as output_stream:
                 yield output_stream
         except BrokenPipeError:
             raise
@@ -119,6 +121,29 @@ def open_whole_file(output_path: Path, option_name: str) -> Iterator[TextIOWrapp
             partial_file.replace(resolved_path)
         finally:
             partial_file.unlink(missing_ok=True)
+
+
+PIPE_SECONDS = 2.0
+"""Seconds that a program has to open a pipe for reading, into which an answer is written."""
+
+
+def _open_device(output_path: Path, option_name: str) -> int:
+    """Opens a device or a pipe for writing. Raises `InputError` for a pipe that no program reads, which would block."""
+    deadline = monotonic() + PIPE_SECONDS
+    while True:
+        try:
+            file_descriptor = os.open(output_path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        if monotonic() > deadline:
+            raise InputError(
+                f"{option_name}: {output_path}: is a pipe that no program reads; expected one that is read, or a file"
+            )
+        sleep(PIPE_SECONDS / 40)
+    os.set_blocking(file_descriptor, True)
+    return file_descriptor
 
 
 ENDING_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -71,7 +71,8 @@ def _training_cost(
             raise InputError(f"{option(field)}: is of --requests; expected --requests in place of --tokens, or neither")
     devices = run_question.layout.devices
     if devices is None:
-        raise InputError("--devices: missing; expected the number of accelerators that train, such as 64")
+        usual_number = 64 if run_question.settings.lora_rank is None else 1
+        raise InputError(f"--devices: missing; expected the number of accelerators that train, such as {usual_number}")
     assert options.tokens is not None
     run_question, assumed_options = _with_usual_step(run_question)
     assert run_question.settings.seq is not None

@@ -113,11 +113,16 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     """Computes whether a run fits on one accelerator, the largest runs that fit, and changes that make it fit."""
     from ..reports.fit import report
     from ..studies.fit import change_to_narrow_weights, changes_with_more_devices, fit, with_decoding_seconds
-    from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options, is_whole_computer
-    from .usual_engines import ServedUsers, UsualEngine, fit_under_usual_engine, option_under_usual_engine
+    from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
+    from .usual_engines import (
+        ServedUsers,
+        UsualEngine,
+        fit_under_usual_engine,
+        option_under_usual_engine,
+    )
 
     preset, layout = run_question.preset, run_question.layout
-    usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
+    usual_engine = UsualEngine.of_run(preset, run_memory, hardware, run_question.default_context)
     engine_answer = None if usual_engine is None else usual_engine.fit_with_engine_buffers(run_memory)
     engine_fit = partial(fit_under_usual_engine, preset)
     answer_on_device = engine_answer or fit(run_memory, hardware, engine_fit)
@@ -127,7 +132,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
         run_question.accelerators,
         layout,
         run_question.cuda_runtime_on,
-        partial(option_under_usual_engine, preset, run_memory),
+        partial(option_under_usual_engine, preset, run_memory, run_question.default_context),
     )
     memory_fit = answer_on_device.fit
 
@@ -136,11 +141,9 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
             return answer_on_device.changes
         sufficient_changes = [change for change in answer_on_device.changes if change.changed_fit.verdict != "no"]
         engine_title = answer_on_device.engine_title
-        # of several computers torch's kernels are counted, with weights in another format than in llama.cpp's buffers
-        has_other_format = engine_title and run_memory.states.quantized_size and not run_memory.has_gguf_weights
         device_changes = fitting_changes_on_several_devices(
             run_memory,
-            [] if has_other_format and is_whole_computer(hardware) else device_options,
+            device_options,
             layout,
             run_question.cuda_runtime_on,
             [] if engine_title else changes_with_more_devices(run_memory, hardware, sufficient_changes),
@@ -148,7 +151,12 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
         insufficient_changes = answer_on_device.changes[len(sufficient_changes) :]
         shorter_runs = [] if sufficient_changes else change_to_narrow_weights(run_memory, memory_fit, engine_fit)
         return (
-            *served_users.changes, *sufficient_changes, *device_changes, *shorter_runs, *insufficient_changes
+            *served_users.changes,
+            *sufficient_changes,
+            *device_changes,
+            *shorter_runs,
+            *(usual_engine.larger_computers(memory_fit) if usual_engine is not None and engine_title else ()),
+            *insufficient_changes,
         )  # fmt: skip
 
     fit_answer = with_decoding_seconds(answer_on_device, hardware, served_users.users)
@@ -166,11 +174,15 @@ def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardw
     from ..studies.fit_serving import fit_serving
     from .usual_engines import replicas_under_usual_engine
 
-    serving_answer = replicas_under_usual_engine(run_question.preset, run_memory, hardware, run_question.layout)
-    serving_answer = serving_answer or fit_serving(run_memory, hardware, run_question.layout)
+    serving_answer = replicas_under_usual_engine(
+        run_question.preset, run_memory, hardware, run_question.layout, run_question.default_context
+    ) or fit_serving(run_memory, hardware, run_question.layout)
+    preset, replica_context = run_question.preset, serving_answer.best_replica.seq
+    if run_question.default_context is not None and replica_context is not None:
+        preset = run_question.preset_with_context(replica_context)
     return ReportedAnswer(
         serving_answer,
-        lambda: serving_report(run_question.preset, serving_answer),
+        lambda: serving_report(preset, serving_answer),
         serving_answer.best_replica.fit.verdict != "no",
     )
 
@@ -182,7 +194,7 @@ def _fit_on_common_hardware(run_question: RunQuestion, run_memory: Memory) -> Re
     from ..studies.fit_options import hardware_options
     from .usual_engines import option_under_usual_engine
 
-    option_with_engine = partial(option_under_usual_engine, run_question.preset, run_memory)
+    option_with_engine = partial(option_under_usual_engine, run_question.preset, run_memory, None)
     accelerators = map(load_hardware, COMMON_HARDWARE)
     options = hardware_options(
         run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, option_with_engine

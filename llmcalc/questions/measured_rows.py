@@ -24,10 +24,10 @@ from ..sources.bounded import read_bytes
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
+from ..workload.durations import parse_duration
 from ..workload.inference import USERS_SETTING, batch_from_options
 from ..workload.setting import declarations_of, length_of
 from ..workload.validation import validate_whole
-from .durations import parse_duration
 from .options import TimeOptions
 from .runs import RunQuestion
 

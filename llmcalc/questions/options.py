@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeAlias
 from ..errors import InputError, short_repr
 from ..frozen import frozen
 from ..units import parse_count
+from ..workload.durations import parse_duration
 from ..workload.setting import Setting
-from .durations import parse_duration
 
 MAX_DEPTH = 8
 """Largest depth of `--by-node`."""
@@ -66,6 +66,16 @@ def parse_price(option_name: str, option_value: Any) -> float:
     """Parses the price of an hour, with or without a currency. Raises `InputError` for other values."""
     price_match = _PRICE.fullmatch(str(option_value).strip())
     return parse_positive(option_name, option_value if price_match is None else price_match["amount"], "2.5")
+
+
+_WATTS = re.compile(r"(?P<amount>[0-9.]+)\s*(?:w|watts?)", re.IGNORECASE)
+"""A power with its unit: `700W`."""
+
+
+def parse_watts(option_name: str, option_value: Any) -> float:
+    """Parses a power in watts, with or without the unit. Raises `InputError` for other values."""
+    watts_match = _WATTS.fullmatch(str(option_value).strip())
+    return parse_positive(option_name, option_value if watts_match is None else watts_match["amount"], "700")
 
 
 def parse_share(option_name: str, option_value: Any) -> float:
@@ -326,7 +336,7 @@ class CostOptions:
         float | None,
         common_setting(
             "Power of a device; default its TDP.",
-            parse_value=partial(parse_positive, example_value="700"),
+            parse_value=parse_watts,
             metavar="WATTS",
         ),
     ] = None

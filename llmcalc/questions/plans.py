@@ -16,7 +16,7 @@ from .runs import RunQuestion, check_framework
 
 if TYPE_CHECKING:
     from ..frameworks.framework import Framework
-    from ..studies.plan import ComparedLayout, CompareFrameworks, OrderName
+    from ..studies.plan import ComparedLayout, CompareFrameworks, LayoutPlan, OrderName
     from ..studies.run_time import TimeSettings
 
 
@@ -163,7 +163,6 @@ def ask_plan(
         compare_frameworks = layouts_beside(plan.framework)
         compared_layouts = compare_frameworks(plan.training_times.settings.stack, plan.global_batch)
         plan = replace(plan, compared_layouts=compared_layouts)
-    suggestion = ""
     if not plan.ranked_layouts.feasible:
         plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
     if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is None:
@@ -182,11 +181,20 @@ def ask_plan(
         ):
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
             suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
+        raise InputError(_impossible_layouts_text(plan, suggestion))
     return ReportedAnswer(
         plan,
-        lambda: report(preset, plan, suggestion, requested_sizes),
+        lambda: report(preset, plan, requested_sizes),
         bool(plan.ranked_layouts.feasible),
     )
+
+
+def _impossible_layouts_text(plan: LayoutPlan, suggestion: str) -> str:
+    """Returns the error about devices over which no layout of a plan is possible, whatever their memory."""
+    refusal_counts = plan.ranked_layouts.refusal_counts
+    reason = max(refusal_counts, key=lambda reason: refusal_counts[reason], default="the sizes do not divide them")
+    texts = [suggestion] if suggestion.startswith(reason) else [reason, suggestion]
+    return f"--devices {plan.devices}: no layout of these is possible: {'; '.join(filter(None, texts))}"
 
 
 def _compared_layouts(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from ..accelerator import Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import default_sequence_tokens
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
@@ -25,8 +26,9 @@ from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_
 from ..reports.memory_answer import ASSUMED_ACCELERATOR, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
-from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
+from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model, names_gguf_file
 from ..sources.target import load_named_checkpoint
+from ..units import DTYPE_BITS
 from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE_MODE
 from ..workload.setting import option, training_option
@@ -65,12 +67,15 @@ class RunQuestion(RunOptions):
     launch: the file that starts the run; default None.
     draft: a draft of speculative decoding beside the model; default None.
     is_trial: whether many runs like this one are tried, as in a search; false by default.
+    default_context: accelerators of a replica → tokens of each sequence, where Ollama decides them by default; None
+        (default) elsewhere.
     """
 
     preset: Preset
     launch: Launch | None = None
     draft: Preset | None = None
     is_trial: bool = False
+    default_context: Callable[[int], int] | None = None
 
     def with_framework(self, framework_record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
@@ -143,19 +148,23 @@ class RunQuestion(RunOptions):
             raise refusal_error
 
     def with_defaults_of_tag(self) -> RunQuestion:
-        """Returns the question with the format and the context that a tag of Ollama's library has by default.
+        """Returns the question with the format and the context that a GGUF file's name has by default.
 
-        The question is unchanged for other names and in training. The format is the library's if none is stated or
-        published; the context is Ollama's if accelerators of one kind are named and no number of tokens is.
+        The question is unchanged for other names and in training. The format is the name's or the library's if none is
+        stated or published; of names that Ollama loads, the context is Ollama's if accelerators of one kind are named
+        and no number of tokens is.
         """
-        if self.launch is not None or self.settings.phase == "training" or not is_library_tag(self.preset.target):
+        if self.launch is not None or self.settings.phase == "training" or not names_gguf_file(self.preset.target):
             return self
         from .usual_engines import usual_scheme_of
 
         run_question = self
         usual_scheme = usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE, self.preset.target)
         if usual_scheme is not None:
-            run_question = replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
+            settings = self.settings.with_changes(quantize=usual_scheme[0])
+            if usual_scheme[0] == "none" and DTYPE_BITS[self.memory_on_one_device().published_dtype] < 16:
+                settings = settings.with_changes(dtype="bfloat16")  # a file in 16 bits of a model published in 8
+            run_question = replace(self, settings=settings)
         return run_question._with_tag_context()
 
     def _with_tag_context(self) -> RunQuestion:
@@ -165,6 +174,7 @@ class RunQuestion(RunOptions):
         settings, layout, library_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
             settings.seq is not None
+            or not is_library_tag(self.preset.target)
             or settings.phase not in SERVING_PHASES
             or len(self.accelerators) != 1
             or not library_engine.runs_on(self.accelerators[0])
@@ -179,16 +189,26 @@ class RunQuestion(RunOptions):
         elif layout.devices is not None and layout.tp is None and layout.pp is None:  # on as few as hold its weights
             weight_bytes = self.memory_on_one_device().states.weights
             devices = max(1, min(layout.devices, -(-weight_bytes // self.accelerators[0].capacity_bytes)))
+        default_context = partial(library_engine.default_context, self.preset, self.accelerators[0])
         try:
-            context = library_engine.default_context(self.preset, self.accelerators[0], devices)
+            context = default_context(devices)
         except InputError:  # Ollama has no such model
             return self
-        note = library_engine.default_context_note(context)
+        cached_context = cache(lambda devices: default_context(devices) - (settings.phase == "decode"))
         return replace(
             self,
-            preset=self.preset.model_copy(update={"run_notes": (*self.preset.run_notes, note)}),
-            settings=settings.with_changes(seq=context - (settings.phase == "decode")),
+            preset=self.preset_with_context(context),
+            settings=settings.with_changes(seq=cached_context(devices)),
+            default_context=cached_context,
         )
+
+    def preset_with_context(self, context: int) -> Preset:
+        """Returns the preset with the note that Ollama has this context in tokens, in place of an earlier note."""
+        from ..frameworks.engines.registry import engine
+
+        note = engine(LIBRARY_ENGINE).default_context_note(context)
+        earlier_notes = self.preset.run_notes if self.default_context is None else self.preset.run_notes[:-1]
+        return self.preset.model_copy(update={"run_notes": (*earlier_notes, note)})
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
@@ -239,7 +259,7 @@ class RunQuestion(RunOptions):
         run_memory = memory(
             preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, draft_model_bytes
         )
-        return replace(run_memory, is_library_tag=self.launch is None and is_library_tag(preset.target))
+        return replace(run_memory, is_library_tag=self.launch is None and names_gguf_file(preset.target))
 
     @property
     def _is_float16_training(self) -> bool:
@@ -634,6 +654,21 @@ def _planned_framework(run_question: RunQuestion, framework_record: Framework) -
     return None if planned_framework is framework_record else planned_framework
 
 
+def _fit_under_usual_engine(run_question: RunQuestion, run_memory: Memory) -> MemoryFit | None:
+    """Returns the verdict by llama.cpp's buffers on the named accelerator, or on the assumed one for a GGUF file.
+
+    None for several accelerators, for other engines, and where engines are not read, as on the page.
+    """
+    if len(run_question.accelerators) > 1 or not (run_question.accelerators or run_memory.has_gguf_weights):
+        return None
+    with suppress(ModuleNotFoundError):
+        from .usual_engines import fit_under_usual_engine
+
+        hardware = run_question.hardware or find_hardware(ASSUMED_ACCELERATOR.lower())
+        return fit_under_usual_engine(run_question.preset, run_memory, hardware)
+    return None
+
+
 @name_file_in_errors
 def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) -> DeviceMemoryAnswer | RanksMemoryAnswer:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
@@ -661,7 +696,10 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
             check_framework(settings, framework_of(layout))
         memory_on_one_device = run_question.memory_on_one_device()
         return DeviceMemoryAnswer.of_result(
-            memory_on_one_device, **answer_fields, draft=_draft_of_run(run_question, memory_on_one_device)
+            memory_on_one_device,
+            **answer_fields,
+            draft=_draft_of_run(run_question, memory_on_one_device),
+            engine_fit=_fit_under_usual_engine(run_question, memory_on_one_device),
         )
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
@@ -693,6 +731,10 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
 
             hardware = run_question.hardware or find_hardware(ASSUMED_ACCELERATOR.lower())
             _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
+            if run_question.default_context is not None:
+                context = run_question.default_context(best_replica.layout.replica_devices)
+                run_memory = run_memory.with_changes(seq=context)
+                answer_fields["preset"] = run_question.preset_with_context(context)
             cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware
         else:

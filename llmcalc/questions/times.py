@@ -14,7 +14,7 @@ from ..parallel.layout import ONE_DEVICE, Layout
 from ..parallel.schedules import check_micro_batches
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
-from ..sources.presets import LIBRARY_ENGINE, is_library_tag
+from ..sources.presets import LIBRARY_ENGINE, names_gguf_file
 from ..sources.target import load
 from ..timing.calibration import UNIT_FACTORS, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
@@ -535,6 +535,7 @@ def ask_timed_plan(
 
 
 def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
+    from ..frameworks.engines.registry import engine
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.decoding import usual_stack
     from ..studies.run_time import TimeSettings, time_inference, with_format_of_stack
@@ -557,7 +558,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
     run_memory, scheme_notes = _with_usual_scheme(
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
-    run_memory, context_notes = _with_server_context(
+    run_memory, context_notes, default_context = _with_server_context(
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
@@ -577,9 +578,14 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
         if pass_settings.supporting_stack("decode").splits_to_host:
-            layout, engine_bytes = _llama_cpp_layout(run_question.preset, run_memory, hardware, layout_request)
+            layout, engine_bytes = _llama_cpp_layout(
+                run_question.preset, run_memory, hardware, layout_request, default_context
+            )
         else:
             layout, engine_bytes = serving_layout(run_memory, hardware, layout_request), None
+        if default_context is not None and default_context(layout.replica_devices) != run_memory.settings.seq:
+            run_memory = run_memory.with_changes(seq=default_context(layout.replica_devices))
+            context_notes = (engine(LIBRARY_ENGINE).default_context_note(default_context(layout.replica_devices) + 1),)
         _check_divided_blocks(run_memory, layout)
         timed_run = time_inference(run_memory, hardware, layout, pass_settings, cached_tokens, options.server)
         return replace(
@@ -591,7 +597,11 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
 
 
 def _llama_cpp_layout(
-    preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+    preset: Preset,
+    run_memory: Memory,
+    hardware: Hardware,
+    layout_request: LayoutRequest,
+    default_context: Callable[[int], int] | None,
 ) -> tuple[Layout, int | None]:
     """Returns the layout in which llama.cpp divides a model, and the bytes of a device; None for unknown bytes.
 
@@ -602,7 +612,9 @@ def _llama_cpp_layout(
     from .usual_engines import divided_by_layers, replica_under_usual_engine
 
     device_request = replace(layout_request, devices=layout_request.devices or layout_request.layout().world_size)
-    replica = replica_under_usual_engine(preset, run_memory.with_changes(phase="inference"), hardware, device_request)
+    replica = replica_under_usual_engine(
+        preset, run_memory.with_changes(phase="inference"), hardware, device_request, default_context
+    )
     if replica is not None:
         return replica.layout, replica.fit.needed_bytes
     layout = serving_layout(run_memory, hardware, layout_request)
@@ -648,7 +660,7 @@ def _with_usual_scheme(
 ) -> tuple[Memory, tuple[str, ...]]:
     """Returns a run with the engine's usual quantization scheme for 16-bit weights, and a note on the scheme, if any.
 
-    A tag of Ollama's library has the library's scheme, unless the named software does not read the library's files.
+    The name of a GGUF file has the file's scheme, unless the named software does not read such files.
     engine_text: the value of `--engine`, an engine or a software stack. stack_text: a software stack; empty for none.
     """
     from ..frameworks.engines.registry import engine_and_version, engine_of_stack
@@ -658,7 +670,7 @@ def _with_usual_scheme(
 
     engine_record = engine_and_version(engine_text)[0] if _is_registered_engine(engine_text) else None
     engine_name = "" if engine_record is None else engine_record.name
-    if is_library_tag(run_question.preset.target):
+    if names_gguf_file(run_question.preset.target):
         stack_name = stack_text or ("" if engine_record else engine_text or "")
         reading_engine = engine_of_stack(stack_name) if stack_name else engine_record
         if (stack_name or engine_record) and not (reading_engine and reading_engine.reads_library_tags):
@@ -676,8 +688,10 @@ def _with_usual_scheme(
 
 def _with_server_context(
     run_question: RunQuestion, run_memory: Memory, engine_text: str | None, stack_text: str
-) -> tuple[Memory, tuple[str, ...]]:
+) -> tuple[Memory, tuple[str, ...], Callable[[int], int] | None]:
     """Returns a decoding run with the engine's default context unless `--seq` is given, and a note on the context.
+
+    The third value is the tokens by the number of a replica's accelerators, where they follow from it; else None.
 
     A tag of Ollama's library has the context that `memory` and `fit` count, if no software is named. The run is
     unchanged if the engine's default is the model's longest context and no shorter than the usual context, and if the
@@ -692,27 +706,28 @@ def _with_server_context(
     if engine_text is None and not stack_text:
         tag_question = run_question.with_defaults_of_tag()
         if tag_question.settings.seq == settings.seq:
-            return run_memory, ()
+            return run_memory, (), None
         note_count = len(run_question.preset.run_notes)
-        return run_memory.with_changes(seq=tag_question.settings.seq), tag_question.preset.run_notes[note_count:]
+        tag_memory = run_memory.with_changes(seq=tag_question.settings.seq)
+        return tag_memory, tag_question.preset.run_notes[note_count:], tag_question.default_context
     is_default = settings.phase == "decode" and settings.seq is None and run_question.layout.devices in (None, 1)
     if hardware is None or not is_default or not _is_registered_engine(engine_text):
-        return run_memory, ()
+        return run_memory, (), None
     engine_record, version = engine_and_version(engine_text)
     if engine_record.shows_alternatives:  # its default shrinks until layers lie on the host, which no stack times
-        return run_memory, ()
+        return run_memory, (), None
     engine_flags = {} if run_memory.settings.quantize is None else {"quantize": run_memory.settings.quantize}
     try:
         server = engine_record.server(run_question.preset, hardware, version, engine_flags)
         context = int(engine_record.memory(server).max_model_len)
     except InputError:
-        return run_memory, ()
+        return run_memory, (), None
     is_context_of_memory = engine_record.default_context is not None
     if context <= 1 or (
         not is_context_of_memory and context > default_context_tokens(run_memory.spec, is_decoding=True)
     ):
-        return run_memory, ()
-    return run_memory.with_changes(seq=context - 1), (engine_record.default_context_note(context),)
+        return run_memory, (), None
+    return run_memory.with_changes(seq=context - 1), (engine_record.default_context_note(context),), None
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:

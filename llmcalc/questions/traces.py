@@ -20,9 +20,9 @@ from typing import Any
 from ..errors import InputError, short_repr, suggest
 from ..sources.bounded import read_bytes
 from ..timing.trace import TracedRequest
+from ..workload.durations import parse_duration
 from ..workload.setting import length_of
 from ..workload.validation import validate_whole
-from .durations import parse_duration
 
 MOST_BYTES = 2**23
 """Largest size of the file."""

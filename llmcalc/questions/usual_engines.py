@@ -20,9 +20,10 @@ from ..parallel.divisors import divisors
 from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import even_stage_sizes
-from ..reports.notes import tagged_format_note
+from ..reports.notes import plural, tagged_format_note
+from ..sources.hardware import chips_of_generation
 from ..sources.preset import Preset
-from ..sources.presets import checkpoint_of_tag
+from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag
 from ..studies.decoding import time_decoded_token, usual_stack
 from ..studies.fit import (
     MOST_BATCH,
@@ -51,7 +52,7 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
     if settings.quantize or settings.dtype is not None:
         return None
     if tagged_checkpoint is not None:
-        return tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1])
+        return tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], model_target)
     is_encoder = memory.spec.kind == "encoder"  # nomic-embed-text and mxbai-embed-large are in F16: 274 and 669 MB
     if memory.states.quantized_size is not None or DTYPE_BITS[memory.published_dtype] < 16 or is_encoder:
         return None
@@ -64,6 +65,8 @@ class UsualEngine:
 
     options: options of llmcalc that name the format of weights and cache, by their Python names.
     devices: accelerators among which the engine divides the layers; default 1.
+    default_context: accelerators of a replica → tokens of each request, where they follow from the number of
+        accelerators; None (default) for `seq` on any number.
     """
 
     preset: Preset
@@ -72,10 +75,16 @@ class UsualEngine:
     seq: int
     options: Mapping[str, Any]
     devices: int = 1
+    default_context: Callable[[int], int] | None = None
 
     @classmethod
-    def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
-        """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
+    def of_run(
+        cls, preset: Preset, memory: Memory, hardware: Hardware, default_context: Callable[[int], int] | None = None
+    ) -> UsualEngine | None:
+        """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator.
+
+        default_context: see the class.
+        """
         settings, stack_name = memory.settings, usual_stack(hardware, memory)
         engine_records = [
             engine_record
@@ -88,7 +97,8 @@ class UsualEngine:
         typed_options = {
             field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
         }
-        return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
+        seq = int(memory.states.workload.seq)
+        return cls(preset, engine_records[0], hardware, seq, typed_options, default_context=default_context)
 
     def memory_for_users(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory for this number of users; None if unsupported or unknown."""
@@ -170,6 +180,24 @@ class UsualEngine:
             return None
         return SettingChange(f"--engine {self.engine_record.name}", MemoryFit(self.hardware, device_bytes))
 
+    def larger_computers(self, memory_fit: MemoryFit) -> list[SettingChange]:
+        """Returns the smallest computer of a chip's generation in which a run fits that does not fit in this one.
+
+        Empty for accelerators that are no whole computers, for a fitting run, and if no such computer is large enough.
+        """
+        if memory_fit.verdict != "no" or self.hardware.vendor not in WHOLE_COMPUTERS:
+            return []
+        chip_fits = (replace(memory_fit, hardware=chip) for chip in chips_of_generation(self.hardware))
+        chip_fit = next((chip_fit for chip_fit in chip_fits if chip_fit.verdict != "no"), None)
+        if chip_fit is None:
+            return []
+        library_context = engine(LIBRARY_ENGINE).default_context
+        change_text = f"--hardware {chip_fit.hardware.name}"
+        if self.default_context is not None and library_context is not None:
+            seq = library_context(self.preset, chip_fit.hardware, 1)
+            change_text += "" if seq == self.seq else f" --seq {self.seq}"
+        return [SettingChange(change_text, chip_fit)]
+
     def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
         """Returns whether a run fits together with the engine's buffers; None if the buffers' bytes are unknown."""
         users = int(run_memory.states.workload.batch)
@@ -208,13 +236,14 @@ class UsualEngine:
         if not replicas:
             return None
         best_replica = best_of_replicas(replicas)
-        best_engine = replace(self, devices=best_replica.layout.pp)
+        best_engine = self._for_devices(best_replica.layout.pp)
+        run_memory = _with_seq(run_memory, best_engine.seq)
         fit_answer = best_engine.fit_with_engine_buffers(run_memory)
         if fit_answer is None:
             return None
         fewest_layout: Layout | None = best_replica.layout
         if best_replica.fit.verdict == "no":
-            larger_option = self.fewest_devices(run_memory, best_replica.layout.pp + 1)
+            larger_option = best_engine.fewest_devices(run_memory, best_replica.layout.pp + 1)
             fewest_layout = None
             if larger_option is not None and larger_option.fit.verdict != "no":
                 fewest_layout = larger_option.layout
@@ -246,7 +275,7 @@ class UsualEngine:
         """Returns the fewest accelerators, `least_devices` or more, among which the layers fit.
 
         If the layers fit only tightly, the fewest on which they do; if they fit on no number, the number that needs
-        least memory per device. None if bytes are unknown, and for whole computers of which one does not suffice.
+        least memory per device. Whole computers are tried as one. None if bytes are unknown.
         """
         most_devices = min(MOST_SPLIT_DEVICES, run_memory.spec.layer_count)
         if is_whole_computer(self.hardware):
@@ -258,26 +287,33 @@ class UsualEngine:
                 return None
             memory_fit = MemoryFit(self.hardware, needed_bytes)
             layout = None if devices == 1 else LayoutRequest(devices=devices, pp=devices).layout()
-            option = HardwareOption(devices, layout, memory_fit)
+            default_tokens = None if self.default_context is None else self.default_context(devices)
+            seq = None if default_tokens in (None, self.seq) else self.seq
+            option = HardwareOption(devices, layout, memory_fit, seq=seq, engine_title=self.engine_record.title)
             if memory_fit.verdict == "fits":
                 return option
             options.append(option)
         options.sort(
             key=lambda option: (option.fit.verdict == "no", option.fit.verdict == "no" and option.fit.used_fraction)
         )
-        is_several_computers = self.hardware.vendor in WHOLE_COMPUTERS and options and options[0].fit.verdict == "no"
-        return None if is_several_computers else next(iter(options), None)
+        return next(iter(options), None)
 
     def _replica(self, run_memory: Memory, layout: Layout) -> ReplicaFit | None:
         """Returns a layout with the device that needs most, and the time of a token; None if bytes are unknown."""
-        split_engine = replace(self, devices=layout.pp)
+        split_engine = self._for_devices(layout.pp)
+        run_memory = _with_seq(run_memory, split_engine.seq)
         bytes_by_device = split_engine._bytes_by_device(int(run_memory.states.workload.batch))
         if not bytes_by_device:
             return None
         fullest_device_index = bytes_by_device.index(max(bytes_by_device))
         memory_fit = MemoryFit(self.hardware, bytes_by_device[fullest_device_index])
         decoding = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
-        return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding)
+        return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding, split_engine.seq)
+
+    def _for_devices(self, devices: int) -> UsualEngine:
+        """Returns the engine that divides the layers among so many accelerators, with its context on them."""
+        seq = self.seq if self.default_context is None else self.default_context(devices)
+        return replace(self, devices=devices, seq=seq)
 
     def _largest_fitting_number(
         self, bytes_of_number: Callable[[int], int | None], first_number: int, maximum: int
@@ -290,6 +326,11 @@ class UsualEngine:
             return excessive_bytes if device_bytes is None else device_bytes
 
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, first_number, maximum)
+
+
+def _with_seq(run_memory: Memory, seq: int) -> Memory:
+    """Returns a run with so many tokens of each sequence."""
+    return run_memory if seq == run_memory.states.workload.seq else run_memory.with_changes(seq=seq)
 
 
 def best_of_replicas(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
@@ -313,34 +354,47 @@ def split_layout(layers: int, split_devices: int, replicas: int) -> Layout:
 
 
 def replicas_under_usual_engine(
-    preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+    preset: Preset,
+    run_memory: Memory,
+    hardware: Hardware,
+    layout_request: LayoutRequest,
+    default_context: Callable[[int], int] | None = None,
 ) -> ServingFitAnswer | None:
     """Returns whether replicas of a run fit, by the buffers of llama.cpp, if it is the run's usual engine.
 
+    default_context: see `UsualEngine`.
     None for another engine, for options that divide more than layers, and where the buffers are not known.
     """
-    usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
+    usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request, default_context)
     return None if usual_engine is None else usual_engine.fit_replicas(run_memory, layout_request)
 
 
 def replica_under_usual_engine(
-    preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+    preset: Preset,
+    run_memory: Memory,
+    hardware: Hardware,
+    layout_request: LayoutRequest,
+    default_context: Callable[[int], int] | None = None,
 ) -> ReplicaFit | None:
     """Returns the best replica that `replicas_under_usual_engine` finds; None if it returns None."""
-    usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request)
+    usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request, default_context)
     replicas = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
     return best_of_replicas(replicas) if replicas else None
 
 
 def _engine_that_divides_layers(
-    preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+    preset: Preset,
+    run_memory: Memory,
+    hardware: Hardware,
+    layout_request: LayoutRequest,
+    default_context: Callable[[int], int] | None,
 ) -> UsualEngine | None:
     """Returns the usual engine of a run if only whole layers are divided among devices; otherwise None."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
     is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
     if not divides_layers or is_several_computers:
         return None
-    return UsualEngine.of_run(preset, run_memory, hardware)
+    return UsualEngine.of_run(preset, run_memory, hardware, default_context)
 
 
 def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
@@ -353,13 +407,15 @@ def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardwar
     return None if device_bytes is None else MemoryFit(hardware, device_bytes)
 
 
-def option_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardware) -> HardwareOption | None:
+def option_under_usual_engine(
+    preset: Preset, run_memory: Memory, default_context: Callable[[int], int] | None, hardware: Hardware
+) -> HardwareOption | None:
     """Returns the fewest accelerators on which a run fits, by the buffers of llama.cpp, if it is the usual engine.
 
-    If the run fits on no number, the number that needs least. None as in `fit_under_usual_engine`, and for several
-    whole computers.
+    default_context: see `UsualEngine`.
+    If the run fits on no number, the number that needs least. None as in `fit_under_usual_engine`.
     """
-    usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
+    usual_engine = UsualEngine.of_run(preset, run_memory, hardware, default_context)
     return None if usual_engine is None else usual_engine.fewest_devices(run_memory)
 
 
@@ -393,7 +449,7 @@ class ServedUsers:
         most_users = {users: usual_engine.most_users(users) for users in user_counts}
         title, option_name = usual_engine.engine_record.title, f"--engine {usual_engine.engine_record.name}"
         notes = [
-            f"by its own budget {title} holds {user_limit:,} users, not {users:,} ({option_name})"
+            f"by its own budget {title} holds {plural(user_limit, 'user')}, not {users:,} ({option_name})"
             if user_limit
             else f"by its own budget {title} does not start with it ({option_name} says why)"
             for users, user_limit in most_users.items()

@@ -11,6 +11,7 @@ from ..device_memory.estimate import Memory
 from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
+from ..sources.presets import is_library_tag
 from ..studies.fit import DEEP_MODEL_LAYERS, MOST_CHANGES_OF_DEEP_MODEL, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import (
@@ -82,24 +83,32 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         )
         for hardware_option in hardware_options
     ]
+    engine_note = ""
+    engine_options = [hardware_option for hardware_option in hardware_options if hardware_option.engine_title]
+    has_single_macs = any(is_whole_computer(hardware_option.fit.hardware) for hardware_option in engine_options)
+    most_macs_text = "one" if has_single_macs else f"up to {MOST_COMPUTERS}"
     replica_note = (
         "dp: replicas, which share the users"
         if any(hardware_option.users for hardware_option in hardware_options)
         else ""
     )
-    engine_note = (
-        f"weights of a GGUF file: by llama.cpp's buffers, layers divided among up to {MOST_SPLIT_DEVICES} (pp); over "
-        "several of Apple, and where llama.cpp does not run, by torch's kernels"
-    )
-    engine_note = engine_note if run_memory.has_gguf_weights else ""
+    if engine_options:
+        names_text = ", ".join(hardware_option.fit.hardware.name for hardware_option in engine_options)
+        engine_note = (
+            f"by {engine_options[0].engine_title}'s buffers, layers divided among up to {MOST_SPLIT_DEVICES} (pp)"
+            if run_memory.has_gguf_weights
+            else f"{names_text}: by {engine_options[0].engine_title}'s buffers, on one computer"
+        )
+        if len(engine_options) < len(hardware_options):
+            engine_note += "; the others by torch's kernels"
     notes = [
         *warnings,
         *tag_notes(preset, run_memory.settings.quantize),
+        engine_note,
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
         replica_note,
-        engine_note,
-        f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple, one laptop; --hardware says what "
+        f"tried: 1, 2, 4, … {MOST_DEVICES} of each, {most_macs_text} of Apple, one laptop; --hardware says what "
         "else would make it fit",
         *verdict_notes([hardware_option.fit for hardware_option in hardware_options]),
     ]
@@ -133,6 +142,7 @@ def options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, A
             "devices": hardware_option.devices,
             "layout": None if hardware_option.layout is None else hardware_option.layout.data(),
             "replica_users": hardware_option.users,
+            "engine": hardware_option.engine_title or None,
             "verdict": hardware_option.fit.verdict,
             "device_bytes": hardware_option.fit.needed_bytes,
         }
@@ -194,7 +204,9 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
     notes = [f"tokens/s of the estimate; {test_errors_text(timed_runs[0].time_range, timed_runs[0].stack.title)}"]
     notes += _float32_weights_notes(fit_answer.memory, timed_runs[0])
     software_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
-    title = f"A token of every user under {software_title}{_untested_engine_remark(hardware, timed_runs[0])}"
+    tokens_text = plural(fit_answer.memory.states.workload.seq, "token")
+    engine_remark = _untested_engine_remark(hardware, timed_runs[0])
+    title = f"A token of every user after {tokens_text} under {software_title}{engine_remark}"
     return Table(title, USERS_COLUMNS, table_rows, subtitle, notes, name="decoding")
 
 
@@ -203,7 +215,10 @@ def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
     engines = [
         engine_record for engine_record in map(engine, ENGINE_FOLDERS) if engine_record.title == timed_run.stack.title
     ]
-    return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
+    if not engines or engines[0].runs_on(hardware):
+        return ""
+    memory_remark = "whose memory there is not modelled"
+    return f"'s plugin, {memory_remark}" if engines[0].plugin_vendors else f", {memory_remark}"
 
 
 def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]:
@@ -276,8 +291,8 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest fitting sizes, changes."""
-    memory, best_replica = serving_answer.memory, serving_answer.best_replica
-    largest_run_fit = serving_answer.largest_run
+    largest_run_fit, best_replica = serving_answer.largest_run, serving_answer.best_replica
+    memory = largest_run_fit.memory if largest_run_fit.engine_title else serving_answer.memory
     memory_use, accelerator_fit, devices = memory.states, best_replica.fit, best_replica.layout.world_size
     sharing_ranks_text = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [
@@ -309,12 +324,17 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         )
     needed_column, share_column, verdict_column = CHANGE_COLUMNS[1:]
     table_columns = [Column("layout", "layout", justify="left"), needed_column, share_column, verdict_column]
+    replica_contexts = {tried_replica.seq for tried_replica in serving_answer.tried_replicas}
+    has_several_contexts = len(replica_contexts) > 1
+    if has_several_contexts:
+        table_columns.insert(1, Column("seq", "tokens", units.exact_text))
     has_decoding_times = any(tried_replica.decoding for tried_replica in serving_answer.tried_replicas)
     if has_decoding_times:
         table_columns[-1:] = [*DECODING_COLUMNS, verdict_column]
     layout_rows = [
         row(
             layout_cell(tried_replica.layout),
+            *([tried_replica.seq] if has_several_contexts else ()),
             tried_replica.fit.needed_bytes,
             tried_replica.fit.used_fraction,
             *(decoding_cells(tried_replica.decoding) if has_decoding_times else ()),
@@ -352,6 +372,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         "layouts": [
             {
                 "layout": tried_replica.layout.data(),
+                "seq": tried_replica.seq or memory_use.workload.seq,
                 "device_bytes": tried_replica.fit.needed_bytes,
                 "verdict": tried_replica.fit.verdict,
                 **decoding_data(tried_replica.decoding),
@@ -406,7 +427,7 @@ class _FitReportContent(NamedTuple):
         )
         shown_fits = [accelerator_fit, *(run_change.changed_fit for run_change in run_changes)]
         tight_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
-        tight_notes += tag_notes(preset, memory.settings.quantize)
+        tight_notes += [*_encoder_notes(preset, memory), *tag_notes(preset, memory.settings.quantize)]
         notes = without_repetitions([*warnings, *tight_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.further_tables
@@ -442,6 +463,7 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
     notes = [
         concatenation_note(fit_answer.memory),
         *_host_layer_notes(fit_answer, fit_answer.fit),
+        *_wired_limit_notes(fit_answer.fit),
         "each maximum changes one number of the run",
     ]
     full_context = memory_use.full_context
@@ -471,6 +493,31 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
     return [
         f"{engine_title} starts with layers on the host too, and is slower then "
         f"(--engine {engine_title.lower()} has its flags)"
+    ]
+
+
+def _encoder_notes(preset: Preset, run_memory: Memory) -> list[str]:
+    """Returns the note that Ollama loads the encoders of a tag too, which the text model's buffers leave out."""
+    includes_encoders = "towers" in run_memory.states.parameter_count.include
+    if not preset.model.towers or includes_encoders or not is_library_tag(preset.target):
+        return []
+    return ["Ollama loads the encoder of images or sound too: llmcalc memory --engine ollama counts it"]
+
+
+def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:
+    """Returns the note that macOS can let the GPU use more, if a run needs less than the whole memory of a Mac."""
+    hardware = accelerator_fit.hardware
+    if (
+        accelerator_fit.verdict != "no"
+        or hardware.vendor not in WHOLE_COMPUTERS
+        or accelerator_fit.needed_bytes >= hardware.memory_bytes
+    ):
+        return []
+    limit_mib = -(-accelerator_fit.needed_bytes // 2**20)
+    left_text = units.memory(hardware.memory_bytes - accelerator_fit.needed_bytes)
+    return [
+        f"sudo sysctl iogpu.wired_limit_mb={limit_mib} lets the GPU use as much; {left_text} are left for macOS and "
+        "programs"
     ]
 
 

@@ -88,18 +88,23 @@ PHASE_NAMES = {
 
 
 def report(
-    preset: Preset, run_memory: Memory, accelerator_fits: Sequence[MemoryFit], assumed_accelerator: str = ""
+    preset: Preset,
+    run_memory: Memory,
+    accelerator_fits: Sequence[MemoryFit],
+    assumed_accelerator: str = "",
+    engine_fit: MemoryFit | None = None,
 ) -> Report:
     """Returns the report: tables of the kinds of memory, of phases and of accelerators.
 
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
+    engine_fit: the verdict by the buffers of llama.cpp; None (default) where they are not known, and for torch's runs.
     """
     memory_use, device = run_memory.states, run_memory.device
     warnings = too_long_notes(memory_use.parameter_count.spec, memory_use.workload)
     warnings += [text for fit in accelerator_fits if not fit.hardware.sources for text in fit.hardware.notes]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     named_hardware = accelerator_fits[0].hardware if len(accelerator_fits) == 1 else None
-    engine_note = llama_cpp_note(run_memory, preset.target, named_hardware)
+    engine_note = llama_cpp_note(run_memory, preset.target, named_hardware, engine_fit)
     kernels_text = " under torch's kernels" if engine_note else ""
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required{kernels_text}"
     answer_text += verdict_text(accelerator_fits, device.device_bytes)

@@ -84,9 +84,11 @@ class DeviceMemoryAnswer(MemoryAnswer, Memory):
 
     preset, accelerators, workspace: as in `MemoryAnswer`.
     draft: a draft of speculative decoding, which the bytes count too; default None.
+    engine_fit: the verdict by the buffers of the engine that usually runs the weights; default None.
     """
 
     draft: DraftCosts | None = field(default=None, repr=False, compare=False)
+    engine_fit: MemoryFit | None = field(default=None, repr=False, compare=False)
 
     @property
     def memory(self) -> Memory:
@@ -98,5 +100,5 @@ class DeviceMemoryAnswer(MemoryAnswer, Memory):
     def report(self) -> Report:
         from .memory import report
 
-        memory_report = report(self.preset, self, self.fits, self.assumed_accelerator)
+        memory_report = report(self.preset, self, self.fits, self.assumed_accelerator, self.engine_fit)
         return with_encoder_tokens(with_draft(memory_report, self.draft, is_counted=True), self.states.encoded_inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import units
-from ..accelerator import Hardware
+from ..accelerator import Hardware, MemoryFit
 from ..components.base import TokenMixer
 from ..components.evidence import nested_components
 from ..costs.adapter_targets import is_read_by_scan, linear_layers
@@ -164,10 +164,12 @@ def _experts_note(run_memory: Memory) -> str:
     )
 
 
-def llama_cpp_note(run_memory: Memory, target: str, hardware: Hardware | None) -> str:
+def llama_cpp_note(
+    run_memory: Memory, target: str, hardware: Hardware | None, engine_fit: MemoryFit | None = None
+) -> str:
     """Returns a note if `fit` counts the buffers of llama.cpp, for a GGUF file or for an accelerator; else empty.
 
-    hardware: the accelerator, if a single one was named.
+    hardware: the accelerator, if a single one was named. engine_fit: the verdict by these buffers; default unknown.
     """
     if run_memory.settings.phase not in SERVING_PHASES or run_memory.spec.kind != "decoder":
         return ""
@@ -179,7 +181,13 @@ def llama_cpp_note(run_memory: Memory, target: str, hardware: Hardware | None) -
     if not runs_llama_cpp:
         return ""
     engine_name = LIBRARY_ENGINE if is_library_tag(target) else "llama.cpp"
-    return f"llama.cpp's buffers are others: llmcalc fit, and --engine {engine_name}, count them"
+    if engine_fit is None:
+        return f"llama.cpp's buffers are others: llmcalc fit, and --engine {engine_name}, count them"
+    verdict_text = "fits" if engine_fit.verdict != "no" else "does not fit"
+    return (
+        f"llama.cpp's buffers are others: {units.memory(engine_fit.needed_bytes)}, which {verdict_text} on "
+        f"{engine_fit.hardware.name} (llmcalc fit; --engine {engine_name} lists them)"
+    )
 
 
 def _notes_on_scans(memory_use: MemoryUse) -> list[str]:

@@ -12,7 +12,8 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAM_EFFECTS
 from ..sources.preset import Preset
-from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag
+from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag, names_gguf_file
+from ..sources.target_names import normalized
 from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
 
@@ -118,24 +119,31 @@ def large_step_notes(sequences: int, seq: int) -> list[str]:
 
 
 def tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
-    """Returns notes on the format that a tag of Ollama's library states or has by default, and on its default context.
+    """Returns notes on the format that a GGUF file's name states or has by default, and on its default context.
 
     scheme_name: value of `--quantize`; None for the published weights.
     """
-    if not is_library_tag(preset.target):
+    if not names_gguf_file(preset.target):
         return []
     from ..frameworks.engines.registry import engine
 
     library_scheme, remark = engine(LIBRARY_ENGINE).usual_scheme or ("", "")
     tagged_checkpoint = checkpoint_of_tag(preset.target)
     if tagged_checkpoint is not None:
-        library_scheme, remark = tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1])
+        library_scheme, remark = tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], preset.target)
     return [*([remark] if scheme_name == library_scheme else []), *preset.run_notes]
 
 
-def tagged_format_note(scheme_name: str) -> str:
-    """Writes the format that a tag of Ollama's library states: `weights in q8_0, as the tag says`."""
-    return f"weights in {'16 bits' if scheme_name == 'none' else scheme_name}, as the tag says"
+def tagged_format_note(scheme_name: str, name: str) -> str:
+    """Writes the format of a GGUF file's name: `weights in q8_0, as the tag says`.
+
+    name: a tag of Ollama's library, or a repository of GGUF files, whose first file is q4_k_m where it names no type.
+    """
+    format_text = "16 bits" if scheme_name == "none" else scheme_name
+    origin_text = "which llama.cpp and Ollama take of a repository where no type is named"
+    if ":" in name or normalized(scheme_name) in normalized(name):
+        origin_text = f"as the {'tag' if ':' in name else 'name'} says"
+    return f"weights in {format_text}, {origin_text}"
 
 
 def unread_format_notes(preset: Preset) -> list[str]:
@@ -150,12 +158,16 @@ def unread_format_notes(preset: Preset) -> list[str]:
 
 
 def published_tag_notes(preset: Preset, software_title: str) -> list[str]:
-    """Returns a note if software is asked about a tag of Ollama's library, whose files it does not read.
+    """Returns a note if software is asked about the name of a GGUF file, which it does not read.
 
     software_title: the software, which loads the published weights.
     """
-    if preset.quantization_config is not None or not is_library_tag(preset.target):
+    if preset.quantization_config is not None or not names_gguf_file(preset.target):
         return []
+    if not is_library_tag(preset.target):
+        return [
+            f"weights as published: GGUF files are not modelled in {software_title} (--engine llama.cpp reads them)"
+        ]
     return [f"weights as published: {software_title} reads no tag of Ollama's library (--engine {LIBRARY_ENGINE} does)"]
 
 

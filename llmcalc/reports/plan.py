@@ -51,12 +51,9 @@ REFUSED_COLUMNS = (
 )
 
 
-def report(
-    preset: Preset, plan: LayoutPlan, nearest_text: str = "", requested_sizes: Mapping[str, int] | None = None
-) -> Report:
+def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] | None = None) -> Report:
     """Returns the report: the best layouts, and the number of refused layouts per reason.
 
-    nearest_text: the nearest possible layouts if no layout is possible; default empty.
     requested_sizes: sizes of a layout whose place in the order is shown; default none.
     """
     ranked_layouts, run_memory = plan.ranked_layouts, plan.memory
@@ -86,7 +83,6 @@ def report(
             *notes_on_other_accelerators(plan),
             *large_step_notes(plan.global_batch, int(run_memory.states.workload.seq)),
             *warnings,
-            nearest_text,
             *_nccl_headroom_notes(plan),
             *_exchange_notes(plan),
             *unpriced_notes([] if plan.training_times is None else plan.training_times.unpriced_options),
@@ -356,8 +352,6 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
             "tensors do, and unused blocks of the allocator come on top (at most "
             f"{units.GIB.write(most_bytes)} {units.GIB.name} in all); {more_rows_hint}",
         )
-    if not plan.ranked_layouts.tried_count:
-        notes.insert(0, f"the given group sizes do not divide {plural(plan.devices, 'device')}")
     if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")
         if plan.expandable_bytes is not None:

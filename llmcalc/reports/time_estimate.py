@@ -419,7 +419,9 @@ def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
         contents_text = "weights, cache and buffers" if timed_run.includes_buffers else "weights and cache"
-        size_note = f"{contents_text} {sizes_text}: they do not fit; --devices N divides them"
+        is_computer = timed_run.hardware.unified_memory  # several are seldom joined
+        advice = "llmcalc fit tries changes that need less" if is_computer else "--devices N divides them"
+        size_note = f"{contents_text} {sizes_text}: they do not fit; {advice}"
         if timed_run.leaves_layers_on_host:
             size_note = (
                 f"{contents_text} {sizes_text}: layers that do not fit run on the host; the table has all layers on "

@@ -335,9 +335,12 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         )
     for pattern, kind in ((PROCESSOR_WORD, "processors"), (SMALL_COMPUTER_WORD, "telephones and small computers")):
         if pattern.search(typed_name):
+            size_match = re.search(r"([1-9][0-9]{0,4})\s*gi?b", typed_name, re.IGNORECASE)
             raise InputError(
                 f"--hardware: {typed_name}: {kind} have no figures here; expected the size of their memory alone, such "
-                "as 32GiB, or an accelerator (llmcalc hardware lists all)"
+                f"as {size_match[1] if size_match else 32}GiB, or for times a .toml file with memory_bytes, "
+                "memory_bandwidth (channels x 8 bytes x rate), "
+                "peak_flops = { float32 = … }, unified_memory = true and usual_engine = 'llama.cpp'"
             )
     hardware_by_spelling = {
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
@@ -452,6 +455,16 @@ def with_configuration(hardware: Hardware, memory_configuration: MemoryConfigura
             dtype: peak_rate * compute_units.count // all_compute_units.count for dtype, peak_rate in peaks_by_dtype
         }
     return hardware.model_copy(update=name_fields | dict(memory_configuration))
+
+
+def chips_of_generation(hardware: Hardware) -> list[Hardware]:
+    """Returns the chips of an Apple chip's generation in every memory size, smallest memory first: those of `m4-…`."""
+    generation = hardware.name.partition("-")[0]
+    chips = [load_hardware(name) for name in hardware_names() if name.partition("-")[0] == generation]
+    return sorted(
+        (with_configuration(chip, size) for chip in chips for size in chip.configurations),
+        key=lambda chip: (chip.memory_bytes, chip.memory_bandwidth or 0),
+    )
 
 
 def require_one_accelerator(accelerator_names: Sequence[str]) -> None:

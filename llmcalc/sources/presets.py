@@ -88,10 +88,15 @@ NEWEST_TAG = ":latest"
 
 NEWEST_IN_LIBRARY = {
     "codellama": "codellama-7b",
+    "deepseek-coder-v2": "deepseek-coder-v2-lite",
     "deepseek-r1": "deepseek-r1-0528-qwen3-8b",
+    "gemma": "gemma-7b",
     "gemma2": "gemma2-9b",
     "gemma3": "gemma3-4b",
+    "gemma3n": "gemma3n-e4b",
     "gemma4": "gemma4-e4b",
+    "granite3.3": "granite-3.3-8b",
+    "granite4": "granite-4.0-micro",
     "gpt-oss": "gpt-oss-20b",
     "llama2": "llama2-7b",
     "llama3": "llama3-8b",
@@ -99,46 +104,83 @@ NEWEST_IN_LIBRARY = {
     "llama3.2": "llama3.2-3b",
     "llama3.2-vision": "llama3.2-11b-vision",
     "llama3.3": "llama3.3-70b",
+    "llama4": "llama4-scout",
+    "ministral-3": "ministral-3-8b",
     "mistral": "mistral-7b-v0.3",
+    "mistral-small": "mistral-small-24b-2501",
     "mixtral": "mixtral-8x7b",
     "phi3": "phi3-mini",
+    "phi3.5": "phi3.5-mini",
     "qwen2.5": "qwen2.5-7b",
     "qwen2.5-coder": "qwen2.5-coder-7b",
+    "qwen2.5vl": "qwen2.5-vl-7b",
     "qwen3": "qwen3-8b",
     "qwen3-coder": "qwen3-coder-30b-a3b",
+    "qwen3-embedding": "qwen3-embedding-8b",
     "qwen3-vl": "qwen3-vl-8b",
     "qwen3.5": "qwen3.5-9b",
     "qwen3.6": "qwen3.6-35b-a3b",
+    "qwq": "qwq-32b",
+    "smollm2": "smollm2-1.7b",
 }
 """Name in Ollama's library → the preset of its tag `latest`.
 
 README.md of Ollama 0.9, "Model library" (`ollama run llama3.2`: 3B, 2.0 GB), and the sizes that `ollama list` prints:
-deepseek-r1 and qwen3 5.2 GB, gemma2 5.4 GB, gemma4 9.6 GB (8.0B), gpt-oss 13 GB, mixtral 26 GB, phi3 2.2 GB, qwen2.5
-and qwen2.5-coder 4.7 GB, qwen3-coder 18 GB, qwen3-vl 6.1 GB, qwen3.5 6.6 GB, qwen3.6 23 GB.
+deepseek-coder-v2 8.9 GB, deepseek-r1 and qwen3 5.2 GB, gemma 5.0 GB, gemma2 5.4 GB, gemma3n 7.5 GB, gemma4 9.6 GB
+(8.0B), gpt-oss 13 GB, granite3.3 4.9 GB, granite4 2.1 GB, llama4 67 GB, ministral-3 6.0 GB, mistral-small 14 GB,
+mixtral 26 GB, phi3 and phi3.5 2.2 GB, qwen2.5 and qwen2.5-coder 4.7 GB, qwen2.5vl 6.0 GB, qwen3-coder 18 GB,
+qwen3-embedding 4.7 GB, qwen3-vl 6.1 GB, qwen3.5 6.6 GB, qwen3.6 23 GB, qwq 20 GB, smollm2 1.8 GB.
 """
 
 
-def is_library_tag(name: str) -> bool:
-    """Whether a name is a tag of Ollama's library, such as `qwen3:30b`, `llama3.2:3b-instruct-q8_0` or `qwen3:latest`.
+_TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")
+"""A name and a tag, as in Ollama's library."""
 
-    A name without a tag is one if it is no preset's: `llama3.2`, but not `deepseek-r1`. Overrides (`?`) are ignored.
+_GGUF_REPOSITORY = re.compile(
+    r"(?P<ollama>(?:hf\.co|huggingface\.co)/)?[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}[-_.]gguf(?:[:@][\w.-]{1,60})?",
+    re.IGNORECASE,
+)
+"""A hub repository of GGUF files, with the type of one of them behind a colon, or behind `@` as in LM Studio."""
+
+
+def is_library_tag(name: str) -> bool:
+    """Whether a name is one that Ollama loads, such as `qwen3:30b`, `llama3.2:3b-instruct-q8_0` or `phi3:mini`.
+
+    A name without a tag is one if it is no preset's: `llama3.2`, but not `deepseek-r1`. So is a repository of GGUF
+    files behind `hf.co/`. Overrides (`?`) are ignored.
     """
     name = name.partition("?")[0]
-    if _LIBRARY_TAG.fullmatch(name) or _newest_of_library(name) is not None:
-        return True
-    return checkpoint_of_tag(name) is not None
+    if _TAG.fullmatch(name):
+        return "gguf" not in name.lower() and (
+            _LIBRARY_TAG.fullmatch(name) is not None
+            or find_preset(name) is not None
+            or checkpoint_of_tag(name) is not None
+        )
+    repository_match = _GGUF_REPOSITORY.fullmatch(name)
+    return _newest_of_library(name) is not None or (
+        repository_match is not None and repository_match["ollama"] is not None and checkpoint_of_tag(name) is not None
+    )
+
+
+def names_gguf_file(name: str) -> bool:
+    """Whether a name is a tag of Ollama's library, or a known model's repository of GGUF files. `?` as above."""
+    return is_library_tag(name) or checkpoint_of_tag(name) is not None
 
 
 def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
     """Returns the preset and the scheme of a tag that states its format: `gemma3:4b-it-qat`; None for other names.
 
-    Overrides after `?` are ignored.
+    A repository of GGUF files states it too: `unsloth/Qwen3-8B-GGUF:Q8_0`, and q4_k_m without a type, which llama.cpp
+    and Ollama take then. Overrides after `?` are ignored.
     """
     name = name.partition("?")[0]
-    is_tag = re.fullmatch(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}", name) is not None
-    preset_and_scheme = known_checkpoint(name) if is_tag and "gguf" not in name.lower() else None
+    is_tag = _TAG.fullmatch(name) is not None and "gguf" not in name.lower()
+    is_repository = _GGUF_REPOSITORY.fullmatch(name) is not None
+    preset_and_scheme = known_checkpoint(name.replace("@", ":")) if is_tag or is_repository else None
     scheme = "" if preset_and_scheme is None else preset_and_scheme[1]
-    is_read = scheme == "none" or (re.fullmatch(_GGUF_TYPE, scheme) is not None and not scheme.startswith("ud"))
+    is_read = scheme in ("none", MXFP4_OF_GGUF) or (
+        re.fullmatch(_GGUF_TYPE, scheme) is not None and not scheme.startswith("ud")
+    )
     return preset_and_scheme if is_read else None
 
 
@@ -285,8 +327,11 @@ def known_model(model_name: str) -> Preset | None:
 
 _GGUF_TYPE = r"(?P<mix>(?:(?:ud[-_])?[it]?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml]|_xl)?|f16|fp16|bf16))"
 
-_ANY_GGUF = r"(?:qat[-_])?gguf"
-"""A repository of GGUF files without a type; weights that were trained for 4 bits (qat) have the same sizes."""
+_ANY_GGUF = r"(?:(?:qat|i1)[-_])?gguf"
+"""A repository of GGUF files without a type; weights that were trained for 4 bits (qat) have the same sizes.
+
+So have mradermacher's `-i1-GGUF`, whose rounding is weighted by an importance matrix.
+"""
 
 MXFP4_OF_GGUF = "mxfp4-moe"
 """The scheme of GGUF files of gpt-oss with its published experts, the other matrices in Q8_0 (llama-quantize)."""
@@ -305,9 +350,10 @@ SCHEMES_IN_NAMES = (
     (r"w8a8|quantized\.w8a8", "w8a8"),
     (rf"(?:qat[-_])?{_GGUF_TYPE}(?:-[0-9]{{5}}-of-[0-9]{{5}})?\.gguf", ""),
     (r"mxfp4(?:_moe)?(?:(?:-[0-9]{5}-of-[0-9]{5})?\.gguf|-gguf)|gguf:mxfp4(?:_moe)?", MXFP4_OF_GGUF),
-    (rf"(?:qat[-_])?gguf:{_GGUF_TYPE}|(?:qat[-_])?{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
+    (rf"{_ANY_GGUF}:{_GGUF_TYPE}|(?:qat[-_])?{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
     (_ANY_GGUF, "q4_k_m"),
     (r"bf16", "none"),
+    (_GGUF_TYPE, ""),
 )
 """End of the name of a checkpoint's folder or file → the scheme of `--quantize` that it names.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import InputError, suggest
-from .presets import find_preset, is_library_tag, load_preset, model_names, names_by_alias
+from .presets import checkpoint_of_tag, find_preset, is_library_tag, load_preset, model_names, names_by_alias
 from .target_names import normalized
 
 
@@ -21,7 +21,8 @@ def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:
     for search_text in search_texts:
         matching_name = None
         if normalized(search_text) and not _is_series(search_text):
-            matching_name = find_preset(search_text)
+            tagged_checkpoint = checkpoint_of_tag(search_text)
+            matching_name = find_preset(search_text) or (tagged_checkpoint and tagged_checkpoint[0].name)
         if matching_name is not None:
             preset_names.add(matching_name)
             continue

@@ -23,10 +23,12 @@ from .presets import (
     find_by_repository,
     find_preset,
     known_checkpoint,
+    load_preset,
     model_names,
     names_by_alias,
     preset_within_name,
     read_preset,
+    scheme_in_name,
 )
 from .target_names import LIBRARY_TAG_PREFIX, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 
@@ -339,6 +341,11 @@ def _unknown_target_error(model_target: str) -> str:
         return f"no preset, file or hub id called '{model_target}'.{_advice_on_base(model_target, base_preset)}"
     suggestion = suggest(model_target, names_by_alias() | {preset_name: preset_name for preset_name in model_names()})
     suggestion = suggestion or _suggest_relatives(model_target)
+    if re.search("gguf(?::|$)", model_target[:LONGEST_NAME], re.IGNORECASE) and not suggestion:
+        return (
+            f"{model_target}: a repository of GGUF files of a model that is no preset; expected one of its files "
+            "(.gguf), or the model's own config.json or hub id with --quantize"
+        )
     return f"no preset, file or hub id called '{model_target}'.{suggestion} (llmcalc presets lists all)"
 
 
@@ -355,7 +362,9 @@ def _advice_on_base(model_name: str, base_preset: str) -> str:
     if wrapper_types := _wrapper_types(model_name, normalized(base_preset)):
         wrapper = max(wrapper_types, key=len)
         return f" Its text model may be {base_preset}, beside modules of {wrapper}: expected its own config.json"
-    return f" Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
+    scheme = scheme_in_name(model_name, load_preset(base_preset))
+    target = f"{base_preset} --quantize {scheme}" if scheme else base_preset
+    return f" Most fine-tunes have the shape of their base: expected {target}, or its own config.json"
 
 
 def _wrapper_types(model_name: str, preset_name: str) -> list[str]:

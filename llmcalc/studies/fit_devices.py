@@ -112,7 +112,7 @@ def fit_devices(
         most_frequent_reason = max(
             plan.ranked_layouts.refusal_counts.items(),
             key=lambda refusal_entry: refusal_entry[1],
-            default=("no layout has so many", 0),
+            default=("the sizes do not divide them", 0),
         )[0]
         raise ImpossibleLayout(
             f"--devices {layout_request.devices}: no layout of these is possible: {most_frequent_reason}"

@@ -49,17 +49,23 @@ class HardwareOption:
 
     layout: the parallel layout; None for one accelerator. fit: the verdict.
     users: users of each replica, where replicas share those of the run; None (default) for one replica.
+    seq: tokens of each sequence, where so many accelerators have others by default; default None.
+    engine_title: the engine whose buffers decide; empty (default) for the kernels of torch.
     """
 
     devices: int
     layout: Layout | None
     fit: MemoryFit
     users: int | None = None
+    seq: int | None = None
+    engine_title: str = ""
 
     @property
     def command_options(self) -> str:
         """The accelerators and their layout as options of the command line."""
-        return devices_option(self.devices, self.layout, self.users)
+        return devices_option(self.devices, self.layout, self.users) + (
+            "" if self.seq is None else f" --seq {self.seq}"
+        )
 
 
 class _RunOnDevices(NamedTuple):

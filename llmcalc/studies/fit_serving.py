@@ -35,12 +35,14 @@ class ReplicaFit:
 
     rank: number of that rank. fit: the verdict on it.
     decoding: a token of every user of all replicas; None where it does not fit, and without a time.
+    seq: tokens of each sequence, where the number of accelerators decides them; None (default) for those of the run.
     """
 
     layout: Layout
     rank: int
     fit: MemoryFit
     decoding: TimedRun | None = None
+    seq: int | None = None
 
 
 @frozen

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from ..algebra import Number
 from ..errors import InputError, short_repr
 from ..frozen import frozen
+from .durations import parse_duration
 from .setting import INFERENCE_PHASES, Setting
 from .workload import Workload
 
@@ -29,9 +30,10 @@ def check_image_size(option_name: str, size_text: str) -> str:
     return size_text
 
 
-def check_seconds(option_name: str, audio_seconds: float) -> float:
-    """Validates a length of audio in seconds. Raises `InputError` unless it is above 0 and at most `LONGEST_AUDIO`."""
-    if not 0 < audio_seconds <= LONGEST_AUDIO:
+def parse_audio(option_name: str, option_value: Any) -> float:
+    """Parses a length of audio: `30`, `30s`, `2min`. Raises `InputError` for other text and beyond `LONGEST_AUDIO`."""
+    audio_seconds = parse_duration(option_name, option_value)
+    if audio_seconds > LONGEST_AUDIO:
         raise InputError(f"{option_name} {audio_seconds:g}: not a length of audio in seconds; expected one such as 30")
     return audio_seconds
 
@@ -57,7 +59,7 @@ AUDIO_SETTING = Setting(
     "What runs",
     phases=INFERENCE_PHASES,
     substitute=TOKENS_ADVICE,
-    check=check_seconds,
+    parse_value=parse_audio,
     metavar="SECONDS",
     is_common=True,
 )

@@ -84,7 +84,7 @@ def test_the_peak_of_an_encoder_of_sound_is_replayed_or_named() -> None:
 
 
 def test_whisper_reads_one_clip() -> None:
-    counted = flops("whisper-large-v3", seq=100, audio=30)
+    counted = flops("whisper-large-v3", seq=100, audio="30s")
     assert counted.total == flops("whisper-large-v3", seq=100).total
     assert counted.document["inputs"] == {"image_tokens": 0, "audio_tokens": 1500}
     with pytest.raises(InputError, match="the encoder reads clips of 30 seconds"):
@@ -102,7 +102,9 @@ def test_whisper_reads_one_clip() -> None:
         (MODEL, {"image": "0x8"}, "is not the size of an image"),
         (MODEL, {"image": "99999x8"}, "with sides of at most 65,536"),
         (MODEL, {"images": 2}, "--images: it means nothing without --image"),
-        (MODEL, {"audio": 0}, "not a length of audio"),
+        (MODEL, {"audio": 0}, "expected a duration such as 8.1s"),
+        (MODEL, {"audio": "20d"}, "expected a duration such as 8.1s"),
+        (MODEL, {"audio": "300h"}, "not a length of audio"),
         (MODEL, {"image": "10x9000"}, "sides differ by a factor of at most 200"),
     ],
 )

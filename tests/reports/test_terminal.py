@@ -233,6 +233,8 @@ def test_output_to_a_device_is_written_into_it(run: Any, tmp_path: Path) -> None
     reader.join(timeout=60)
     assert heard == [run("params", "gpt2").out]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+    unread = run("params", "gpt2", "-o", str(pipe))  # which waited for ever
+    assert (unread.code, "is a pipe that no program reads" in unread.err) == (2, True)
     circle = tmp_path / "circle"
     circle.symlink_to(circle)
     assert run("params", "gpt2", "-o", str(circle)).code == 2

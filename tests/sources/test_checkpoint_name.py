@@ -207,8 +207,8 @@ def test_checkpoints_in_16_bits_of_models_in_8_bits(hub_id: str, preset: str) ->
     weights = llmcalc.memory(hub_id, phase="inference").states.weights
     assert weights == 2 * llmcalc.params(preset).total
     assert weights > llmcalc.memory(preset, phase="inference").states.weights
-    with pytest.raises(InputError, match=f"by its name it is {preset} --quantize none: type these"):
-        llmcalc.params(hub_id.replace("-BF16", "-GGUF:BF16").replace("-bf16", "-GGUF:BF16"))
+    gguf_name = hub_id.replace("-BF16", "-GGUF:BF16").replace("-bf16", "-GGUF:BF16")
+    assert llmcalc.memory(gguf_name, phase="inference").states.weights == weights
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_gguf_file_that_is_not_here_is_answered_with_its_name(file_name: str, 
             ask(file_name)
 
 
-@pytest.mark.parametrize("hub_id", ["nobody/Foo-7B", "unsloth/Qwen3-14B-GGUF", "unsloth/Qwen3-14B@v1"])
+@pytest.mark.parametrize("hub_id", ["nobody/Foo-7B", "nobody/Foo-7B-GGUF", "unsloth/Qwen3-14B@v1"])
 def test_other_names_are_refused(hub_id: str) -> None:
     with pytest.raises(InputError, match=r"no config\.json in the cache, and the hub is offline or unreachable"):
         llmcalc.params(hub_id)
@@ -240,8 +240,10 @@ def test_other_names_are_refused(hub_id: str) -> None:
         ("cognitivecomputations/dolphin-2.9-llama3-8b", r"expected llama3-8b, or"),
         ("princeton-nlp/Sheared-LLaMA-2.7B", r"or unreachable$"),
         ("Qwen/Qwen3-Reranker-4B", r"Did you mean qwen3-reranker-0\.6b.*Any other model needs its own config\.json"),
-        ("unsloth/gpt-oss-20b-GGUF", r"by its name it is gpt-oss-20b --quantize mxfp4-moe"),
         ("nobody/Foo-7B", r"or unreachable$"),
+        ("bartowski/Dolphin3.0-Llama3.1-8B-GGUF:Q4_K_M", r"expected llama3\.1-8b --quantize q4_k_m, or its own"),
+        ("llama3.1-8b-q4_k_m", r"by its name it is llama3\.1-8b --quantize q4_k_m: type these"),
+        ("hf.co/nobody/Foo-GGUF:Q4_K_M", r"expected one of its files \(\.gguf\), or the model's own config\.json"),
     ],
 )
 def test_an_unknown_hub_id_is_answered_with_the_nearest_presets(hub_id: str, advice: str) -> None:

@@ -203,7 +203,15 @@ def test_a_name_of_ollamas_library_without_a_size_is_its_tag_latest() -> None:
         ("deepseek-r1", "deepseek-r1"),  # a preset's own name
         ("devstral:latest", "devstral-small-24b"),
         ("phi4", "phi-4"),
+        ("phi3:mini", "phi3-mini"),
+        ("phi3:medium", "phi3-medium-4k"),
+        ("llama4:scout", "llama4-scout"),
+        ("granite3.3", "granite-3.3-8b"),
+        ("granite4:tiny-h", "granite-4.0-h-tiny"),
+        ("smollm2", "smollm2-1.7b"),
+        ("magistral:24b", "mistral-small-3.2-24b"),
         ("no-such-model:latest", None),
+        ("no-such-model:mini", None),
     ):
         assert find_preset(name) == preset_name, name
         assert is_library_tag(name) == (preset_name is not None and name not in ("deepseek-r1", "phi4")), name
@@ -220,8 +228,16 @@ def test_tags_of_ollama_state_their_format() -> None:
         ("llama3.2:3b-instruct-q8_0?num_hidden_layers=20", ("llama3.2-3b", "q8_0")),
         ("qwen3:8b", None),
         ("qwen3:8b-fp8", None),
-        ("unsloth/Qwen3-8B-GGUF:Q8_0", None),
+        ("unsloth/Qwen3-8B-GGUF:Q8_0", ("qwen3-8b", "q8_0")),
+        ("hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M", ("llama3.2-3b", "q4_k_m")),
+        ("bartowski/Llama-3.2-3B-Instruct-GGUF", ("llama3.2-3b", "q4_k_m")),
+        ("ggml-org/gpt-oss-20b-GGUF", ("gpt-oss-20b", "mxfp4-moe")),
+        ("mradermacher/Qwen3-8B-i1-GGUF:IQ4_XS", ("qwen3-8b", "iq4_xs")),
+        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", None),  # types of its own
         ("Qwen3-8B-GGUF:Q8_0", None),
+        ("lmstudio-community/gemma-3-12b-it-GGUF@Q4_K_M", ("gemma3-12b", "q4_k_m")),
+        ("unsloth/Qwen3-8B", None),
+        ("unsloth/Qwen3-8B@main", None),
     ):
         checkpoint = checkpoint_of_tag(tag)
         assert (checkpoint and (checkpoint[0].name, checkpoint[1])) == name_and_scheme, tag
@@ -236,6 +252,9 @@ class TestSearch:
 
     def test_a_hub_id_means_that_one(self):
         assert search_presets(["openai/gpt-oss-20b"]) == (["gpt-oss-20b"], True)
+
+    def test_a_tag_with_a_format_means_its_model(self):
+        assert search_presets(["gemma3:4b-it-qat", "phi3:mini"]) == (["gemma3-4b", "phi3-mini"], True)
 
     def test_a_part_means_all_that_have_it(self):
         assert search_presets(["gpt-oss"]) == (["gpt-oss-120b", "gpt-oss-20b"], False)

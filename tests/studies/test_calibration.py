@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.questions.durations import parse_duration
 from llmcalc.reports.time_estimate import duration_text
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
@@ -30,6 +29,7 @@ from llmcalc.timing.calibration import (
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.stack import find_stack
+from llmcalc.workload.durations import parse_duration
 from tests.timing import measured_rows
 
 SPEC, DEVICE, STACK = load_preset("llama3-8b").model, device_of(find_hardware("h100")), find_stack("vllm")

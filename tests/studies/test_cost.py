@@ -88,7 +88,7 @@ def test_a_usual_step_grows_with_devices(run: Any) -> None:
 
 
 def test_a_measured_step_has_no_range(run: Any) -> None:
-    document = cost(run, *TRAIN, "--step", "20s", "--power", "1000", "--price", "2")
+    document = cost(run, *TRAIN, "--step", "20s", "--power", "1000W", "--price", "2")
     amounts = document["cost"]
     steps = -(-(10**12) // (512 * 8192))
     assert amounts["days"] == dict.fromkeys(("estimate", "low", "high"), pytest.approx(20 * steps / 86400))

@@ -346,8 +346,12 @@ def test_where_few_fit_it_says_how_many_would_with_recomputation(run: Any) -> No
 
 
 def test_without_a_layout_that_is_possible_the_nearest_are_told(run: Any) -> None:
-    document = asked(run, "plan", SMALL, "--hardware", "h100", "--devices", "8", "--tp", "3", code=1)
-    assert "nearest layouts: --tp 4 --dp 2; --tp 2 --dp 4; --tp 4 --pp 2" in document["notes"]
+    code, _, error = run("plan", SMALL, "--hardware", "h100", "--devices", "8", "--tp", "3")
+    assert code == 2
+    assert "the sizes do not divide them; nearest layouts: --tp 4 --dp 2; --tp 2 --dp 4; --tp 4 --pp 2" in error
+    code, _, error = run("plan", "llama3-8b", "--hardware", "h100", "--devices", "64", "--pp", "64")
+    assert code == 2
+    assert "more stages than layers; nearest layouts: --pp 32 --dp 2" in error
 
 
 def test_sizes_that_are_given_hold(run: Any) -> None:
@@ -733,10 +737,10 @@ def test_a_first_layout_without_room_for_nccl_says_so(run: Any) -> None:
 )
 def test_a_step_that_suits_no_layout_is_what_is_changed(run: Any, words: str, reason: str, batch: int) -> None:
     command = ("plan", "qwen3-0.6b", *words.split(), "--framework", "fsdp2", "--hardware", "h100")
-    code, output, _ = run(*command)
-    assert code == 1
-    assert f"{reason}; expected such as --global-batch {batch}" in " ".join(output.split())
-    assert "nearest layouts" not in output
+    code, _, error = run(*command)
+    assert code == 2
+    assert f"{reason}; expected such as --global-batch {batch}" in error
+    assert "nearest layouts" not in error
 
 
 def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,7 +274,7 @@ def test_a_host_that_is_the_accelerators_own_memory_runs_no_layers(run: Any) -> 
         words += ("--quantize", "q4_k_m")
         screen = " ".join(run("time", *words, "--notes").out.split())
         assert "it does not fit; with enough memory a token of every sequence takes" in screen
-        assert "they do not fit; --devices N divides them" in screen
+        assert "they do not fit; llmcalc fit tries changes that need less" in screen
         assert "with enough memory: " in screen
         assert answer(run, "time", *words)["seconds_with_host"] is None
         assert "layers on the host" not in run("fit", *words, "--notes").out

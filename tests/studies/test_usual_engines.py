@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from llmcalc import units
 from tests.in_process import command
 
 
@@ -184,7 +186,8 @@ def test_times_say_where_the_engine_has_no_kernels_or_is_a_plugin() -> None:
     two_layers = "gpt-oss-20b?num_hidden_layers=2 --seq 4k"  # kernels are those of its formats and its attention
     assert "vLLM has no kernels for it on this accelerator" in fit_screen(f"{two_layers} --hardware v100-32gb")
     assert "has no kernels" not in fit_screen(f"{two_layers} --hardware a100-40gb")
-    assert "under vLLM's plugin, whose memory is not modelled" in fit_screen("llama3.2-1b --hardware tpu-v6e --seq 4k")
+    on_tpu = fit_screen("llama3.2-1b --hardware tpu-v6e --seq 4k")
+    assert "under vLLM's plugin, whose memory there is not modelled" in on_tpu
 
 
 def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
@@ -273,6 +276,12 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8 --tp 2", 32_768),  # replicas of two: 32 GB
         ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8 --tp 2 --dp 4", 32_768),
         ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8", 131_072),  # 39.6 GiB: on three of them
+        ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_072),
+        ("time deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_071),
+        ("memory deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_072),
+        ("fit hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 4_096),
+        ("fit bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 32_768),  # llama.cpp's -hf
+        ("fit phi3:medium --hardware rtx-3090", 4_096),  # the model's
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --tp 2", 131_072),
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
@@ -293,6 +302,42 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
             command("memory", "qwen3:8b", "--hardware", "rtx-4060", "--devices", devices, "--format", "json").out
         )
         assert note in answer["notes"], devices
+
+
+def test_each_number_of_accelerators_has_the_context_that_ollama_takes_on_so_many() -> None:
+    """As above. A change to more of them keeps the tokens that the answer is about."""
+    answer = fit("deepseek-r1:32b --hardware rtx-3090 --devices 2")
+    assert [(layout["layout"]["pp"], layout["seq"]) for layout in answer["layouts"]] == [(1, 32_768), (2, 131_072)]
+    assert (answer["verdict"], answer["needed_devices"]) == ("no", 3)
+    screen = fit_screen("deepseek-r1:32b --hardware rtx-3090 --devices 2")
+    assert "Ollama has a context of 131,072 tokens here" in screen
+    assert re.search(r"dp2 32,768 .* pp2 131,072 ", screen)
+    changes = {change["option"]: change for change in fit("deepseek-r1:32b --hardware rtx-3090")["changes"]}
+    on_two = fit("deepseek-r1:32b --hardware rtx-3090 --devices 2 --pp 2 --seq 32768")
+    assert changes["--devices 2 --pp 2 --seq 32768"]["device_bytes"] == on_two["device_bytes"]
+
+
+def test_a_mac_that_is_too_small_names_what_can_be_done_under_llama_cpp() -> None:
+    """It divides no layers among computers; macOS has a limit that `iogpu.wired_limit_mb` raises."""
+    answer = fit("gpt-oss:20b --hardware m4-16gb")
+    changes = {change["option"]: change["verdict"] for change in answer["changes"]}
+    assert (answer["verdict"], changes["--hardware m4-24gb"]) == ("no", "fits")
+    assert not any("--devices" in change for change in changes)
+    limit = -(-answer["device_bytes"] // 2**20)
+    assert f"sudo sysctl iogpu.wired_limit_mb={limit} lets the GPU use as much" in " ".join(answer["notes"])
+    on_another = {change["option"] for change in fit("gpt-oss:120b --hardware m3-max-48gb")["changes"]}
+    assert "--hardware m3-max-96gb --seq 32768" in on_another  # whose context is 131,072 by default
+    too_large = fit("gpt-oss:120b --hardware m4-max-64gb")
+    assert "wired_limit" not in " ".join(too_large["notes"])  # it has not so much memory
+    assert {"--hardware m4-max-128gb"} == {c["option"] for c in too_large["changes"] if c["verdict"] == "fits"}
+
+
+def test_accelerators_that_are_judged_by_llama_cpp_are_named() -> None:
+    options = {option["hardware"]: option["engine"] for option in fit("llama3.1-8b")["options"]}
+    assert options["m4-pro"] == options["m3-ultra"] == "llama.cpp"
+    assert options["h100-sxm"] is None
+    screen = " ".join(command("fit", "llama3.1-8b", "--notes").out.split())
+    assert "m4-pro, m4-max, m3-ultra: by llama.cpp's buffers, on one computer; the others by torch's kernels" in screen
 
 
 def test_placements_of_llama_cpp_have_a_time_on_gpus_and_the_hosts_memory_beside_them() -> None:
@@ -350,15 +395,18 @@ def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they
 def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
     screen = " ".join(command("memory", "qwen3-8b", "--quantize", "q4_k_m", "--seq", "2k").out.split())
     assert "GiB required under torch's kernels" in screen
-    remark = "llama.cpp's buffers are others: llmcalc fit, and --engine llama.cpp, count them"
-    assert remark in screen
+    remark = "llama.cpp's buffers are others"
+    assert f"{remark}: 5.24 GiB, which fits on h100-sxm (llmcalc fit; --engine llama.cpp lists them)" in screen
     for words in (
         "gpt-oss:20b --hardware rtx-3060",  # in MXFP4
         "llama3.2:3b-instruct-fp16 --hardware rtx-3060",  # in 16 bits
         "qwen3-8b --hardware m4-max",  # on a Mac
     ):
         screen = " ".join(command("memory", *words.split(), "--seq", "2k", "--notes").out.split())
-        assert remark.replace("llama.cpp, count", "ollama, count" if ":" in words else "llama.cpp, count") in screen
+        needed_bytes = fit(f"{words} --seq 2k")["device_bytes"]
+        engine_name = "ollama" if ":" in words else "llama.cpp"
+        assert f"{remark}: {units.memory(needed_bytes)}, which " in screen
+        assert f"--engine {engine_name} lists them" in screen
     assert remark not in " ".join(command("memory", "t5-small", "--hardware", "m4-max", "--notes").out.split())
 
 
@@ -366,10 +414,23 @@ def test_fit_names_the_format_that_a_tag_states() -> None:
     for tag, remark in (
         ("llama3.2:3b-instruct-q8_0", "weights in q8_0, as the tag says"),
         ("llama3.2:3b-instruct-fp16", "weights in 16 bits, as the tag says"),
+        ("google/gemma-3-4b-it-qat-q4_0-gguf", "weights in q4_0, as the name says"),
+        (
+            "unsloth/Qwen3-4B-GGUF",
+            "weights in q4_k_m, which llama.cpp and Ollama take of a repository where no type is",
+        ),
     ):
         assert remark in " ".join(command("fit", tag, "--hardware", "rtx-3060", "--notes").out.split()), tag
     quantized = command("fit", "llama3.2:3b-instruct-q8_0", "--quantize", "q4_k_m", "--hardware", "rtx-3060").out
     assert "as the tag says" not in quantized
+
+
+def test_fit_says_that_ollama_loads_the_encoder_of_a_tag() -> None:
+    """Of qwen2.5vl:7b on 24 GB, `--engine ollama` has 8.05 GiB in its buffers, and `fit` 6.49 GiB without it."""
+    remark = "Ollama loads the encoder of images or sound too: llmcalc memory --engine ollama counts it"
+    assert remark in fit_screen("qwen2.5vl:7b --hardware rtx-3060 --seq 2k")
+    assert remark not in fit_screen("llama3.1:8b --hardware rtx-3060 --seq 2k")
+    assert remark not in fit_screen("qwen2.5-vl-7b --hardware rtx-3060 --seq 2k --quantize q4_k_m")
 
 
 def test_tokens_of_llama_cpp_read_the_cache_that_its_buffers_have() -> None:

@@ -159,6 +159,13 @@ def test_refused_layouts_are_in_chinese() -> None:
     for settings, layout in LAYOUTS:
         sentences |= ask("cluster", model="qwen3-0.6b", settings=settings, layout=layout)[1]
     assert len(sentences) > len(LAYOUTS) // 2
+    impossible: tuple[dict[str, Any], ...] = {"tp": 3}, {"pp": 40}, {"dp": 8, "framework": "fsdp2"}
+    for layout in impossible:
+        plan = {"settings": {"seq": 2048}, "layout": {"devices": 8 if "pp" not in layout else 40, **layout}}
+        request = {"hardware": "h100-sxm", "rows": 4, "global_batch": 5 if "dp" in layout else None}
+        _, errors = ask("plan", model="qwen3-0.6b", **plan, **request)
+        assert errors, layout
+        sentences |= errors
     assert left({sentence.partition("; nearest layouts")[0] for sentence in sentences}) == {}
 
 

@@ -154,6 +154,8 @@ def test_the_list_finds_models_by_words_with_and_without_punctuation() -> None:
         (*newer, "20.25"): False,
         (*newer, "202504"): False,
         ("phi-4", "Phi-4", "Microsoft", "2024-12", "phi4"): True,
+        ("deepseek-r1", "DeepSeek-R1", "DeepSeek", "2025-01", "deepseek r1"): True,
+        ("deepseek-coder-1.3b", "DeepSeek Coder 1.3B", "DeepSeek", "2023-11", "deepseek r1"): False,
         ("llama3.1-8b", "Llama 3.1 8B", "Meta", "2024-07", "llama-3.1"): True,
         ("llama3.1-8b", "Llama 3.1 8B", "Meta", "2024-07", "..."): False,
     }

@@ -14,7 +14,11 @@ const bare = (text, word = text) => text.toLowerCase().replace(/\d\.\d/.test(wor
 /** Whether each word stands in a model's name, title, developer or date. words: in lower case. */
 export const matches = ({ name, title, developer, released }, words) => words.every((word) =>
   [name, title, developer, released].some((value) => value.toLowerCase().includes(word))
-  || (bare(word) !== "" && [name, title, developer].some((value) => bare(value, word).includes(bare(word)))));
+  || (bare(word) !== "" && [name, title, developer].some((value) => hasParts(value, word))));
+
+/** Whether a word's letters and digits begin with a part of a name and go on with the next ones: `r1` in DeepSeek-R1, but
+    not in deepseek-coder-1.3b, where an `r` ends a part. */
+const hasParts = (value, word) => [...value.matchAll(/(?<![\p{L}\p{N}])[\p{L}\p{N}]/gu)].some(({ index }) => bare(value.slice(index), word).startsWith(bare(word)));
 
 /** input: the model box. choose: called with the name of a preset, or with the text where none is chosen. */
 export function modelList(input, choose) {

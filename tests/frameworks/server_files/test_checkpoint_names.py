@@ -152,9 +152,9 @@ def test_a_repository_of_gguf_files_has_the_encoder_too(tmp_path: Path) -> None:
     assert 2 * 400e6 < repository - without < 2 * 440e6
 
 
-def test_a_repository_of_gguf_files_as_target_says_what_to_type() -> None:
-    with pytest.raises(InputError, match="by its name it is qwen3-8b --quantize q8_0: type these"):
-        llmcalc.params("unsloth/Qwen3-8B-GGUF:Q8_0")
+def test_a_repository_of_gguf_files_as_target_is_the_model_in_the_type_of_its_tag() -> None:
+    by_name = llmcalc.memory("unsloth/Qwen3-8B-GGUF:Q8_0", "inference", seq=2048)
+    assert by_name.states.weights == llmcalc.memory("qwen3-8b", "inference", seq=2048, quantize="q8_0").states.weights
     with pytest.raises(InputError, match=r"types of their own; .* or a mix near it: qwen3-8b --quantize q4_k_m"):
         llmcalc.params("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL")
 
