@@ -99,6 +99,8 @@ class LibraryClasses(NamedTuple):
     float32_weights: the model types whose classes weigh experts' outputs in float32.
     grouped_routers: the model types whose classes select a token's experts from some groups of experts.
     flat_wrappers: the wrappers whose configuration class takes the text model's sizes from the top of the config, too.
+    fixed_sections: model type of a wrapper → the sections whose configuration class is the same whatever `model_type`
+        they state.
     """
 
     transformers: str
@@ -111,6 +113,7 @@ class LibraryClasses(NamedTuple):
     float32_weights: list[str]
     grouped_routers: list[str]
     flat_wrappers: list[str]
+    fixed_sections: dict[str, list[str]]
 
 
 @cache

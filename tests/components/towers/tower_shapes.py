@@ -149,6 +149,12 @@ SAM: dict[str, Any] = {
     "num_attention_heads": 2, "image_size": 24, "mlp_dim": 20, "output_channels": 6, "window_size": 4,
     "global_attn_indexes": [1],
 }  # fmt: skip
+FORMULA = {**SAM, "post_conv_in_channels": 6, "post_conv_mid_channels": 8, "post_conv_out_channels": 10} | {
+    "decoder_hidden_size": 32
+}
+OCR_SAM = {**SAM, "image_size": 32, "downsample_channels": [10, 24]}
+OCR_CLIP: dict[str, Any] = {**CLIP, "model_type": "unlimited_ocr_vision_encoder"}
+OCR_QUERIES = {name: size for name, size in COMMON_VISION.items() if name != "patch_size"} | {"num_key_value_heads": 2}
 SAM_OF_MODEL = {**SAM, "model_type": "sam_vision_model", "qkv_bias": False}
 IDEFICS2 = {name: size for name, size in CLIP.items() if name != "model_type"}
 PERCEIVER = {
@@ -966,6 +972,45 @@ WRAPPERS: dict[str, Shapes] = {
         )
         for kind in ("got_ocr2", "pp_chart2table")
     },
+    "pp_formulanet": (
+        "PPFormulaNetForConditionalGeneration",
+        {"encoder": ("vision_tower", "multi_modal_projector")},
+        [
+            {"vision_config": {**FORMULA, "image_size": 32}},
+            {"vision_config": {**FORMULA, "qkv_bias": False, "use_rel_pos": False, "post_conv_mid_channels": 5}},
+        ],
+    ),
+    "deepseek_ocr2": (
+        "DeepseekOcr2ForConditionalGeneration",
+        {"vision_tower + multi_modal_projector + view_separator": ("vision_tower", "multi_modal_projector")},
+        [
+            {"vision_config": {"sam_config": OCR_SAM, "encoder_config": OCR_QUERIES}},
+            {
+                "vision_config": {
+                    "sam_config": {**OCR_SAM, "mlp_dim": None, "mlp_ratio": 2.5, "global_attn_indexes": []},
+                    "encoder_config": {**OCR_QUERIES, "num_key_value_heads": 4},
+                }
+            },
+        ],
+    ),
+    "unlimited_ocr": (
+        "UnlimitedOcrForConditionalGeneration",
+        {
+            "vision_tower + multi_modal_projector + view_separator + image_newline": (
+                "vision_tower",
+                "multi_modal_projector",
+            )
+        },
+        [
+            {"vision_config": {"sam_config": OCR_SAM, "encoder_config": OCR_CLIP}},
+            {
+                "vision_config": {
+                    "sam_config": {**OCR_SAM, "qkv_bias": False},
+                    "encoder_config": {**OCR_CLIP, "image_size": 16},
+                }
+            },
+        ],
+    ),
     "deepseek_vl_hybrid": (
         "DeepseekVLHybridForConditionalGeneration",
         {

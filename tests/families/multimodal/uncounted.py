@@ -61,13 +61,6 @@ WRAPPERS = {
         {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 16}}},
         text_model="thinker",
     ),
-    "deepseek_ocr2": UncountedModules(
-        "DeepseekOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector + view_separator"
-    ),
-    "unlimited_ocr": UncountedModules(
-        "UnlimitedOcrForConditionalGeneration",
-        "vision_tower + multi_modal_projector + view_separator + image_newline",
-    ),
     "granite4_vision": UncountedModules(
         "Granite4VisionForConditionalGeneration",
         "vision_tower + layerwise_projectors + spatial_projectors + image_newline",
@@ -90,7 +83,6 @@ WRAPPERS = {
         "vision_tower + audio_tower + vision_adapter + vision_projection",
         {"audio_config": {"out_hidden_size": 32}},
     ),
-    "pp_formulanet": UncountedModules("PPFormulaNetForConditionalGeneration", "encoder", runs=False),
     "dots3_note": UncountedModules(
         "Dots3NoteForConditionalGeneration",
         "vision_tower + audio_tower",
