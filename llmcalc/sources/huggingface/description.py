@@ -20,6 +20,7 @@ from .registry import (
     OTHER_TYPE_NAMES,
     causal_class,
     family_of,
+    fixed_type_remark,
     has_grouped_router,
     library_class_names,
     library_classes,
@@ -375,12 +376,9 @@ def _remark_on_fixed_text_type(model_type: str, root_config: Mapping[str, Any]) 
     ):
         return []
     stated_model_type = text_section.get("model_type")
-    if stated_model_type is None or usual_name(stated_model_type) in (family.text_type, model_type):
+    if not isinstance(stated_model_type, str) or usual_name(stated_model_type) in ("", family.text_type, model_type):
         return []
-    return [
-        f"{family.text_section}.model_type: {short_repr(stated_model_type)}; read as '{family.text_type}', for "
-        f"{model_type}'s class builds that model whatever type the section states"
-    ]
+    return [fixed_type_remark(model_type, family.text_section, stated_model_type, str(family.text_type))]
 
 
 def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
