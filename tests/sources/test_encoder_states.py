@@ -32,7 +32,15 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         "git",  # CLIP's processor, whose crop and mean of frames are in no description
         "emu3",  # its small encoders have other tokens than the 8 × 8 pixels of its processor
         "lfm3_vl",  # no published processor was found
-        *("blip", "clip", "metaclip_2", "siglip", "siglip2"),  # an image is no tokens of the counted text
+        *("deepseek_ocr2", "unlimited_ocr"),  # a whole image and slices, of two sizes
+        *(
+            "blip",
+            "clip",
+            "metaclip_2",
+            "pp_formulanet",
+            "siglip",
+            "siglip2",
+        ),  # an image is no tokens of the counted text
         *("muse_glimmer", "muse_spark", "step_robotics", "step3p7"),  # likewise
         *("mllama", "modernvbert", "ultravbert"),  # tiles on a canvas of a listed aspect ratio, or of an equal size
         "t5gemma2",  # its images are tokens of the encoder's text
