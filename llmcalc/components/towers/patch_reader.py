@@ -128,8 +128,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: PatchReader) -> None:
             super().__init__()
             self.spec, hidden_size = spec, spec.hidden_size
-            vector_name = "class_embedding" if spec.queries is None else "query"
-            self.add_module(vector_name, vector_module(torch.randn(spec.queries or 1, hidden_size) * 0.02))
+            learned_vectors = vector_module(torch.randn(spec.queries or 1, hidden_size) * 0.02)
+            self.add_module("class_embedding" if spec.queries is None else "query", learned_vectors)
             if spec.other_queries is not None:
                 self.other_query = vector_module(torch.randn(spec.other_queries, hidden_size) * 0.02)
             if spec.unused_patch_values is not None:
@@ -142,10 +142,12 @@ def _reference_class() -> type[nn.Module]:
             self._stack = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, x: Tensor) -> Tensor:
-            vectors = (self.class_embedding if self.spec.queries is None else self.query).weight
+            vector_name = "class_embedding" if self.spec.queries is None else "query"
+            vectors = self.get_parameter(f"{vector_name}.weight")
             joined = torch.cat([x, vectors.expand(len(x), -1, -1)], 1)
             if self.spec.positions is not None:
-                joined = joined + self.position_embedding(torch.arange(joined.shape[1], device=x.device))
+                positions = torch.arange(joined.shape[1], device=x.device)
+                joined = joined + self.get_submodule("position_embedding")(positions)
             joined = self._stack[0].forward(joined, PassState())
             if self.spec.queries is not None:
                 return joined[:, x.shape[1] :]

@@ -240,7 +240,7 @@ def rules_of(kind: str) -> set[Any]:
     return {FILE_BY_TYPE[kind], *map(repr, (family.quirks, *family.deviations, *family.modules.items()))}
 
 
-NEED_IMAGES = {"blip", "blip-2", "clip", "metaclip_2", "pp_formulanet", "siglip", "siglip2"}
+NEED_IMAGES = {"blip", "blip-2", "clip", "kosmos-2", "metaclip_2", "pix2struct", "pp_formulanet", "siglip", "siglip2"}
 """Wrappers whose classes do not run without an image."""
 
 

@@ -149,6 +149,14 @@ SAM: dict[str, Any] = {
     "num_attention_heads": 2, "image_size": 24, "mlp_dim": 20, "output_channels": 6, "window_size": 4,
     "global_attn_indexes": [1],
 }  # fmt: skip
+PAGE: dict[str, Any] = {
+    "hidden_size": 24, "patch_embed_hidden_size": 12, "intermediate_size": 20, "head_dim": 6, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_num_patches": 9,
+}  # fmt: skip
+PIX2STRUCT: dict[str, Any] = {
+    "hidden_size": 32, "patch_embed_hidden_size": 12, "d_ff": 20, "d_kv": 6, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "seq_len": 9,
+}  # fmt: skip
 FORMULA = {**SAM, "post_conv_in_channels": 6, "post_conv_mid_channels": 8, "post_conv_out_channels": 10} | {
     "decoder_hidden_size": 32
 }
@@ -1010,6 +1018,30 @@ WRAPPERS: dict[str, Shapes] = {
                 }
             },
         ],
+    ),
+    "kosmos-2": (
+        "Kosmos2ForConditionalGeneration",
+        {
+            "vision_model": ("vision_model",),
+            "image_to_text_projection": ("image_projection", "image_to_text_projection"),
+        },
+        [
+            {"vision_config": {**CLIP, "model_type": "kosmos_2_vision_model"}, "latent_query_num": 5},
+            {"vision_config": {**CLIP, "model_type": "kosmos_2_vision_model", "num_channels": 1}},
+        ],
+    ),
+    "kosmos-2.5": (
+        "Kosmos2_5ForConditionalGeneration",
+        {
+            "vision_model": ("vision_model",),
+            "image_to_text_projection": ("image_projection", "image_to_text_projection"),
+        },
+        [{"vision_config": PAGE, "latent_query_num": 5}, {"vision_config": {**PAGE, "head_dim": 7}}],
+    ),
+    "pix2struct": (
+        "Pix2StructForConditionalGeneration",
+        {"encoder": ("vision_model",)},
+        [{"vision_config": PIX2STRUCT}, {"vision_config": {**PIX2STRUCT, "d_kv": 7, "seq_len": 11}}],
     ),
     "deepseek_vl_hybrid": (
         "DeepseekVLHybridForConditionalGeneration",

@@ -70,13 +70,6 @@ WRAPPERS = {
         "GraniteDoclingForConditionalGeneration", "vision_model", {"vision_config": {"out_hidden_size": 32}}
     ),
     "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
-    "kosmos-2": UncountedModules(
-        "Kosmos2ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
-    ),
-    "kosmos-2.5": UncountedModules(
-        "Kosmos2_5ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
-    ),
-    "pix2struct": UncountedModules("Pix2StructForConditionalGeneration", "encoder", text_model="decoder"),
     "molmo2": UncountedModules("Molmo2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "muse_spark": UncountedModules(
         "MuseSparkForConditionalGeneration",
