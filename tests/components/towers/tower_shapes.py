@@ -149,6 +149,9 @@ SAM: dict[str, Any] = {
     "num_attention_heads": 2, "image_size": 24, "mlp_dim": 20, "output_channels": 6, "window_size": 4,
     "global_attn_indexes": [1],
 }  # fmt: skip
+DOCLING: dict[str, Any] = {
+    **COMMON_VISION, "image_size": 48, "out_hidden_size": 32, "scale_factor": 2, "deepstack_visual_indexes": [0, 1],
+}  # fmt: skip
 PAGE: dict[str, Any] = {
     "hidden_size": 24, "patch_embed_hidden_size": 12, "intermediate_size": 20, "head_dim": 6, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_num_patches": 9,
@@ -1017,6 +1020,20 @@ WRAPPERS: dict[str, Shapes] = {
                     "encoder_config": {**OCR_CLIP, "image_size": 16},
                 }
             },
+        ],
+    ),
+    "granite_docling": (
+        "GraniteDoclingForConditionalGeneration",
+        {
+            "vision_model + density_router": (
+                *("vision_model", "coarse_connector", "connector_output", "fine_connector"),
+                *(f"{path}_vision_merger_{i}" for path in ("coarse", "fine") for i in range(2)),
+                *("image_density_weights", "image_density_router"),
+            )
+        },
+        [
+            {"vision_config": DOCLING, "density_router_hidden_size": 5},
+            {"vision_config": {**DOCLING, "scale_factor": 3, "use_fine_route": False, "num_channels": 1}},
         ],
     ),
     "kosmos-2": (
