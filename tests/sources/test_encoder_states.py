@@ -49,6 +49,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
     },
     "audio": {
         "moss_transcribe_diarize",  # lengths in chunks of Whisper's encoder
+        "voxtral_realtime",  # a recording arrives in parts
         "vibevoice_asr",  # two encoders read a recording
         "nemo_speechlm",  # recordings in chunks that see their neighbours, and a second encoder
         "vibevoice",  # of its two encoders one reads recordings, the other one generated speech

@@ -951,6 +951,14 @@ WRAPPERS: dict[str, Shapes] = {
             {"audio_config": {**GLMASR, "intermediate_size": 48, "num_key_value_heads": 2, "hidden_act": "silu"}},
         ],
     ),
+    "voxtral_realtime": (
+        "VoxtralRealtimeForConditionalGeneration",
+        AUDIO_AND_PROJECTOR,
+        [
+            {"audio_config": {**GLMASR, "head_dim": 6}},
+            {"audio_config": {**GLMASR, "head_dim": 8}, "downsample_factor": 2},
+        ],
+    ),
     "nemotron_h_omni": (
         "NemotronH_Omni_Reasoning_V3",
         {"vision_model": ("vision_model",), "multi_modal_projector": ("multi_modal_projector",)}

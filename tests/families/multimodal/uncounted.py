@@ -78,9 +78,6 @@ WRAPPERS = {
         "vision_tower + audio_tower",
         {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
     ),
-    "voxtral_realtime": UncountedModules(
-        "VoxtralRealtimeForConditionalGeneration", "audio_tower + multi_modal_projector", runs=False
-    ),
     "inkling2": UncountedModules(
         "Inkling2ForConditionalGeneration",
         "vision_tower",
