@@ -32,6 +32,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         "git",  # CLIP's processor, whose crop and mean of frames are in no description
         "emu3",  # its small encoders have other tokens than the 8 × 8 pixels of its processor
         "lfm3_vl",  # no published processor was found
+        *("instructblip", "instructblipvideo"),  # their queries read an instruction, too
         *("granite_docling", "kosmos-2", "kosmos-2.5", "pix2struct"),  # no rule is stated for their images
         *("deepseek_ocr2", "unlimited_ocr"),  # a whole image and slices, of two sizes
         *(

@@ -241,7 +241,19 @@ def rules_of(kind: str) -> set[Any]:
 
 
 NEED_INPUTS = {
-    *("blip", "blip-2", "clip", "kosmos-2", "metaclip_2", "pix2struct", "pp_formulanet", "siglip", "siglip2"),
+    *(
+        "blip",
+        "blip-2",
+        "clip",
+        "instructblip",
+        "instructblipvideo",
+        "kosmos-2",
+        "metaclip_2",
+        "pix2struct",
+        "pp_formulanet",
+        "siglip",
+        "siglip2",
+    ),
     "voxtral_realtime",
 }
 """Wrappers whose classes do not run without an image or a recording."""

@@ -180,6 +180,7 @@ QFORMER: dict[str, Any] = {
     "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12,
     "encoder_hidden_size": 24, "model_type": "blip_2_qformer",
 }  # fmt: skip
+QFORMER_OF_TEXT = {name: size for name, size in QFORMER.items() if name != "model_type"}
 GIT = {"max_position_embeddings": 64, "num_key_value_heads": None}
 BLIP = {**COMMON_VISION, "model_type": "blip_2_vision_model"}
 BLIP_1 = {"model_type": "blip_vision_model", "image_size": 16}
@@ -1133,6 +1134,29 @@ WRAPPERS: dict[str, Shapes] = {
             },
         ],
     ),
+    **{
+        kind: (
+            f"{name}ForConditionalGeneration",
+            {"vision_model": ("vision_model",), "query_tokens + qformer + language_projection": ("projector",)},
+            [
+                {
+                    "vision_config": {**BLIP, "model_type": f"{kind}_vision_model", "image_size": 24},
+                    "qformer_config": {**QFORMER_OF_TEXT, "vocab_size": 30},
+                },
+                {
+                    "vision_config": {
+                        **BLIP,
+                        "model_type": f"{kind}_vision_model",
+                        "image_size": 16,
+                        "qkv_bias": False,
+                    },
+                    "qformer_config": {**QFORMER_OF_TEXT, "cross_attention_frequency": 1, "max_position_embeddings": 7},
+                    "num_query_tokens": 5,
+                },
+            ],
+        )
+        for kind, name in (("instructblip", "InstructBlip"), ("instructblipvideo", "InstructBlipVideo"))
+    },
     "granite_speech_plus": (
         "GraniteSpeechPlusForConditionalGeneration",
         GRANITE_PLACES,

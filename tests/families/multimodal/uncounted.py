@@ -86,10 +86,6 @@ WRAPPERS = {
     ),
     "inkling_mm_model": UncountedModules("InklingForConditionalGeneration", "vision_tower + audio_tower", runs=False),
     "florence2": UncountedModules("Florence2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "instructblip": UncountedModules("InstructBlipForConditionalGeneration", BLIP, text_model="language_model"),
-    "instructblipvideo": UncountedModules(
-        "InstructBlipVideoForConditionalGeneration", BLIP, text_model="language_model"
-    ),
 }
 """Wrapper → its class and the modules of its encoders."""
 
