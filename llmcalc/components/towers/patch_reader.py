@@ -63,7 +63,7 @@ class PatchReader(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the layers. x: the vectors of an image."""
-        hidden_axis, vector_count = Axis("hidden", self.hidden_size), self.queries or 1
+        hidden_axis, vector_count = Axis("hidden", self.hidden_size), 1 if self.queries is None else self.queries
         x = x.view(hidden_axis, new_rows=x.rows)
         vector_axes = (hidden_axis,) if self.queries is None else (Axis("queries", vector_count), hidden_axis)
         vectors = recorder.vector(
