@@ -22,6 +22,7 @@ from llmcalc.components.towers.convnext import ConvNextEncoder
 from llmcalc.components.towers.mobilenet import MobileNet
 from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
+from llmcalc.components.towers.sam import SamEncoder
 from llmcalc.components.towers.vision import VisionTower
 from llmcalc.costs.params import active_params_of, total_params_of
 from llmcalc.flow.program import AlternativeBranches, ModuleScope, Step
@@ -315,7 +316,9 @@ def test_an_encoder_of_sound_has_the_positions_of_its_table() -> None:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_how_many_patches_there_are_is_not_known(example: Any) -> None:
     _, out = alone(example)
-    reads_by_queries = isinstance(example, Projector) and example.resampler is not None
+    reads_by_queries = (isinstance(example, Projector) and example.resampler is not None) or (
+        isinstance(example, SamEncoder) and example.reader is not None and example.reader.queries is not None
+    )
     if not isinstance(example, AudioTower | MobileNet) and not reads_by_queries:
         with pytest.raises(TypeError, match="patches: how many there are is not known"):
             out.rows.new_rows(Workload())

@@ -327,7 +327,7 @@ DAMAGED: dict[str, tuple[Config, str]] = {
         "text_config in vlm_config",
     ),
     "a wrapper around an unknown": (
-        {"model_type": "gemma3", "text_config": {"model_type": "lama"}},
+        {"model_type": "llava", "text_config": {"model_type": "lama"}},
         "text_config.model_type: 'lama' is not supported. Did you",
     ),
     "a wrapper that only names its text model": (

@@ -170,6 +170,14 @@ def flat_wrappers() -> list[str]:
     return sorted(kind for kind in wrappers if text_depth(kind) == 3)
 
 
+def fixed_sections_of(kind: str) -> list[str]:
+    """Returns the sections of a wrapper whose configuration class it fixes, sorted; the others' have a model type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    sections = CONFIG_MAPPING[kind].sub_configs if kind in CONFIG_MAPPING and family_of(kind).text_type else {}
+    return sorted(name for name, cls in sections.items() if getattr(cls, "model_type", ""))
+
+
 def class_lists(found: dict[str, list[str]]) -> dict[str, list[str]]:
     """Returns the lists of classes and model types by what their code does."""
     return {
@@ -194,7 +202,13 @@ def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]
         of_types = {kind: some for kind, names in found.items() if (some := bases_of(names))}
         names = {kind: other_names for kind in found if (other_names := other_names_of(kind))}
         sections = {kind: of_kind for kind in found if (of_kind := section_names_of(kind))}
-        facts: dict[str, Mapping[str, Any]] = {"bases": of_types, "names": names, "section_names": sections}
+        fixed = {kind: of_kind for kind in found if (of_kind := fixed_sections_of(kind))}
+        facts: dict[str, Mapping[str, Any]] = {
+            "bases": of_types,
+            "names": names,
+            "section_names": sections,
+            "fixed_sections": fixed,
+        }
         more = "".join(f',\n  "{name}": {json_lines(fact, indent="  ")}' for name, fact in facts.items())
     more += "".join(f',\n  "{name}": {json.dumps(kinds)}' for name, kinds in lists.items())
     return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
@@ -275,9 +289,10 @@ WITHOUT_SIZES = """
     FunAsrNanoForConditionalGeneration GotOcr2ForConditionalGeneration PaliGemmaForConditionalGeneration
     Qwen3ASRForConditionalGeneration VoxtralForConditionalGeneration Nemotron3_5TranscribeForConditionalGeneration
     Qwen2_5OmniThinkerForConditionalGeneration Qwen3VLMoeForConditionalGeneration GitForCausalLM Glm4MoeForCausalLM
-    Mistral3ForConditionalGeneration LightOnOcrForConditionalGeneration
+    Mistral3ForConditionalGeneration LightOnOcrForConditionalGeneration UnlimitedOcrForConditionalGeneration
+    PPFormulaNetForConditionalGeneration
     """
-"""Classes of wrappers with other defaults of text, or of tying, than the text model's class, and two whose defaults no
+"""Classes of wrappers with other defaults of text, or of tying, than the text model's class, and four whose defaults no
 other test counts.
 """
 

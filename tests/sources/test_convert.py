@@ -184,7 +184,7 @@ def test_towers_are_written_or_the_model_is_refused(wrapper: tuple[str, dict[str
     with pytest.raises(
         InputError,
         match=r"nearest is \w+, which has .* where (towers\.\w+.* \(--set towers=\{\} leaves towers "
-        r"out\)|.*vision_experts|.*position_scale|.*decoder\.streams)",
+        r"out\)|.*vision_experts|.*position_scale|.*shared_expert_gate|.*idle_cross_attention|.*decoder\.streams)",
     ):
         to_config(spec)
 

@@ -32,7 +32,17 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         "git",  # CLIP's processor, whose crop and mean of frames are in no description
         "emu3",  # its small encoders have other tokens than the 8 × 8 pixels of its processor
         "lfm3_vl",  # no published processor was found
-        *("blip", "clip", "metaclip_2", "siglip", "siglip2"),  # an image is no tokens of the counted text
+        *("instructblip", "instructblipvideo"),  # their queries read an instruction, too
+        *("granite_docling", "kosmos-2", "kosmos-2.5", "pix2struct"),  # no rule is stated for their images
+        *("deepseek_ocr2", "unlimited_ocr"),  # a whole image and slices, of two sizes
+        *(
+            "blip",
+            "clip",
+            "metaclip_2",
+            "pp_formulanet",
+            "siglip",
+            "siglip2",
+        ),  # an image is no tokens of the counted text
         *("muse_glimmer", "muse_spark", "step_robotics", "step3p7"),  # likewise
         *("mllama", "modernvbert", "ultravbert"),  # tiles on a canvas of a listed aspect ratio, or of an equal size
         "t5gemma2",  # its images are tokens of the encoder's text
@@ -40,6 +50,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
     },
     "audio": {
         "moss_transcribe_diarize",  # lengths in chunks of Whisper's encoder
+        "voxtral_realtime",  # a recording arrives in parts
         "vibevoice_asr",  # two encoders read a recording
         "nemo_speechlm",  # recordings in chunks that see their neighbours, and a second encoder
         "vibevoice",  # of its two encoders one reads recordings, the other one generated speech

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import llmcalc
 from llmcalc.errors import InputError
@@ -131,10 +132,29 @@ def test_a_wrapper_whose_class_is_named_as_a_text_model_names_its_encoder(kind: 
     assert any(note.startswith(f"its encoder is not counted: {section}") for note in notes)
 
 
-def test_videollama_in_its_own_form_has_the_encoder_of_its_index() -> None:
-    name = "videollama3-cogstream"
+@pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if "published_with_encoders" in record])
+def test_a_published_number_of_parameters_with_encoders(name: str) -> None:
+    """In the form of the model's own code, of which DeepSeek-OCR's states most sizes of its encoders."""
     total = llmcalc.params(config_of(name), with_towers=True).total
     assert total == RECORDS[name]["published_with_encoders"]
+
+
+def test_the_encoders_of_deepseek_ocr_2_are_those_of_its_class() -> None:
+    from transformers import DeepseekOcr2Config
+    from transformers.models.deepseek_ocr2.modeling_deepseek_ocr2 import DeepseekOcr2VisionModel
+
+    layers = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+    heads = {"num_attention_heads": 14, "num_key_value_heads": 2}
+    config = DeepseekOcr2Config(
+        vision_config={"encoder_config": {**layers, **heads}},
+        text_config={"num_hidden_layers": 1, "mlp_layer_types": ["dense"]},
+    )
+    with torch.device("meta"):
+        encoders = DeepseekOcr2VisionModel(config.vision_config)
+    projector_and_separator = 896 * 1280 + 1280 + 1280
+    parameters = sum(parameter.numel() for parameter in encoders.parameters())
+    answer = llmcalc.params(config_of("deepseek-ocr-2"))
+    assert answer.left_out["towers"] == parameters + projector_and_separator
 
 
 def test_a_model_may_be_named_none() -> None:

@@ -87,13 +87,13 @@ def hold(config: dict[str, Any], spec: ModelSpec, verdict: Verdict) -> None:
 
 def configs(file: str) -> Iterator[dict[str, Any]]:
     """Yields the small configs of a file of families, and one of each wrapper with vision or audio."""
-    from tests.components.towers.test_towers import NEED_IMAGES, wrapped
+    from tests.components.towers.test_towers import NEED_INPUTS, wrapped
     from tests.components.towers.tower_shapes import WRAPPERS
 
     for kind in TYPES_BY_FILE[file]:
         if family_of(kind).read_model is not None:
             yield from shapes_of(kind)
-        if kind in WRAPPERS and kind not in NEED_IMAGES:
+        if kind in WRAPPERS and kind not in NEED_INPUTS:
             yield wrapped(kind, WRAPPERS[kind][2][0])
 
 

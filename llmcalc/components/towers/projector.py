@@ -19,7 +19,14 @@ from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, PATCHES, ExtendedRows, MergedPatchRows, MultipliedRows
+from ...workload.derived_rows import (
+    IMAGES,
+    PATCHES,
+    ConcatenatedRows,
+    ExtendedRows,
+    MergedPatchRows,
+    MultipliedRows,
+)
 from ..base import MOST_LAYERS, Flag, InnerWidth, ModelProperties, Part, StackPosition, Vocab
 from ..choice import PartChoice
 from ..inputs import AudioInput
@@ -80,7 +87,8 @@ class Resampler(LearnedQueries):
 
     projected: whether a linear layer without a bias brings the patches to that width, true by default.
     attention: the attention of the queries.
-    norm: the norm of the queries, and that of the patches.
+    norm: the norm of the queries, and that of the patches; none by default.
+    reads_queries: whether the queries read each other beside the patches (KOSMOS-2), false by default.
     positions: whether a vector per query, which is stored as a parameter, is added to it; false by default.
     double_projections: whether queries, keys and values have linear layers without a bias before those of attention,
         and its output has one with a bias after it (Aria); false by default.
@@ -88,8 +96,9 @@ class Resampler(LearnedQueries):
 
     type: Literal["queries"] = "queries"
     attention: Attention
-    norm: Norm
+    norm: Norm | None = None
     projected: Flag = True
+    reads_queries: Flag = False
     positions: Flag = False
     double_projections: Flag = False
 
@@ -113,12 +122,15 @@ class Resampler(LearnedQueries):
         """Records the resampler and returns its output vectors for each image. x: the patches."""
         query_axis, hidden_axis = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden_axis) if self.projected else x
-        keys = recorder.part("kv_norm", self.norm, keys)
+        keys = keys if self.norm is None else recorder.part("kv_norm", self.norm, keys)
         query_rows = MultipliedRows(name="queries", source_rows=IMAGES, rows_per_source=self.queries)
         query = recorder.vector("query", query_axis, hidden_axis, row_count=self.queries).view(
             hidden_axis, new_rows=query_rows
         )
-        query = recorder.part("query_norm", self.norm, query)
+        query = query if self.norm is None else recorder.part("query_norm", self.norm, query)
+        if self.reads_queries:
+            memory_rows = ConcatenatedRows(name="patches and queries", first_rows=keys.rows, second_rows=query_rows)
+            keys = recorder.cat(keys, query, axes=keys.axes, rows=memory_rows)
         if self.positions:
             query = recorder.add(
                 query,
@@ -316,6 +328,7 @@ class Projector(TowerPart):
             (10, resampler(queries=3)),
             (12, resampler(queries=5, norm=rmsnorm, projected=False, positions=True)),
             (12, resampler(queries=4, projected=False, double_projections=True)),
+            (12, resampler(queries=4, norm=None, projected=False, reads_queries=True)),
         )
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
         layer = Block(attention=biased_attention, feed_forward=network, norm=layernorm, norm_placement="pre")
@@ -376,8 +389,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if spec.projected:
                 self.kv_proj = nn.Linear(input_width, hidden_size, bias=False)
             self.query = MarkerVectors(spec.queries, hidden_size)
-            self.kv_norm = spec.norm.reference(ModelProperties(hidden_size))
-            self.query_norm = spec.norm.reference(ModelProperties(hidden_size))
+            self.reads_queries = spec.reads_queries
+            if spec.norm is not None:
+                self.kv_norm, self.query_norm = (spec.norm.reference(ModelProperties(hidden_size)) for _ in range(2))
             if spec.positions:
                 self.positions = MarkerVectors(spec.queries, hidden_size)
             self.attention = spec.attention.reference(
@@ -388,8 +402,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.attention_out = nn.Linear(hidden_size, hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            keys = self.kv_norm(self.kv_proj(x) if hasattr(self, "kv_proj") else x)
-            query = self.query_norm(self.query.weight.expand(len(x), -1, -1))
+            keys = self.kv_proj(x) if hasattr(self, "kv_proj") else x
+            query = self.query.weight.expand(len(x), -1, -1)
+            if hasattr(self, "kv_norm"):
+                keys, query = self.kv_norm(keys), self.query_norm(query)
+            keys = torch.cat([keys, query], 1) if self.reads_queries else keys
             query = query + self.positions.weight if hasattr(self, "positions") else query
             if not hasattr(self, "attention_out"):
                 return self.attention(query, PassState(encoder_output=keys))

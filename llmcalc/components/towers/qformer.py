@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, MultipliedRows, PaddedRows, TableRows, WindowRows
 from ...workload.rows import Rows
-from ..base import Heads, InnerWidth, Layers, ModelProperties, Positions
+from ..base import Heads, InnerWidth, Layers, ModelProperties, Positions, Vocab
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState, vector_module
@@ -38,6 +38,8 @@ class QFormer(LearnedQueries):
     norm: the norm of the queries, and after each part of a layer.
     window: the number of positions of audio that a copy of the queries reads, the last of them padded; the copies are
         made after the first layer's attention among the queries. By default the queries read all patches of an image.
+    vocab_size, text_positions: the tokens and positions of an instruction that the queries read (InstructBLIP), which
+        has a second network in each layer; none by default. Their parameters are counted, not their FLOPs.
     """
 
     type: Literal["qformer"] = "qformer"
@@ -48,6 +50,8 @@ class QFormer(LearnedQueries):
     feed_forward: FeedForward
     norm: Norm
     window: Positions | None = None
+    vocab_size: Vocab | None = None
+    text_positions: Positions | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -59,6 +63,8 @@ class QFormer(LearnedQueries):
             )
         if self.window is not None and self.window < self.queries:
             raise ValueError(f"window: {self.window} positions; expected at least the {self.queries} queries")
+        if (self.vocab_size is None) != (self.text_positions is None):
+            raise ValueError("text_positions: those of the tokens in vocab_size; expected both or neither")
         return self
 
     def check_input(self, input_size: int) -> None:
@@ -73,6 +79,9 @@ class QFormer(LearnedQueries):
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
         query_rows = MultipliedRows(name="queries", source_rows=window_rows, rows_per_source=self.queries)
         single_rows = query_rows if window is None else TableRows(name="queries", row_count=self.queries)
+        for table_name, rows in (("token_embedding", self.vocab_size), ("text_position", self.text_positions)):
+            if rows is not None:
+                recorder.vector(table_name, Axis("rows", rows), hidden_axis, role="idle")
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
@@ -96,6 +105,10 @@ class QFormer(LearnedQueries):
                     sublayer_output = self._record_attention(recorder, x, memory, query_rows)
                 x = x.view(*x.axes, new_rows=query_rows)
                 x = recorder.part(f"{attention_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
+        if self.vocab_size is not None:
+            with recorder.scope("text", role="idle"):
+                text_output = recorder.part("mlp", self.feed_forward, x)
+                recorder.part("mlp_post_norm", self.norm, recorder.add(x, text_output))
         sublayer_output = recorder.part("mlp", self.feed_forward, x)
         return recorder.part("mlp_post_norm", self.norm, recorder.add(x, sublayer_output))
 
@@ -135,6 +148,15 @@ class QFormer(LearnedQueries):
         return [
             cls(queries=3, num_hidden_layers=3, input_size=10, reading_layers=(0, 2), **tower_fields),
             cls(queries=2, num_hidden_layers=2, input_size=10, reading_layers=(0, 1), window=5, **tower_fields),
+            cls(
+                queries=3,
+                num_hidden_layers=2,
+                input_size=10,
+                reading_layers=(0,),
+                vocab_size=30,
+                text_positions=9,
+                **tower_fields,
+            ),
         ]
 
 
@@ -170,6 +192,11 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn = QFormerAttention(spec, spec.hidden_size)
             self.cross_attn = QFormerAttention(spec, spec.input_size) if reads_patches else None
             self.mlp = spec.feed_forward.reference(model_properties)
+            if spec.vocab_size is not None:
+                text_modules = {"mlp": spec.feed_forward, "mlp_post_norm": spec.norm}
+                self.text = nn.ModuleDict(
+                    {name: part.reference(model_properties) for name, part in text_modules.items()}
+                )
             for sublayer_name in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
                 self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
 
@@ -187,6 +214,9 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.window = spec.window
             self.query = vector_module(torch.randn(spec.queries, spec.hidden_size) * 0.02)
+            for table_name, rows in (("token_embedding", spec.vocab_size), ("text_position", spec.text_positions)):
+                if rows is not None:
+                    self.add_module(table_name, vector_module(torch.randn(rows, spec.hidden_size) * 0.02))
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
             self.layers = nn.ModuleList(
                 QFormerLayer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers)

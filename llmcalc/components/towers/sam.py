@@ -1,7 +1,8 @@
 """SAM's vision encoder: attention in padded windows and to the whole image, and convolutions after the layers.
 
 Kirillov 2023 (arXiv:2304.02643, §A); scores by distance, decomposed into rows and columns: Li 2021 (arXiv:2112.01526,
-§4.1). transformers: models/sam (`SamVisionEncoder`), in models/got_ocr2, deepseek_vl_hybrid.
+§4.1). transformers: models/sam (`SamVisionEncoder`), in models/got_ocr2, deepseek_vl_hybrid, deepseek_ocr2,
+unlimited_ocr, pp_formulanet.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState, vector_module
 from .base import TowerPart, check_head_width
+from .patch_reader import PatchReader
 from .vision import Patches, PatchPositions
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class SamEncoder(TowerPart):
     second_neck: whether two further convolutions with norms read the output of the first global layer, and a learned
         factor weighs what they add (DeepSeek-VL hybrid). Their parameters are counted, not their FLOPs, so such an
         encoder has no rule for images. False by default.
+    reader: the layers that read its output (DeepSeek-OCR), none by default.
     image: how the processor resizes an image; none by default, where that is not known.
     """
 
@@ -74,6 +77,7 @@ class SamEncoder(TowerPart):
     output_channels: InnerWidth
     halvings: tuple[InnerWidth, ...] = Field(default=(), max_length=8)
     second_neck: Flag = False
+    reader: PatchReader | None = None
     image: ImageInput | None = None
 
     @model_validator(mode="after")
@@ -86,11 +90,17 @@ class SamEncoder(TowerPart):
                 )
         if self.image is not None and self.second_neck:
             raise ValueError("image: the FLOPs of a second neck are not counted; expected no rule for images")
+        if self.reader is not None and self.reader.hidden_size != self._convolved_width:
+            raise ValueError(f"reader.hidden_size: {self.reader.hidden_size}; expected {self._convolved_width}")
         return self
 
     @property
-    def output_width(self) -> int:
+    def _convolved_width(self) -> int:
         return self.halvings[-1] if self.halvings else self.output_channels
+
+    @property
+    def output_width(self) -> int:
+        return self._convolved_width if self.reader is None else self.reader.output_width
 
     def input_value(self) -> Value:
         return self.patches.pixel_values()
@@ -114,7 +124,10 @@ class SamEncoder(TowerPart):
         for halving_index, channels in enumerate(self.halvings, 1):
             merged_rows = MergedPatchRows(source_rows=patch_rows, square_side=2**halving_index)
             x = recorder.conv(f"halving_{halving_index}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
-        return x
+        if self.reader is None:
+            return x
+        with recorder.scope("reader"):
+            return self.reader.flow(recorder, x)
 
     def _layer_kinds(self) -> Iterator[tuple[str, int | None, Number, list[int] | None]]:
         """Yields the label, the window, the number and the indices of each kind of layer."""
@@ -183,7 +196,21 @@ class SamEncoder(TowerPart):
             "norm": Norm(type="layernorm"),
         }
         patches = Patches(patch_size=2, bias=True)
+        readers = (
+            cls(
+                hidden_size=12,
+                patches=patches,
+                grid=8,
+                num_hidden_layers=1,
+                output_channels=6,
+                halvings=(10, 12),
+                reader=reader,
+                **tower_fields,
+            )
+            for reader in PatchReader.examples()
+        )
         return [
+            *readers,
             cls(
                 hidden_size=12,
                 patches=patches,
@@ -320,6 +347,8 @@ def _reference_class() -> type[nn.Module]:
                 halving_convolution = nn.Conv2d(channels, halved_channels, 3, 2, 1, bias=False)
                 self.add_module(f"halving_{i}", halving_convolution)
                 channels = halved_channels
+            if spec.reader is not None:
+                self.reader = spec.reader.reference(ModelProperties(spec.reader.hidden_size))
 
         def forward(self, pixels: Tensor) -> Tensor:
             patch_size = self.spec.patches.patch_size
@@ -337,6 +366,7 @@ def _reference_class() -> type[nn.Module]:
             x = self.neck(x.permute(0, 3, 1, 2))
             for halving_index in range(1, len(self.spec.halvings) + 1):
                 x = self.get_submodule(f"halving_{halving_index}")(x)
-            return x.flatten(2).transpose(1, 2)
+            x = x.flatten(2).transpose(1, 2)
+            return x if self.spec.reader is None else self.reader(x)
 
     return SamReference

@@ -20,6 +20,7 @@ from .registry import (
     OTHER_TYPE_NAMES,
     causal_class,
     family_of,
+    fixed_type_remark,
     has_grouped_router,
     library_class_names,
     library_classes,
@@ -112,6 +113,8 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     if not isinstance(text_model_type, str):
         raise InputError(f"{section_name}.model_type: {short_repr(text_model_type)}; expected the name of a model type")
     text_model_type = model_type_of_code_fields(text_section) or usual_name(text_model_type)
+    if section_name in library_classes().fixed_sections.get(model_type, ()):
+        text_model_type = wrapped_model_type
     architecture_field = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
         architecture_field = {"architectures": []}
@@ -360,6 +363,24 @@ def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> 
     ]
 
 
+def _remark_on_fixed_text_type(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
+    """Returns a remark if a wrapper's class reads the text section as another model type than the section states.
+
+    Models of both types may differ (Gemma 3 whose `text_config` states Llama). No remark on a wrapper's own type, which
+    some published sections state.
+    """
+    family = family_of(model_type)
+    text_section = root_config.get(family.text_section)
+    if not isinstance(text_section, dict) or family.text_section not in library_classes().fixed_sections.get(
+        model_type, ()
+    ):
+        return []
+    stated_model_type = text_section.get("model_type")
+    if not isinstance(stated_model_type, str) or usual_name(stated_model_type) in ("", family.text_type, model_type):
+        return []
+    return [fixed_type_remark(model_type, family.text_section, stated_model_type, str(family.text_type))]
+
+
 def _builds_towers(model_type: str, root_config: Mapping[str, Any]) -> bool:
     """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
     family, class_name = family_of(model_type), architecture_of(root_config)
@@ -531,6 +552,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         *config.notes,
         *projection_notes,
         *uncounted_notes,
+        *_remark_on_fixed_text_type(root_model_type, root_config),
         *_remark_on_sizes_beside_section(root_model_type, root_config),
         *_tying_remark(root_model_type, root_config, model_fields),
         *_remarks_on_untied_head(family, model_fields),

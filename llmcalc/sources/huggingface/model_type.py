@@ -39,9 +39,12 @@ another class (Grok-2 `git`, Jina embeddings 2 `bert`, BitNet b1.58 of 1bitLLM `
 """
 
 
-WRAPPER_CLASSES = {"HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration")}
-"""Class of a wrapper whose published configs state a model type of many models (`vlm`) → the model type that reads
-them, and its class in `transformers`.
+WRAPPER_CLASSES = {
+    "HCXVisionV2ForCausalLM": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2ForConditionalGeneration"),
+    "UnlimitedOCRForCausalLM": ("unlimited_ocr", "UnlimitedOcrForConditionalGeneration"),
+}
+"""Class of a wrapper's own code, whose published configs state another model type or have no other class → the model
+type that reads them, and its class in `transformers`.
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
-from ...errors import InputError, suggest
+from ...errors import InputError, short_repr, suggest
 from .class_defaults import class_defaults, class_fields
 from .config import Config
 from .family import Family, default_module_names
@@ -99,6 +99,8 @@ class LibraryClasses(NamedTuple):
     float32_weights: the model types whose classes weigh experts' outputs in float32.
     grouped_routers: the model types whose classes select a token's experts from some groups of experts.
     flat_wrappers: the wrappers whose configuration class takes the text model's sizes from the top of the config, too.
+    fixed_sections: model type of a wrapper → the sections whose configuration class is the same whatever `model_type`
+        they state.
     """
 
     transformers: str
@@ -111,12 +113,21 @@ class LibraryClasses(NamedTuple):
     float32_weights: list[str]
     grouped_routers: list[str]
     flat_wrappers: list[str]
+    fixed_sections: dict[str, list[str]]
 
 
 @cache
 def library_classes() -> LibraryClasses:
     """Reads the listed facts about the classes of `transformers`."""
     return LibraryClasses(**json.loads(Path(__file__).with_name("classes.json").read_text()))
+
+
+def fixed_type_remark(root_model_type: str, section_name: str, stated_model_type: Any, class_model_type: str) -> str:
+    """Returns the remark on a wrapper's section that states another model type than its class reads it as."""
+    return (
+        f"{section_name}.model_type: {short_repr(stated_model_type)}; read as '{class_model_type}', for "
+        f"{root_model_type}'s class builds that model whatever type the section states"
+    )
 
 
 def library_class_names() -> dict[str, list[str]]:

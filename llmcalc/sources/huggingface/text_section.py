@@ -22,6 +22,8 @@ USUAL_SIZE_NAMES = {**dict.fromkeys(WIDTH_FIELDS, "hidden_size"), **dict.fromkey
 def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Returns the config with its text model's section by the usual name, and a remark if the name differed.
 
+    Sizes beside the section may repeat those in it (Unlimited-OCR).
+
     Raises `InputError` for a config that has unknown sections and no size of a text model, which its class would take
     from defaults.
     """
@@ -31,9 +33,14 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     family = family_of(stated_model_type) if stated_model_type in FILE_BY_TYPE else None
     if family is None or family.text_type is None or config.get(family.text_section) is not None:
         return config, []
-    if any(size_field in config for size_field in SIZE_FIELDS):
-        return config, []
     section_names = [name for name, section in config.items() if isinstance(section, dict) and name.endswith("_config")]
+    sizes = {size_field: config[size_field] for size_field in SIZE_FIELDS if size_field in config}
+    is_repeated = any(
+        section_name in section_names and sizes.items() <= config[section_name].items()
+        for section_name in OTHER_TEXT_SECTIONS
+    )
+    if sizes and not is_repeated:
+        return config, []
     nested_sections = [name for name in section_names if isinstance(config[name].get(family.text_section), dict)]
     if len(nested_sections) == 1:  # `thinker_config` of Qwen3-ASR in its own form
         unwrapped_config = {

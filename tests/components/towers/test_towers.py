@@ -22,7 +22,7 @@ from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
-from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, model_types
+from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, family_of, library_classes, model_types
 from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.witnesses.module_measurements import buffer_counts_by_path, parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
@@ -191,6 +191,30 @@ def test_the_usual_name_of_an_encoders_size_counts_as_in_its_class(
     assert not [note for note in notes if "unrecognised" in note]
 
 
+FIXED = {kind: sections for kind, sections in library_classes().fixed_sections.items() if kind in WRAPPERS}
+
+
+@in_one_test
+@pytest.mark.parametrize(("kind", "section"), [(kind, name) for kind, names in FIXED.items() for name in names])
+def test_a_section_is_read_as_its_class_reads_it_whatever_type_it_states(kind: str, section: str) -> None:
+    """transformers 5, `SubConfigSpec.create_subconfig`: a stated class is built without a look at `model_type`."""
+    config = wrapped(kind, WRAPPERS[kind][2][0])
+    read = {family_of(kind).text_section, *sections_of(kind, family_of(kind).tower_file)}
+    if section not in read or not isinstance(config.get(section), dict):
+        return
+    table, notes = read_config({**config, section: {**config[section], "model_type": "llama"}})
+    same, _ = read_config(config)
+    assert table == same
+    assert any(note.startswith(f"{section}.model_type: 'llama'; read as") for note in notes)
+
+
+def test_a_class_ignores_the_type_of_a_section_that_it_fixes() -> None:
+    config = wrapped("gemma3", WRAPPERS["gemma3"][2][0])
+    for section in FIXED["gemma3"]:
+        config = {**config, section: {**config[section], "model_type": "llama"}}
+    assert params(spec_of(config), with_towers=True).total == parameter_counts_by_path(build_class_model(config))[""]
+
+
 def wrappers() -> dict[str, ModelSpec]:
     """The models of `WRAPPED`, by kind and number."""
     return {
@@ -216,11 +240,26 @@ def rules_of(kind: str) -> set[Any]:
     return {FILE_BY_TYPE[kind], *map(repr, (family.quirks, *family.deviations, *family.modules.items()))}
 
 
-NEED_IMAGES = {"blip", "blip-2", "clip", "metaclip_2", "siglip", "siglip2"}
-"""Wrappers whose classes do not run without an image."""
+NEED_INPUTS = {
+    *(
+        "blip",
+        "blip-2",
+        "clip",
+        "instructblip",
+        "instructblipvideo",
+        "kosmos-2",
+        "metaclip_2",
+        "pix2struct",
+        "pp_formulanet",
+        "siglip",
+        "siglip2",
+    ),
+    "voxtral_realtime",
+}
+"""Wrappers whose classes do not run without an image or a recording."""
 
 
-@pytest.mark.parametrize("kind", sampled({kind: kind for kind in WRAPPERS if kind not in NEED_IMAGES}, rules_of))
+@pytest.mark.parametrize("kind", sampled({kind: kind for kind in WRAPPERS if kind not in NEED_INPUTS}, rules_of))
 def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str) -> None:
     config = wrapped(kind, WRAPPERS[kind][2][0])
     spec = spec_of(config)

@@ -149,6 +149,23 @@ SAM: dict[str, Any] = {
     "num_attention_heads": 2, "image_size": 24, "mlp_dim": 20, "output_channels": 6, "window_size": 4,
     "global_attn_indexes": [1],
 }  # fmt: skip
+DOCLING: dict[str, Any] = {
+    **COMMON_VISION, "image_size": 48, "out_hidden_size": 32, "scale_factor": 2, "deepstack_visual_indexes": [0, 1],
+}  # fmt: skip
+PAGE: dict[str, Any] = {
+    "hidden_size": 24, "patch_embed_hidden_size": 12, "intermediate_size": 20, "head_dim": 6, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_num_patches": 9,
+}  # fmt: skip
+PIX2STRUCT: dict[str, Any] = {
+    "hidden_size": 32, "patch_embed_hidden_size": 12, "d_ff": 20, "d_kv": 6, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "seq_len": 9,
+}  # fmt: skip
+FORMULA = {**SAM, "post_conv_in_channels": 6, "post_conv_mid_channels": 8, "post_conv_out_channels": 10} | {
+    "decoder_hidden_size": 32
+}
+OCR_SAM = {**SAM, "image_size": 32, "downsample_channels": [10, 24]}
+OCR_CLIP: dict[str, Any] = {**CLIP, "model_type": "unlimited_ocr_vision_encoder"}
+OCR_QUERIES = {name: size for name, size in COMMON_VISION.items() if name != "patch_size"} | {"num_key_value_heads": 2}
 SAM_OF_MODEL = {**SAM, "model_type": "sam_vision_model", "qkv_bias": False}
 IDEFICS2 = {name: size for name, size in CLIP.items() if name != "model_type"}
 PERCEIVER = {
@@ -163,6 +180,7 @@ QFORMER: dict[str, Any] = {
     "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12,
     "encoder_hidden_size": 24, "model_type": "blip_2_qformer",
 }  # fmt: skip
+QFORMER_OF_TEXT = {name: size for name, size in QFORMER.items() if name != "model_type"}
 GIT = {"max_position_embeddings": 64, "num_key_value_heads": None}
 BLIP = {**COMMON_VISION, "model_type": "blip_2_vision_model"}
 BLIP_1 = {"model_type": "blip_vision_model", "image_size": 16}
@@ -934,6 +952,14 @@ WRAPPERS: dict[str, Shapes] = {
             {"audio_config": {**GLMASR, "intermediate_size": 48, "num_key_value_heads": 2, "hidden_act": "silu"}},
         ],
     ),
+    "voxtral_realtime": (
+        "VoxtralRealtimeForConditionalGeneration",
+        AUDIO_AND_PROJECTOR,
+        [
+            {"audio_config": {**GLMASR, "head_dim": 6}},
+            {"audio_config": {**GLMASR, "head_dim": 8}, "downsample_factor": 2},
+        ],
+    ),
     "nemotron_h_omni": (
         "NemotronH_Omni_Reasoning_V3",
         {"vision_model": ("vision_model",), "multi_modal_projector": ("multi_modal_projector",)}
@@ -966,6 +992,83 @@ WRAPPERS: dict[str, Shapes] = {
         )
         for kind in ("got_ocr2", "pp_chart2table")
     },
+    "pp_formulanet": (
+        "PPFormulaNetForConditionalGeneration",
+        {"encoder": ("vision_tower", "multi_modal_projector")},
+        [
+            {"vision_config": {**FORMULA, "image_size": 32}},
+            {"vision_config": {**FORMULA, "qkv_bias": False, "use_rel_pos": False, "post_conv_mid_channels": 5}},
+        ],
+    ),
+    "deepseek_ocr2": (
+        "DeepseekOcr2ForConditionalGeneration",
+        {"vision_tower + multi_modal_projector + view_separator": ("vision_tower", "multi_modal_projector")},
+        [
+            {"vision_config": {"sam_config": OCR_SAM, "encoder_config": OCR_QUERIES}},
+            {
+                "vision_config": {
+                    "sam_config": {**OCR_SAM, "mlp_dim": None, "mlp_ratio": 2.5, "global_attn_indexes": []},
+                    "encoder_config": {**OCR_QUERIES, "num_key_value_heads": 4},
+                }
+            },
+        ],
+    ),
+    "unlimited_ocr": (
+        "UnlimitedOcrForConditionalGeneration",
+        {
+            "vision_tower + multi_modal_projector + view_separator + image_newline": (
+                "vision_tower",
+                "multi_modal_projector",
+            )
+        },
+        [
+            {"vision_config": {"sam_config": OCR_SAM, "encoder_config": OCR_CLIP}},
+            {
+                "vision_config": {
+                    "sam_config": {**OCR_SAM, "qkv_bias": False},
+                    "encoder_config": {**OCR_CLIP, "image_size": 16},
+                }
+            },
+        ],
+    ),
+    "granite_docling": (
+        "GraniteDoclingForConditionalGeneration",
+        {
+            "vision_model + density_router": (
+                *("vision_model", "coarse_connector", "connector_output", "fine_connector"),
+                *(f"{path}_vision_merger_{i}" for path in ("coarse", "fine") for i in range(2)),
+                *("image_density_weights", "image_density_router"),
+            )
+        },
+        [
+            {"vision_config": DOCLING, "density_router_hidden_size": 5},
+            {"vision_config": {**DOCLING, "scale_factor": 3, "use_fine_route": False, "num_channels": 1}},
+        ],
+    ),
+    "kosmos-2": (
+        "Kosmos2ForConditionalGeneration",
+        {
+            "vision_model": ("vision_model",),
+            "image_to_text_projection": ("image_projection", "image_to_text_projection"),
+        },
+        [
+            {"vision_config": {**CLIP, "model_type": "kosmos_2_vision_model"}, "latent_query_num": 5},
+            {"vision_config": {**CLIP, "model_type": "kosmos_2_vision_model", "num_channels": 1}},
+        ],
+    ),
+    "kosmos-2.5": (
+        "Kosmos2_5ForConditionalGeneration",
+        {
+            "vision_model": ("vision_model",),
+            "image_to_text_projection": ("image_projection", "image_to_text_projection"),
+        },
+        [{"vision_config": PAGE, "latent_query_num": 5}, {"vision_config": {**PAGE, "head_dim": 7}}],
+    ),
+    "pix2struct": (
+        "Pix2StructForConditionalGeneration",
+        {"encoder": ("vision_model",)},
+        [{"vision_config": PIX2STRUCT}, {"vision_config": {**PIX2STRUCT, "d_kv": 7, "seq_len": 11}}],
+    ),
     "deepseek_vl_hybrid": (
         "DeepseekVLHybridForConditionalGeneration",
         {
@@ -1031,6 +1134,29 @@ WRAPPERS: dict[str, Shapes] = {
             },
         ],
     ),
+    **{
+        kind: (
+            f"{name}ForConditionalGeneration",
+            {"vision_model": ("vision_model",), "query_tokens + qformer + language_projection": ("projector",)},
+            [
+                {
+                    "vision_config": {**BLIP, "model_type": f"{kind}_vision_model", "image_size": 24},
+                    "qformer_config": {**QFORMER_OF_TEXT, "vocab_size": 30},
+                },
+                {
+                    "vision_config": {
+                        **BLIP,
+                        "model_type": f"{kind}_vision_model",
+                        "image_size": 16,
+                        "qkv_bias": False,
+                    },
+                    "qformer_config": {**QFORMER_OF_TEXT, "cross_attention_frequency": 1, "max_position_embeddings": 7},
+                    "num_query_tokens": 5,
+                },
+            ],
+        )
+        for kind, name in (("instructblip", "InstructBlip"), ("instructblipvideo", "InstructBlipVideo"))
+    },
     "granite_speech_plus": (
         "GraniteSpeechPlusForConditionalGeneration",
         GRANITE_PLACES,

@@ -61,43 +61,22 @@ WRAPPERS = {
         {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 16}}},
         text_model="thinker",
     ),
-    "deepseek_ocr2": UncountedModules(
-        "DeepseekOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector + view_separator"
-    ),
-    "unlimited_ocr": UncountedModules(
-        "UnlimitedOcrForConditionalGeneration",
-        "vision_tower + multi_modal_projector + view_separator + image_newline",
-    ),
     "granite4_vision": UncountedModules(
         "Granite4VisionForConditionalGeneration",
         "vision_tower + layerwise_projectors + spatial_projectors + image_newline",
         {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/4", "spatial_target_layers": [1]},
     ),
-    "granite_docling": UncountedModules(
-        "GraniteDoclingForConditionalGeneration", "vision_model", {"vision_config": {"out_hidden_size": 32}}
-    ),
     "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
-    "kosmos-2": UncountedModules(
-        "Kosmos2ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
-    ),
-    "kosmos-2.5": UncountedModules(
-        "Kosmos2_5ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
-    ),
-    "pix2struct": UncountedModules("Pix2StructForConditionalGeneration", "encoder", text_model="decoder"),
     "molmo2": UncountedModules("Molmo2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "muse_spark": UncountedModules(
         "MuseSparkForConditionalGeneration",
         "vision_tower + audio_tower + vision_adapter + vision_projection",
         {"audio_config": {"out_hidden_size": 32}},
     ),
-    "pp_formulanet": UncountedModules("PPFormulaNetForConditionalGeneration", "encoder", runs=False),
     "dots3_note": UncountedModules(
         "Dots3NoteForConditionalGeneration",
         "vision_tower + audio_tower",
         {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
-    ),
-    "voxtral_realtime": UncountedModules(
-        "VoxtralRealtimeForConditionalGeneration", "audio_tower + multi_modal_projector", runs=False
     ),
     "inkling2": UncountedModules(
         "Inkling2ForConditionalGeneration",
@@ -107,10 +86,6 @@ WRAPPERS = {
     ),
     "inkling_mm_model": UncountedModules("InklingForConditionalGeneration", "vision_tower + audio_tower", runs=False),
     "florence2": UncountedModules("Florence2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "instructblip": UncountedModules("InstructBlipForConditionalGeneration", BLIP, text_model="language_model"),
-    "instructblipvideo": UncountedModules(
-        "InstructBlipVideoForConditionalGeneration", BLIP, text_model="language_model"
-    ),
 }
 """Wrapper → its class and the modules of its encoders."""
 

@@ -19,6 +19,7 @@ from ....errors import InputError, short_repr
 from ..config import Config
 from ..family import Family
 from ..parts import Table
+from ..registry import fixed_type_remark, library_classes
 from ..unknown_fields import remark_on_ignored_fields
 from .section import IGNORED_FIELDS, TowerSection
 
@@ -127,7 +128,13 @@ def _read_section(
     if not isinstance(section_fields, dict):
         raise InputError(f"{section_name}: {short_repr(section_fields)}; expected a table of fields")
     stated_model_type = section_fields.get("model_type")
-    model_type = next(iter(tower_section.defaults_by_type)) if stated_model_type in (None, "") else stated_model_type
+    class_model_type = next(iter(tower_section.defaults_by_type))
+    model_type = class_model_type if stated_model_type in (None, "") else stated_model_type
+    type_notes: list[str] = []
+    is_fixed = section_name in library_classes().fixed_sections.get(root_model_type, ())
+    if is_fixed and isinstance(model_type, str) and model_type not in tower_section.defaults_by_type:
+        type_notes = [fixed_type_remark(root_model_type, section_name, model_type, class_model_type)]
+        model_type = class_model_type
     if not isinstance(model_type, str) or model_type not in tower_section.defaults_by_type:
         raise InputError(
             f"{section_name}.model_type: {model_type!r}; expected one of {', '.join(tower_section.defaults_by_type)}"
@@ -148,6 +155,7 @@ def _read_section(
             raise InputError(f"{section_name}: {tower_name}: {_innermost_message(error)}") from None
     config.finish(IGNORED_FIELDS | tower_section.ignored_fields)
     return tower_tables, [
+        *type_notes,
         *config.notes,
         *remark_on_ignored_fields([unknown_field.path for unknown_field in config.unknown_fields]),
     ]

@@ -108,6 +108,36 @@ def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> 
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames)}
 
 
+def _read_voxtral_realtime(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads Voxtral Realtime: causal layers with RoPE, RMSNorm and gated networks, and concatenated positions.
+
+    A recording arrives in parts, so that no rule for its frames is stated.
+    """
+    hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
+    attention = {
+        "num_attention_heads": config.integer("num_attention_heads"),
+        "head_dim": config.integer("head_dim"),
+        "position": rope(config),
+        **biases(True, "q_bias", "v_bias", "o_bias"),
+    }
+    stack = {
+        "num_hidden_layers": config.integer("num_hidden_layers"),
+        "block": layer_table(attention, {**glu(config), "down_bias": True}, norm),
+        "stem": {
+            "num_mel_bins": config.integer("num_mel_bins"),
+            "max_source_positions": config.integer("max_position_embeddings"),
+        },
+        "final_norm": norm,
+    }
+    activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    linear_layers = two_linear_layers(text_hidden_size, activation, bias=False)
+    merged_frames = root_config.integer("downsample_factor")
+    return {
+        "audio_tower": {"type": "audio", "hidden_size": hidden_size, "stack": stack},
+        "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames),
+    }
+
+
 def _read_ultravox(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Ultravox: concatenated positions, a norm, a gated linear layer, and a linear layer to the text's width.
 
@@ -261,6 +291,18 @@ GLMASR_DEFAULTS: Table = {
     "hidden_act": "gelu",
 }
 
+VOXTRAL_REALTIME_DEFAULTS: Table = {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "head_dim": 64,
+    "num_mel_bins": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 1500,
+    "rms_norm_eps": 1e-5,
+}
+
 PHI4_VISION_DEFAULTS: Table = {
     "hidden_size": 1152,
     "intermediate_size": 4304,
@@ -376,6 +418,14 @@ WRAPPERS = {
             {"glmasr_encoder": GLMASR_DEFAULTS},
             {"projector_hidden_act": "gelu"},
             ignored_fields=AUDIO_FIELDS | {"partial_rotary_factor", "rope_parameters"},
+        )
+    },
+    "voxtral_realtime": {
+        "audio_config": TowerSection(
+            _read_voxtral_realtime,
+            {"voxtral_realtime_encoder": VOXTRAL_REALTIME_DEFAULTS},
+            {"projector_hidden_act": "gelu", "downsample_factor": 4},
+            ignored_fields=AUDIO_FIELDS | {"rope_parameters", "sliding_window"},
         )
     },
     "ultravox": {

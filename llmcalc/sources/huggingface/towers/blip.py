@@ -1,6 +1,7 @@
 """BLIP: a vision transformer (Li 2022, arXiv:2201.12086). BLIP-2: also a Q-Former (Li 2023, arXiv:2301.12597).
 
-transformers: models/blip (`BlipVisionModel`), blip_2 (`Blip2VisionModel`, `Blip2QFormerModel`).
+InstructBLIP (Dai 2023, arXiv:2305.06500, §2.2). transformers: models/blip (`BlipVisionModel`), blip_2
+(`Blip2VisionModel`, `Blip2QFormerModel`), instructblip, instructblipvideo.
 """
 
 from __future__ import annotations
@@ -29,6 +30,29 @@ def _image_encoder(config: Config, has_qkv_bias: bool = True) -> Table:
 
 def _read_blip(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     return {"vision_model": _image_encoder(config)}
+
+
+def _read_instruct_blip(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads InstructBLIP, whose queries read the instruction, too, so that an image alone has no known FLOPs."""
+    defaults = {**QFORMER_DEFAULTS, "vocab_size": 30522, "max_position_embeddings": 512}
+    qformer_type = f"{root_config.model_type}_qformer"
+    resampler = qformer(
+        root_config.section("qformer_config", {**defaults, "model_type": qformer_type}),
+        config.integer("hidden_size"),
+        root_config.integer("num_query_tokens"),
+        None,
+        config,
+        qformer_type,
+    )
+    return {
+        "vision_model": _image_encoder(config, config.flag("qkv_bias")),
+        "projector": projector(
+            config.integer("hidden_size"),
+            (text_hidden_size, True, "identity"),
+            resampler=resampler,
+            reads_class_embedding=True,
+        ),
+    }
 
 
 def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -77,4 +101,13 @@ WRAPPERS = {
         {"num_query_tokens": 32},
         ignored_fields=BLIP_FIELDS,
     ),
+    **{
+        kind: vision_section(
+            _read_instruct_blip,
+            {f"{kind}_vision_model": VISION_DEFAULTS},
+            {"num_query_tokens": 32},
+            ignored_fields=BLIP_FIELDS,
+        )
+        for kind in ("instructblip", "instructblipvideo")
+    },
 }

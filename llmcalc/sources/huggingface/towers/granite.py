@@ -65,16 +65,27 @@ def _count_of_concatenated_layers(config: Config) -> int:
 
 
 def qformer(
-    qformer_config: Config, encoder_width: int, query_count: int, window: int | None, parent_config: Config
+    qformer_config: Config,
+    encoder_width: int,
+    query_count: int,
+    window: int | None,
+    parent_config: Config,
+    text_model_type: str = "",
 ) -> Table:
     """Returns the Q-Former that a config section describes.
 
+    text_model_type: the section's model type if its queries read text, too; BLIP-2's, without text, by default.
     window: the positions of audio that a copy of the queries reads; None for all patches of an image.
     parent_config: the config that collects the section's unknown fields.
     """
-    qformer_config.require("model_type", "blip_2_qformer")
+    qformer_config.require("model_type", text_model_type or "blip_2_qformer")
     qformer_config.require("encoder_hidden_size", encoder_width)
-    qformer_config.require("use_qformer_text_input", False)
+    text_fields: Table = {}
+    if text_model_type:
+        text_fields["vocab_size"] = qformer_config.integer("vocab_size")
+        text_fields["text_positions"] = qformer_config.integer("max_position_embeddings")
+    else:
+        qformer_config.require("use_qformer_text_input", False)
     hidden_size, heads = qformer_config.integer("hidden_size"), qformer_config.integer("num_attention_heads")
     qformer_config.quotient("num_attention_heads", hidden_size, heads)
     depth = qformer_config.integer("num_hidden_layers")
@@ -91,6 +102,7 @@ def qformer(
             qformer_config.integer("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act")
         ),
         "norm": layernorm(qformer_config.number("layer_norm_eps")),
+        **text_fields,
     }
     qformer_config.finish(QFORMER_FIELDS, parent_config)
     return qformer_fields if window is None else {**qformer_fields, "window": window}

@@ -170,6 +170,44 @@ def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -
     return {"vision_model": {**tower, "image": image_resizing}, "connector": connector_table}
 
 
+def _read_granite_docling(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads Granite-Docling: SigLIP, and connectors whose norms and last layer a coarse and a fine path share.
+
+    Each path merges patches by a layer of its own, of the encoder's output and of outputs of lower layers (DeepStack).
+    """
+    config.require("out_hidden_size", text_hidden_size)
+    hidden_size, merge_size = config.integer("hidden_size"), config.integer("scale_factor")
+    norm, linear_layer = layernorm(), (text_hidden_size, False, "identity")
+    towers = {
+        "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
+        "coarse_connector": projector(
+            hidden_size, linear_layer, merge=merge_size, norm=norm, out_norm=norm, out_act="gelu"
+        ),
+        "connector_output": projector(text_hidden_size, linear_layer, out_norm=norm),
+    }
+    path_merges = {"coarse": merge_size}
+    if config.flag("use_fine_route"):
+        path_merges["fine"] = config.quotient("scale_factor", merge_size, 2)
+        towers["fine_connector"] = projector(hidden_size, linear_layer, merge=path_merges["fine"])
+    for path_name, path_merge in path_merges.items():
+        for merger_index, layer_index in enumerate(config.integers("deepstack_visual_indexes")):
+            towers[f"{path_name}_vision_merger_{merger_index}"] = projector(
+                hidden_size,
+                *two_linear_layers(text_hidden_size),
+                merge=path_merge,
+                norm=norm,
+                norm_of="merged",
+                lower_layer=layer_index,
+            )
+    if root_config.has("density_router_hidden_size"):
+        inner_width = root_config.integer("density_router_hidden_size")
+        towers["image_density_weights"] = projector(hidden_size, (1, True, "identity"))
+        towers["image_density_router"] = projector(
+            hidden_size, (inner_width, True, "gelu"), (1, True, "identity"), norm=norm
+        )
+    return towers
+
+
 def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Idefics 2: SigLIP, a gated network to the text's width, and a Perceiver, which reads its output."""
     text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
@@ -325,6 +363,17 @@ IDEFICS3_DEFAULTS: Table = {
     "layer_norm_eps": 1e-6,
 }
 
+GRANITE_DOCLING_DEFAULTS: Table = {
+    **IDEFICS3_DEFAULTS,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "image_size": 512,
+    "patch_size": 16,
+    "out_hidden_size": 1024,
+    "scale_factor": 4,
+    "deepstack_visual_indexes": [3, 7, 10],
+    "use_fine_route": True,
+}
 IDEFICS2_DEFAULTS: Table = {**IDEFICS3_DEFAULTS, "hidden_size": 768, "num_attention_heads": 12}
 PERCEIVER_DEFAULTS: Table = {
     "hidden_act": "silu",
@@ -432,6 +481,11 @@ WRAPPERS = {
         {"idefics3_vision": IDEFICS3_DEFAULTS},
         {"projector_patch_to_query_dict": ARIA_QUERIES, "vision_feature_layer": -1},
         ignored_fields=frozenset({"attention_heads"}),
+    ),
+    "granite_docling": vision_section(
+        _read_granite_docling,
+        {"granite_docling_vision": GRANITE_DOCLING_DEFAULTS},
+        {"density_router_hidden_size": None},
     ),
     "smolvlm": vision_section(
         _read_idefics3, {"smolvlm_vision": IDEFICS3_DEFAULTS, "smolvlm": IDEFICS3_DEFAULTS}, {"scale_factor": 2}

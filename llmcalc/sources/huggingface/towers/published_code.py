@@ -17,6 +17,7 @@ from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
 from .llava import INTERNVL_DEFAULTS, INTERNVL_PROJECTOR_DEFAULTS, VIT_L, internvit_layer, read_internvl
 from .qwen import KIMI_SIDE, moonvit
+from .sam import read_published_ocr
 from .section import (
     ROTARY_POSITION,
     LinearLayer,
@@ -204,7 +205,12 @@ def _with_width_fields(config: Config, norm: Table) -> tuple[Config, Table]:
 
 
 def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views."""
+    """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views.
+
+    Configs of DeepSeek-OCR have the same model type, and the widths of two encoders.
+    """
+    if isinstance(config.get("width"), dict):
+        return read_published_ocr(root_config, config, text_hidden_size)
     root_config.require("tile_tag", "2D")
     config.require_fields(class_token=False, global_pool="map")
     hidden_size, norm = config.integer("width"), layernorm(1e-6)

@@ -1,4 +1,4 @@
-"""The text models of DeepSeek-OCR 2 and Unlimited-OCR: DeepSeek's experts with multi-head attention.
+"""DeepSeek-OCR 2 and Unlimited-OCR, whose text models have DeepSeek's experts with multi-head attention.
 
 transformers: models/deepseek_ocr2, models/unlimited_ocr.
 """
@@ -6,8 +6,9 @@ transformers: models/deepseek_ocr2, models/unlimited_ocr.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import DENSE_OR_MOE, Table, attention, attention_biases, listed_kinds
+from ..multimodal.multimodal import SAM_MODULES
 from .deepseek import ROUTING_FIELDS, deepseek_decoder, routed_experts
 
 
@@ -44,17 +45,43 @@ def _read_unlimited_ocr_text(config: Config) -> Table:
     return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds))
 
 
+OCR_MODULES = {
+    **SAM_MODULES,
+    "towers.vision_tower": "vision_tower",
+    "towers.patch_embedding": "sam_encoder.patch_embed.projection",
+    "towers.vision_tower.position_embedding": "sam_encoder.pos_embed",
+    "towers.vision_tower.layers": "sam_encoder.layers",
+    "towers.neck": "sam_encoder.neck",
+    "towers.halving_1": "sam_encoder.proj.conv1",
+    "towers.halving_2": "sam_encoder.proj.conv2",
+    "towers.up_proj": "lin1 | fc1 | up_proj",
+    "towers.down_proj": "lin2 | fc2 | down_proj",
+    "towers.reader": "vision_encoder + .query_1024_resolution + .query_768_resolution | vision_encoder",
+    "towers.reader.query": ".query_1024_resolution",
+    "towers.reader.other_query": ".query_768_resolution",
+    "towers.reader.class_embedding": "embeddings.class_embedding",
+    "towers.reader.position_embedding": "embeddings.position_embedding",
+    "towers.reader.layers": "layers | encoder.layers",
+    "towers.reader.embed_norm": "pre_layrnorm",
+    "towers.map_1": "multi_modal_projector",
+    "towers.output_marks": ".view_separator + .image_newline | .view_separator",
+}
+"""Node of DeepSeek-OCR's encoders → module of its class: SAM's layers and those that read their output."""
+
+LATENT_FIELDS = field_names(
+    "kv_lora_rank lm_head q_lora_rank qk_nope_head_dim qk_rope_head_dim rm_head use_mla v_head_dim"
+)
+"""Fields of DeepSeek-V2's code in Unlimited-OCR's published config, whose class has no latent attention."""
+
 FAMILIES = {
-    "deepseek_ocr2": Family(
-        None, text_type="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
-    ),
+    "deepseek_ocr2": Family(None, text_type="deepseek_ocr2_text", tower_file="sam", modules=OCR_MODULES),
     "deepseek_ocr2_text": Family(
         _read_deepseek_ocr2_text, {"moe_layer_freq": 1}, ROUTING_FIELDS | {"first_k_dense_replace"}
     ),
-    "unlimited_ocr": Family(
-        None, text_type="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
-    ),
+    "unlimited_ocr": Family(None, text_type="unlimited_ocr_text", tower_file="sam", modules=OCR_MODULES),
     "unlimited_ocr_text": Family(
-        _read_unlimited_ocr_text, {"moe_layer_freq": 1, "first_k_dense_replace": 1}, ROUTING_FIELDS
+        _read_unlimited_ocr_text,
+        {"moe_layer_freq": 1, "first_k_dense_replace": 1},
+        ROUTING_FIELDS | LATENT_FIELDS,
     ),
 }

@@ -44,23 +44,49 @@ TEXT_MODEL = Family(
     _read_kosmos2,
     ignored_fields=IGNORED_FIELDS,
     aliases=ALIASES,
-    modules=module_names("kosmos"),
+    modules={**module_names("kosmos"), "": "text_model.model | model", "lm_head": "lm_head | text_model.lm_head"},
     dropout_fields=BART_DROPOUT,
 )
+
+IMAGE_MODULES = {
+    "towers.image_projection": "image_to_text_projection",
+    "towers.image_projection.map_1": "dense",
+    "towers.resampler": ".image_to_text_projection - .image_to_text_projection.dense",
+    "towers.resampler.query": "latent_query",
+    "towers.resampler.attention": "x_attn",
+    "towers.o_proj": "out_proj | output",
+}
+PAGE_MODULES = {
+    "towers.patch_embedding": "embeddings.patch_projection",
+    "towers.position_embedding": "embeddings.row_embedder + embeddings.column_embedder",
+    "towers.self_attn_pre_norm": "pre_attention_layer_norm",
+    "towers.mlp_pre_norm": "pre_mlp_layer_norm",
+    **{
+        f"towers.{letter}_proj": f"{name} | {letter}_proj"
+        for letter, name in zip("qkv", ("query", "key", "value"), strict=True)
+    },
+    "towers.gate_proj": "wi_0",
+    "towers.up_proj": "wi_1",
+    "towers.down_proj": "wo",
+    "towers.norm": "layernorm",
+}
+"""Node of the encoders of pages of KOSMOS-2.5 and Pix2Struct → module of their classes."""
 
 FAMILIES = {
     "kosmos-2": Family(
         None,
         text_type="kosmos_2_text_model",
         tying_source="either",
-        uncounted_encoders={"vision_config": "kosmos_2_vision_model"},
+        tower_file="kosmos",
+        modules=IMAGE_MODULES,
     ),
     "kosmos_2_text_model": TEXT_MODEL,
     "kosmos-2.5": Family(
         None,
         text_type="kosmos_2_5_text_model",
         tying_source="text",
-        uncounted_encoders={"vision_config": "kosmos_2_5_vision_model"},
+        tower_file="kosmos",
+        modules=IMAGE_MODULES | PAGE_MODULES,
     ),
     "kosmos_2_5_text_model": replace(TEXT_MODEL, read_model=_read_kosmos2_5),
 }

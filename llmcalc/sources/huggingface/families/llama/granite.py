@@ -123,6 +123,34 @@ GRANITE_EARLIER_NAMES: ModuleNames = {
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear",
 }
 
+DOCLING_MODULES = {
+    **{
+        f"towers.{name}": "vision_model.connector"
+        for name in ("coarse_connector", "connector_output", "fine_connector")
+    },
+    "towers.coarse_connector.norm": "ln_in",
+    "towers.coarse_connector.map_1": "coarse.projection",
+    "towers.coarse_connector.out_norm": "ln_mid",
+    "towers.connector_output.map_1": "mlp_fc2",
+    "towers.connector_output.out_norm": "ln_out",
+    "towers.fine_connector.map_1": "fine.projection",
+    **{
+        f"towers.{path}_vision_merger_{i}": f"vision_model.connector.{path}.deepstack_mergers.{i}"
+        for path in ("coarse", "fine")
+        for i in range(16)
+    },
+    "towers.norm": "layer_norm | post_layernorm",
+    "towers.map_1": "linear_1",
+    "towers.map_2": "linear_2",
+    "towers.image_density_weights": "density_router",
+    "towers.image_density_weights.map_1": "att",
+    "towers.image_density_router": "density_router",
+    "towers.image_density_router.norm": "norm",
+    "towers.image_density_router.map_1": "fc1",
+    "towers.image_density_router.map_2": "fc2",
+}
+"""Node of Granite-Docling's connectors → module of its class."""
+
 FAMILIES = {
     "granite": Family(_read_granite),
     "granite4_vision": Family(
@@ -131,9 +159,7 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "clip_vision_model", "qformer_config": "blip_2_qformer"},
     ),
     "granite4_vision_text": Family(_read_granite, quirks=Quirks(mask_making_classes=EVERY_CLASS)),
-    "granite_docling": Family(
-        None, text_type="granite_docling_text", uncounted_encoders={"vision_config": "granite_docling_vision"}
-    ),
+    "granite_docling": Family(None, text_type="granite_docling_text", tower_file="llava", modules=DOCLING_MODULES),
     "granite_docling_text": Family(_read_granite),
     "granitemoe": Family(_read_granitemoe, earlier_names=GRANITE_EARLIER_NAMES),
     "granitemoeshared": Family(

@@ -43,7 +43,13 @@ FAMILIES = {
             "tie_word_embeddings": True,
             "sliding_window": 8192,
         },
-        uncounted_encoders={"audio_config": "voxtral_realtime_encoder"},
+        tower_file="audio",
+        modules={
+            "towers.conv_1": "embedder.conv1",
+            "towers.conv_2": "embedder.conv2",
+            "towers.map_1": "linear_1",
+            "towers.map_2": "linear_2",
+        },
     ),
     "voxtral_realtime_text": Family(
         _read_voxtral_realtime_text,

@@ -38,19 +38,14 @@ FAMILIES = {
         tower_file="blip",
         uncounted_classes=("ForImageTextRetrieval", "WithProjection", "Blip2QFormerModel"),
     ),
-    "instructblip": Family(
-        None,
-        text_type="opt",
-        tying_source="text",
-        uncounted_encoders={"vision_config": "instructblip_vision_model", "qformer_config": "instructblip_qformer"},
-    ),
-    "instructblipvideo": Family(
-        None,
-        text_type="opt",
-        tying_source="text",
-        uncounted_encoders={
-            "vision_config": "instructblipvideo_vision_model",
-            "qformer_config": "instructblipvideo_qformer",
-        },
-    ),
+    **{
+        kind: Family(
+            None,
+            ignored_fields=frozenset({"qformer_config"}),  # read with the vision encoder
+            text_type="opt",
+            tying_source="text",
+            tower_file="blip",
+        )
+        for kind in ("instructblip", "instructblipvideo")
+    },
 }

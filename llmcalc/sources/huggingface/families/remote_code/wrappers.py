@@ -72,7 +72,7 @@ FAMILIES = {
         "deepseek_v2",
         f"{GITHUB}deepseek-ai/DeepSeek-VL2/blob/main/deepseek_vl2/models/modeling_deepseek_vl_v2.py",
         "language_config",
-        tower_class_prefixes="DeepseekVLV2",
+        tower_class_prefixes="Deepseek",
         tower_file=TOWER_FILE,
     ),
     "eagle_2_5_vl": _wrapper_family("qwen2", f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py", tower_file=TOWER_FILE),

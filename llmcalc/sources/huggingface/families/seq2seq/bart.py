@@ -32,6 +32,7 @@ from ...parts import (
     layernorm,
     mlp,
 )
+from ..multimodal.multimodal import SAM_MODULES
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -290,7 +291,13 @@ FAMILIES = {
         None,
         text_type="pp_formulanet_text",
         tying_source="never",
-        uncounted_encoders={"vision_config": "pp_formulanet_vision"},
+        tower_file="sam",
+        modules={
+            **SAM_MODULES,
+            **dict.fromkeys(("towers.vision_tower", "towers.multi_modal_projector"), "encoder"),
+            **{f"towers.halving_{i}": f"multi_modal_projector.conv{i}" for i in (1, 2)},
+            **{f"towers.multi_modal_projector.map_{i}": f"multi_modal_projector.linear_{i}" for i in (1, 2)},
+        },
     ),
     "pp_formulanet_text": replace(BART, read_model=_read_pp_formulanet_text, field_writers={}),
     "plbart": BART,

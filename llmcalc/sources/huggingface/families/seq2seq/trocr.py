@@ -23,6 +23,7 @@ from ...parts import (
     mlp,
     rmsnorm,
 )
+from ..gpt.kosmos import PAGE_MODULES
 from .bart import IGNORED_FIELDS
 
 
@@ -85,7 +86,10 @@ FAMILIES = {
         dropout_fields=BART_DROPOUT,
     ),
     "pix2struct": Family(
-        None, text_type="pix2struct_text_model", uncounted_encoders={"vision_config": "pix2struct_vision_model"}
+        None,
+        text_type="pix2struct_text_model",
+        tower_file="kosmos",
+        modules={"towers.vision_model": "encoder", "towers.o_proj": "output", **PAGE_MODULES},
     ),
     "pix2struct_text_model": Family(
         _read_pix2struct_text_model,
