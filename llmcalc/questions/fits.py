@@ -154,9 +154,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     fit_answer = with_decoding_seconds(answer_on_device, hardware, served_users.users)
     fit_answer = replace(fit_answer, find_changes=find_changes)
     return ReportedAnswer(
-        fit_answer,
-        lambda: report(preset, fit_answer, device_options, served_users.notes),
-        memory_fit.verdict != "no",
+        fit_answer, lambda: report(preset, fit_answer, device_options, served_users.notes), memory_fit.verdict != "no"
     )
 
 

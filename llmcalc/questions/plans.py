@@ -166,9 +166,7 @@ def ask_plan(
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
             suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
     return ReportedAnswer(
-        plan,
-        lambda: report(preset, plan, suggestion, requested_sizes),
-        bool(plan.ranked_layouts.feasible),
+        plan, lambda: report(preset, plan, suggestion, requested_sizes), bool(plan.ranked_layouts.feasible)
     )
 
 

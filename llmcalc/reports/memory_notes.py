@@ -235,11 +235,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str, e
             "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
             "--allocator expandable reuses them"
         )
-    notes[:0] = [
-        *tag_notes(preset, run_settings.quantize),
-        engine_note,
-        concatenation_note(run_memory),
-    ]
+    notes[:0] = [*tag_notes(preset, run_settings.quantize), engine_note, concatenation_note(run_memory)]
     notes.append(_kernels_note(run_memory))
     uncounted_texts = uncounted_tensors_note(memory_use)
     notes += [f"not counted: {'; '.join(uncounted_texts)}" if uncounted_texts else "", binary_unit_note(units.GIB)]

@@ -77,10 +77,7 @@ APPLE_COMPUTERS = {
 }
 """Apple's computers without their chip → chips with which they are sold, for the error message."""
 
-NOTEBOOK_SERVICES = {
-    "colab": "t4 (without a subscription), l4 or a100-40gb",
-    "kaggle": "p100, or t4 with --devices 2",
-}
+NOTEBOOK_SERVICES = {"colab": "t4 (without a subscription), l4 or a100-40gb", "kaggle": "p100, or t4 with --devices 2"}
 """Services that lend notebooks → accelerators of those, for the error message.
 
 Sources: https://mccormickml.com/2024/04/23/colab-gpus-features-and-pricing and

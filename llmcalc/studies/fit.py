@@ -384,8 +384,7 @@ def _evaluate_changes(
         try:
             if not has_recorded_bound:
                 heappush(
-                    runs_by_bound,
-                    (max(least_bytes, changed_run.least_device_bytes), change_index, True, changed_run),
+                    runs_by_bound, (max(least_bytes, changed_run.least_device_bytes), change_index, True, changed_run)
                 )
                 continue
             hardware = current_fit.hardware

@@ -840,10 +840,7 @@ def _reference_class() -> type[nn.Module]:
             """Computes the attention output. x: the input. value_input: input of the value projection; default x."""
             query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
             q = self._normalize_and_rotate(
-                self._split_heads(self.q_proj(query_input), self.head_dim),
-                "q_norm",
-                pass_state,
-                pass_state.past_tokens,
+                self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", pass_state, pass_state.past_tokens
             )
             k, v = self._computed_or_shared_keys(x, pass_state, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, pass_state)

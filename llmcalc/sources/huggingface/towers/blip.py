@@ -72,9 +72,6 @@ BLIP_FIELDS = field_names("dropout initializer_factor num_channels")
 WRAPPERS = {
     "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION_DEFAULTS}, ignored_fields=BLIP_FIELDS),
     "blip-2": vision_section(
-        _read_blip_2,
-        {"blip_2_vision_model": VISION_DEFAULTS},
-        {"num_query_tokens": 32},
-        ignored_fields=BLIP_FIELDS,
+        _read_blip_2, {"blip_2_vision_model": VISION_DEFAULTS}, {"num_query_tokens": 32}, ignored_fields=BLIP_FIELDS
     ),
 }

@@ -175,11 +175,7 @@ def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -
     text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
     perceiver_config = root_config.section("perceiver_config", PERCEIVER_DEFAULTS)
     ffn_width = text_config.integer("intermediate_size")
-    gated_layer = {
-        "size": 2 * ffn_width,
-        "hidden_act": text_config.choice(ACTIVATIONS, "hidden_act"),
-        "gated": True,
-    }
+    gated_layer = {"size": 2 * ffn_width, "hidden_act": text_config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
     heads, kv_heads = perceiver_config.integer("resampler_n_heads"), perceiver_config.integer("num_key_value_heads")
     perceiver_config.quotient("num_key_value_heads", heads, kv_heads)
     attention: Table = {"num_attention_heads": heads, "head_dim": perceiver_config.integer("resampler_head_dim")}

@@ -38,13 +38,7 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: i
     config.require("output_dim", text_hidden_size)
     chunk_frames = 2 * config.integer("n_window")
     stem_table = config.integer_fields("num_mel_bins", "max_source_positions")
-    audio_framing = {
-        "type": "chunks",
-        "chunk": chunk_frames,
-        "halvings": 1,
-        "merge": 2,
-        "max_seconds": QWEN2_5_SECONDS,
-    }
+    audio_framing = {"type": "chunks", "chunk": chunk_frames, "halvings": 1, "merge": 2, "max_seconds": QWEN2_5_SECONDS}
     tower = _chunked_encoder(
         config,
         {**stem_table, "chunk": chunk_frames},

@@ -156,13 +156,7 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
     position_rows = (config.integer("max_image_size") // config.integer("patch_size")) ** 2 + 1
     patch_fields = {"num_channels": config.integer("num_channels"), "bias": True}
     merge_size = config.integer("spatial_merge_size")
-    image_resizing = {
-        "type": "smart_resize",
-        "merge": merge_size,
-        **HUNYUAN_PIXELS,
-        "line_marks": True,
-        "marks": 2,
-    }
+    image_resizing = {"type": "smart_resize", "merge": merge_size, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
     block = biased_layer(config, layernorm(eps))
     tower = vision_transformer(
         config, block, patch_fields=patch_fields, positions={"rows": position_rows}, image=image_resizing

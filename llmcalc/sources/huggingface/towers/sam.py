@@ -25,10 +25,7 @@ def _sam_encoder(config: Config, halving_channels: list[int], ffn_width: int) ->
     return {
         "type": "sam",
         "hidden_size": hidden_size,
-        "patches": {
-            **config.integer_fields("patch_size", "num_channels"),
-            "bias": True,
-        },
+        "patches": {**config.integer_fields("patch_size", "num_channels"), "bias": True},
         "grid": grid_side,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,

@@ -97,12 +97,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     )
     heads = config.integer("num_attention_heads")
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)  # the class reads no head_dim
-    mixer = {
-        "num_attention_heads": heads,
-        "position": rope(config),
-        "fused_qkv": True,
-        **attention_biases(config),
-    }
+    mixer = {"num_attention_heads": heads, "position": rope(config), "fused_qkv": True, **attention_biases(config)}
     block = layer_table(mixer, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
     layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}

@@ -133,9 +133,4 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
     return window_distances
 
 
-FAMILIES = {
-    "neomme": Family(
-        _read_neomme,
-        uncounted_modules="model.patch_embeddings + patch_embeddings",
-    )
-}
+FAMILIES = {"neomme": Family(_read_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings")}

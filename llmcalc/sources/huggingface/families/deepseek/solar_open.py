@@ -49,10 +49,7 @@ def _read_mellum(config: Config) -> Table:
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     ffn_kinds = dense_or_moe_kinds(config, depth, 0)
     mixer = attention(
-        config,
-        position=rope(config, layer_kind="full_attention"),
-        **attention_biases(config),
-        **qk_norm_fields(norm),
+        config, position=rope(config, layer_kind="full_attention"), **attention_biases(config), **qk_norm_fields(norm)
     )
     sliding_attention = {
         "position": rope(config, layer_kind="sliding_attention"),

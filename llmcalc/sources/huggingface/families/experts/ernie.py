@@ -160,12 +160,7 @@ def _expert_interval(config_values: ConfigValues) -> int:
 
 FAMILIES = {
     "ernie4_5": Family(_read_ernie4_5, ignored_fields=IGNORED_FIELDS, dropout_fields={}),
-    "paddleocr_vl": Family(
-        None,
-        text_type="paddleocr_vl_text",
-        tying_source="either",
-        tower_file="siglip",
-    ),
+    "paddleocr_vl": Family(None, text_type="paddleocr_vl_text", tying_source="either", tower_file="siglip"),
     "paddleocr_vl_text": Family(_read_ernie4_5, ignored_fields=IGNORED_FIELDS | {"use_3d_rope"}, dropout_fields={}),
     "ernie4_5_moe": Family(
         _read_ernie4_5_moe,

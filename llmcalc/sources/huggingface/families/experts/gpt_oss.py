@@ -63,10 +63,7 @@ def _read_privacy_filter(config: Config) -> Table:
 
 
 FAMILIES = {
-    "gpt_oss": Family(
-        _read_gpt_oss,
-        ignored_fields=frozenset({"initial_context_length", "experts_per_token"}),
-    ),
+    "gpt_oss": Family(_read_gpt_oss, ignored_fields=frozenset({"initial_context_length", "experts_per_token"})),
     "openai_privacy_filter": Family(
         _read_privacy_filter,
         {"num_labels": 33},

@@ -170,12 +170,7 @@ FAMILIES = {
     "hunyuan_v1_dense": Family(
         _read_hunyuan_v1_dense, ignored_fields=IGNORED_FIELDS | EXPERT_FIELDS, modules=HUNYUAN_MODULES
     ),
-    "hunyuan_vl": Family(
-        None,
-        text_type="hunyuan_vl_text",
-        tying_source="either",
-        tower_file="pixtral",
-    ),
+    "hunyuan_vl": Family(None, text_type="hunyuan_vl_text", tying_source="either", tower_file="pixtral"),
     "hunyuan_vl_text": Family(
         _read_hunyuan_vl_text,
         ignored_fields=IGNORED_FIELDS | EXPERT_FIELDS,

@@ -177,10 +177,5 @@ FAMILIES = {
             "indexer.k_proj": "index_k_proj",
         },
     ),
-    "minimax_m3_vl": Family(
-        None,
-        text_type="minimax_m3_vl_text",
-        tying_source="either",
-        tower_file="qwen",
-    ),
+    "minimax_m3_vl": Family(None, text_type="minimax_m3_vl_text", tying_source="either", tower_file="qwen"),
 }

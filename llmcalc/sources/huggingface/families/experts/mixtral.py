@@ -79,12 +79,7 @@ def read_qwen3_moe(config: Config) -> Table:
         config.require_if_present(field_name, field_value)
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
-    mixer = attention(
-        config,
-        sliding_window=window,
-        **attention_biases(config),
-        **qk_norms,
-    )
+    mixer = attention(config, sliding_window=window, **attention_biases(config), **qk_norms)
     return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), mixer, {})
 
 

@@ -258,12 +258,7 @@ FAMILIES = {
         },
     ),
     "gptj": Family(read_gptj, ignored_fields=IGNORED_FIELDS, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
-    "codegen": Family(
-        read_gptj,
-        ignored_fields=IGNORED_FIELDS,
-        aliases=ALIASES,
-        dropout_fields=GPT2_DROPOUT,
-    ),
+    "codegen": Family(read_gptj, ignored_fields=IGNORED_FIELDS, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
     "gpt_neox": Family(
         _read_gpt_neox,
         ignored_fields=IGNORED_FIELDS,

@@ -142,8 +142,7 @@ def _read_cohere_compass(config: Config) -> Table:
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
     stack = stack_of_variants(
-        {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()},
-        layer_kinds,
+        {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()}, layer_kinds
     )
     return _parallel_decoder(
         config, attention(config, **attention_biases(config)), glu(config), _layer_norm(config), stack

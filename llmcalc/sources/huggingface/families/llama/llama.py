@@ -80,12 +80,7 @@ def _read_qwen2(config: Config) -> Table:
 
 def _read_qwen3(config: Config) -> Table:
     return llama_decoder(
-        config,
-        attention(
-            config,
-            **attention_biases(config),
-            **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))),
-        ),
+        config, attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
     )
 
 

@@ -117,9 +117,6 @@ FAMILIES = {
         },
     ),
     "arcee": Family(_read_arcee),
-    "apertus": Family(
-        read_apertus,
-        ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
-    ),
+    "apertus": Family(read_apertus, ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"})),
     "helium": Family(_read_helium),
 }

@@ -33,11 +33,7 @@ def _read_recurrent_gemma(config: Config) -> Table:
     config.quotient("num_attention_heads", recurrent_width, heads)
     window = config.integer("attention_window_size", "sliding_window")
     local_attention = attention(
-        config,
-        position=rope(config, 0.5),
-        sliding_window=window,
-        o_bias=True,
-        **attention_biases(config, QKV_BIASES),
+        config, position=rope(config, 0.5), sliding_window=window, o_bias=True, **attention_biases(config, QKV_BIASES)
     )
     recurrent_mixer: Table = {
         "type": "rglru",

@@ -66,9 +66,7 @@ def _read_llada(config: Config) -> Table:
 def _read_llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     mixer = attention(
-        config,
-        **attention_biases(config),
-        **(qk_norm_fields(norm) if config.flag("qk_layernorm") else {}),
+        config, **attention_biases(config), **(qk_norm_fields(norm) if config.flag("qk_layernorm") else {})
     )
     shared_width = config.optional_integer("shared_expert_intermediate_size")
     experts = moe(

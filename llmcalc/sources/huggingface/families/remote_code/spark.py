@@ -16,10 +16,7 @@ def _read_spark(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     output_gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
     mixer = attention(
-        config,
-        position=rope(config, layer_kind="full_attention"),
-        **output_gate,
-        **attention_biases(config),
+        config, position=rope(config, layer_kind="full_attention"), **output_gate, **attention_biases(config)
     )
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mixer, ffn, norm)

@@ -161,10 +161,7 @@ def bart_model(
     if not is_decoder_only:
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
-    model_fields: Table = {
-        **config.integer_fields("vocab_size", "hidden_size"),
-        "tie_word_embeddings": is_tied,
-    }
+    model_fields: Table = {**config.integer_fields("vocab_size", "hidden_size"), "tie_word_embeddings": is_tied}
     if position["type"] == "sinusoidal":
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
     stack_fields: Table = {"position": position}
