@@ -34,11 +34,9 @@ def ask_cost(
     from ..reports.cost import report
 
     if (options.tokens is None) == (options.requests is None):
-        expected_text = (
-            "one of the two"
-            if options.tokens is not None
-            else "--tokens 15T --devices 64 to train, or --requests 1M --input 1000 --output 200 to serve"
-        )
+        expected_text = "--tokens 15T --devices 64 to train, or --requests 1M --input 1000 --output 200 to serve"
+        if options.tokens is not None:
+            expected_text = "one of the two"
         raise InputError(
             f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_text}"
         )

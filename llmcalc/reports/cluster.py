@@ -465,11 +465,9 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         cluster.framework_settings, "moe_expert_capacity_factor", None
     ) or cluster.settings.moe not in (None, DROPLESS_VALUE)
     if cluster.trains and cluster.layout.ep > 1 and not has_expert_capacity:
-        uneven_text = (
-            ""
-            if cluster.framework_settings is not None
-            else f"; --moe {CAPACITY_PREFIX}1.5 for ranks that get 1.5 times as many"
-        )
+        uneven_text = ""
+        if cluster.framework_settings is None:
+            uneven_text = f"; --moe {CAPACITY_PREFIX}1.5 for ranks that get 1.5 times as many"
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.settings.precision in PRODUCT_FORMAT_BY_PRECISION:
         estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")

@@ -81,13 +81,12 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
     title = title or " → ".join(preset.display for preset in (model_before, model_after) if preset is not None)
     warnings = [*([unread_files] if unread_files else []), *_length_warnings(model_difference)]
     added_model_text = "could not be read before" if unread_files else "added"
-    headline_text = (
-        added_model_text
-        if model_before is None
-        else "removed"
-        if model_after is None
-        else _answer_text(model_difference)
-    )
+    if model_before is None:
+        headline_text = added_model_text
+    elif model_after is None:
+        headline_text = "removed"
+    else:
+        headline_text = _answer_text(model_difference)
     notes = [
         *warnings,
         f"at {model_difference.seq:,} tokens of one sequence, cache in "
@@ -176,11 +175,9 @@ def _both_values_text(quantity_change: QuantityChange) -> list[str]:
 
 def _scaled_text(unit_scale: units.UnitScale, quantity_change: QuantityChange, amount: float) -> str:
     """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
-    return (
-        f"{unit_scale.write(amount)} {unit_scale.name}"
-        if amount and unit_scale.factor > 1
-        else WRITER_BY_UNIT[quantity_change.unit](amount)
-    )
+    if amount and unit_scale.factor > 1:
+        return f"{unit_scale.write(amount)} {unit_scale.name}"
+    return WRITER_BY_UNIT[quantity_change.unit](amount)
 
 
 def _change_text(quantity_change: QuantityChange) -> str:
@@ -190,11 +187,9 @@ def _change_text(quantity_change: QuantityChange) -> str:
 
 def _relative_change(quantity_change: QuantityChange) -> float | None:
     """Returns the relative change; None without a change, or without an old value other than 0."""
-    return (
-        quantity_change.after / quantity_change.before - 1
-        if quantity_change.has_changed and quantity_change.before and quantity_change.after is not None
-        else None
-    )
+    if quantity_change.has_changed and quantity_change.before and quantity_change.after is not None:
+        return quantity_change.after / quantity_change.before - 1
+    return None
 
 
 def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) -> Table:
@@ -223,11 +218,10 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
         for node in shown_nodes
     ]
     hidden_count = len(changed_nodes) - len(table_rows)
-    notes = (
-        [f"{plural(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"]
-        if hidden_count
-        else []
-    )
+    if hidden_count:
+        notes = [f"{plural(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"]
+    else:
+        notes = []
     unit_text = f", in {unit_scale.name}" if unit_scale.name else ""
     return Table(
         f"{quantity_name[0].upper()}{quantity_name[1:]} by node{unit_text}",

@@ -142,11 +142,10 @@ def fit_report(
         *_memory_notes(best_option.memory),
         *_launch_notes(engine_use),
     ]
-    answer_text = (
-        f"{users_text} on {devices_text}"
-        if best_option.serves_all_users
-        else f"no: not {users_text} on up to {devices_text}"
-    )
+    if best_option.serves_all_users:
+        answer_text = f"{users_text} on {devices_text}"
+    else:
+        answer_text = f"no: not {users_text} on up to {devices_text}"
     table_rows = [
         row(
             engine_option.hardware.name,
@@ -340,11 +339,10 @@ def _terms_table(engine_use: EngineUse) -> Table:
     table_rows = []
     has_budget = any(memory_term.name == "budget" for memory_term in engine_use.memory.terms)
     for memory_term in engine_use.memory.terms:
-        title = (
-            f"{TERM_TITLES[memory_term.name]}, {memory_term.device}"
-            if memory_term.device
-            else TERM_TITLES[memory_term.name]
-        )
+        if memory_term.device:
+            title = f"{TERM_TITLES[memory_term.name]}, {memory_term.device}"
+        else:
+            title = TERM_TITLES[memory_term.name]
         row_cells = [
             title,
             _signed_bytes(memory_term, has_budget),

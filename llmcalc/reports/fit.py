@@ -82,11 +82,9 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         )
         for hardware_option in hardware_options
     ]
-    replica_note = (
-        "dp: replicas, which share the users"
-        if any(hardware_option.users for hardware_option in hardware_options)
-        else ""
-    )
+    replica_note = ""
+    if any(hardware_option.users for hardware_option in hardware_options):
+        replica_note = "dp: replicas, which share the users"
     engine_note = (
         f"weights of a GGUF file: by llama.cpp's buffers, layers divided among up to {MOST_SPLIT_DEVICES} (pp); over "
         "several of Apple, and where llama.cpp does not run, by torch's kernels"

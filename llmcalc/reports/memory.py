@@ -213,11 +213,9 @@ def memory_kind_columns_and_rows(
         kind_name: str, dtype: str, byte_count: int, depth: int = 0, is_bold: bool = False, memory_kind: str = ""
     ) -> Row:
         peak_fraction = byte_count / device.device_bytes
-        text_bar = (
-            None
-            if depth or is_bold
-            else TextBar(peak_fraction, palette.MEMORY_KIND_COLOURS.get(memory_kind, palette.OTHER_COLOUR))
-        )
+        text_bar = None
+        if not (depth or is_bold):
+            text_bar = TextBar(peak_fraction, palette.MEMORY_KIND_COLOURS.get(memory_kind, palette.OTHER_COLOUR))
         formats_cell = [] if memory_use is None else [units.short_dtype(dtype) if dtype else None]
         return row(
             kind_name, *formats_cell, byte_count, peak_fraction, text_bar, depth=depth, is_bold=is_bold, is_sum=is_bold

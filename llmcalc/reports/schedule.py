@@ -195,11 +195,10 @@ class TimetableChart(NamedTuple):
             # its name is outside the window
             if visible_columns.start > first_column or len(pass_name) > len(visible_columns):
                 pass_name = ""
-            pass_name = (
-                pass_name.ljust(len(visible_columns), FILL_CHARACTER)
-                if span_chunk == model_chunk
-                else " " * len(visible_columns)
-            )
+            if span_chunk == model_chunk:
+                pass_name = pass_name.ljust(len(visible_columns), FILL_CHARACTER)
+            else:
+                pass_name = " " * len(visible_columns)
             line_text = (
                 line_text[: visible_columns.start - shown_columns.start]
                 + pass_name

@@ -216,13 +216,12 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
         shown_point = (
             load_point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
         )
-        verdict = (
-            "no"
-            if not is_within_limits
-            else AT_RISK_VERDICT
-            if serve_study.latency_limits.are_at_risk(shown_point.ttft)
-            else "ok"
-        )
+        if not is_within_limits:
+            verdict = "no"
+        elif serve_study.latency_limits.are_at_risk(shown_point.ttft):
+            verdict = AT_RISK_VERDICT
+        else:
+            verdict = "ok"
         row_cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
         table_rows.append(
             Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)

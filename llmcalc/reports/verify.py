@@ -325,11 +325,9 @@ def _node_path_or_peak_moment(comparison: Check) -> str:
     peak_moment = comparison.quantity.removeprefix(MEMORY_PREFIX).removesuffix("_bytes").replace("_", " ")
     if not comparison.node:
         return peak_moment
-    return (
-        f"{comparison.location}: {peak_moment}"
-        if comparison.quantity.startswith(MEMORY_PREFIX)
-        else comparison.location
-    )
+    if comparison.quantity.startswith(MEMORY_PREFIX):
+        return f"{comparison.location}: {peak_moment}"
+    return comparison.location
 
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:

@@ -224,14 +224,13 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
         )
     memory_text = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit_text, unit_text.upper())
     is_decimal_unit = unit_text in ("mb", "gb", "tb")
-    notes = (
-        (
+    if is_decimal_unit:
+        notes = (
             f"{memory_text}: 1 {unit_text.upper()} = {BYTES_BY_UNIT[unit_text]:,} bytes; "
             "cards are sold in GiB, called GB",
         )
-        if is_decimal_unit
-        else ()
-    )
+    else:
+        notes = ()
     return Hardware(
         name=memory_text,
         title=memory_text,

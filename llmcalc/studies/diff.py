@@ -187,11 +187,10 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         for head_field in (*head_fields, "v_head_dim"):
             field_path = f"{attention_path}.{head_field}"
             if field_path in completed_fields and completed_fields[field_path] is None:
-                completed_fields[field_path] = (
-                    head_fields[head_field]
-                    if head_field in head_fields
-                    else completed_fields[f"{attention_path}.head_dim"]
-                )
+                if head_field in head_fields:
+                    completed_fields[field_path] = head_fields[head_field]
+                else:
+                    completed_fields[field_path] = completed_fields[f"{attention_path}.head_dim"]
     return completed_fields
 
 

@@ -268,11 +268,9 @@ def _number_at_capacity(excess_by_number: Mapping[int, int], fitting_number: int
         default=fitting_number,
     )
     excess_difference = excess_by_number[fitting_number] - excess_by_number[lower_number]
-    return (
-        fitting_number + (fitting_number - lower_number) * -excess_by_number[fitting_number] // excess_difference
-        if excess_difference > 0
-        else LARGEST_GROWTH_FACTOR * fitting_number
-    )
+    if excess_difference > 0:
+        return fitting_number + (fitting_number - lower_number) * -excess_by_number[fitting_number] // excess_difference
+    return LARGEST_GROWTH_FACTOR * fitting_number
 
 
 def _memory_saving_changes(

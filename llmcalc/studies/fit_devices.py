@@ -131,11 +131,10 @@ def fit_devices(
             int(workload.seq),
             longest_length,
         )
-    setting_changes = (
-        ()
-        if best_fit.verdict == "fits"
-        else tuple(_changes_that_fit(devices_question, plan.devices, fewest_devices, fewest_candidate))
-    )
+    if best_fit.verdict == "fits":
+        setting_changes = ()
+    else:
+        setting_changes = tuple(_changes_that_fit(devices_question, plan.devices, fewest_devices, fewest_candidate))
     return DevicesFitAnswer(
         plan,
         best_candidate,

@@ -199,11 +199,9 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
         )
 
 
-KAPLAN_SOURCE, CHINCHILLA_SOURCE, PALM_SOURCE = (
-    "Kaplan 2020, Table 1",
-    "Hoffmann 2022, appendix F",
-    "Chowdhery 2022, appendix B",
-)
+KAPLAN_SOURCE = "Kaplan 2020, Table 1"
+CHINCHILLA_SOURCE = "Hoffmann 2022, appendix F"
+PALM_SOURCE = "Chowdhery 2022, appendix B"
 MEGATRON_SOURCE, MEGATRON_RECOMPUTE_SOURCE = "Korthikanti 2022, appendix A", "Narayanan 2021, eq. 3"
 KAPLAN_REMARK = "N non-embedding (active); half of all pairs; no logits"
 CHINCHILLA_REMARK = "for MHA and a non-gated FFN; also counts the embedding, as a matrix product, and softmax"

@@ -390,11 +390,10 @@ def plan_of(
             budget,
             replays.begin,
         )
-        ranked_layouts = (
-            layout_order.plan_of_fastest()
-            if row_limit == 1 and suggests_nearest == "never"
-            else layout_order.plan(row_limit, suggests_nearest)
-        )
+        if row_limit == 1 and suggests_nearest == "never":
+            ranked_layouts = layout_order.plan_of_fastest()
+        else:
+            ranked_layouts = layout_order.plan(row_limit, suggests_nearest)
     plan = LayoutPlan(
         layout_estimates,
         hardware,
@@ -453,13 +452,12 @@ def _layout_times(
     """Returns the seconds per step of layouts, or the reason why they are unknown."""
     if order_name == "memory":
         return None, ""
-    run_settings = (
-        TimeSettings(
+    if time_settings is None:
+        run_settings = TimeSettings(
             framework_record.stack_name(None, False, model_memory.spec.has_experts), loss=framework_record.loss
         )
-        if time_settings is None
-        else time_settings(framework_record)
-    )
+    else:
+        run_settings = time_settings(framework_record)
     try:
         return TrainingTimes(model_memory, hardware, run_settings), ""
     except InputError as error:

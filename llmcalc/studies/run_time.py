@@ -443,11 +443,9 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
     if run_adapters.has_magnitudes:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = run_adapters.base_format != "none"
-    bits_per_element = (
-        8 * stored_bytes(run_adapters.base_format, 1, LARGE_WEIGHT_ELEMENTS) / LARGE_WEIGHT_ELEMENTS
-        if is_in_4_bits
-        else 0.0
-    )
+    bits_per_element = 0.0
+    if is_in_4_bits:
+        bits_per_element = 8 * stored_bytes(run_adapters.base_format, 1, LARGE_WEIGHT_ELEMENTS) / LARGE_WEIGHT_ELEMENTS
     return Adapters(
         run_adapters.rank,
         run_adapters.target_names,

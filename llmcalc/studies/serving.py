@@ -409,11 +409,9 @@ class ServeStudy:
     def _replica_count(self, server: Server) -> int | None:
         """Returns the number of replicas or replica groups; None if the load determines the number."""
         replicas = self.sizes.replicas(server.sizes)
-        return (
-            replicas
-            if replicas is None or server.disaggregated_server is None
-            else replicas // server.disaggregated_server.replicas
-        )
+        if replicas is None or server.disaggregated_server is None:
+            return replicas
+        return replicas // server.disaggregated_server.replicas
 
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
         """Returns the server with enough replicas for load and latencies, or the reason why no number suffices.

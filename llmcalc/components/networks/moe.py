@@ -531,11 +531,9 @@ def routed_experts_class() -> type[nn.Module]:
             )
             hidden_units = apply_dropout(self, "activation", hidden_units)
             hidden_units = self.down_proj(hidden_units, row_experts, group_ends)
-            return (
-                hidden_units
-                if is_identity is None
-                else torch.where(is_identity[:, None], self.zero_experts(x), hidden_units)
-            )
+            if is_identity is None:
+                return hidden_units
+            return torch.where(is_identity[:, None], self.zero_experts(x), hidden_units)
 
     class RoutedExperts(nn.Module):
         """A router and its experts; the router's submodules are siblings of the experts."""

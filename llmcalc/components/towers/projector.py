@@ -134,11 +134,9 @@ class Resampler(LearnedQueries):
             )
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
-        return (
-            recorder.linear("attention_out", attn_output, hidden_axis, bias=True)
-            if self.double_projections
-            else attn_output
-        )
+        if self.double_projections:
+            return recorder.linear("attention_out", attn_output, hidden_axis, bias=True)
+        return attn_output
 
 
 RESAMPLERS = PartChoice(

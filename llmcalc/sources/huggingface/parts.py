@@ -89,11 +89,9 @@ def rope(
         rope_parameters = rope_parameters[layer_kind]
 
     def stated_value(field_name: str, top_level_name: str) -> Any:
-        return (
-            rope_parameters[field_name]
-            if rope_parameters.get(field_name) is not None
-            else config.config_fields.get(top_level_name)
-        )
+        if rope_parameters.get(field_name) is not None:
+            return rope_parameters[field_name]
+        return config.config_fields.get(top_level_name)
 
     rope_base = stated_value("rope_theta", theta_name)
     rotary_fraction = stated_value("partial_rotary_factor", fraction_name)
@@ -284,11 +282,9 @@ def token_types(segment_type_count: int, task_type_count: int | None = None) -> 
 
 def pooler(is_present: bool, score_count: int | None = None) -> Table:
     """Returns BERT's pooler as a model's field `pooler` if `is_present`. score_count: scores after the pooler."""
-    return (
-        {"pooler": {"dense": True, **({} if score_count is None else {"num_labels": score_count})}}
-        if is_present
-        else {}
-    )
+    if is_present:
+        return {"pooler": {"dense": True, **({} if score_count is None else {"num_labels": score_count})}}
+    return {}
 
 
 TOKEN_CLASSIFIER = "ForTokenClassification"

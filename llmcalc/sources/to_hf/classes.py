@@ -31,11 +31,9 @@ def class_names(model_type: str, spec: ModelSpec) -> list[str]:
 def wrapper_names(model_type: str, lacks_head: bool) -> list[str]:
     """Returns the classes of a wrapper's model type, with or without an output head."""
     known_classes = library_class_names().get(model_type, [])
-    return (
-        _classes_ending_with(known_classes, "Model")
-        if lacks_head
-        else _classes_ending_with(known_classes, CONDITIONAL_ENDINGS)
-    )
+    if lacks_head:
+        return _classes_ending_with(known_classes, "Model")
+    return _classes_ending_with(known_classes, CONDITIONAL_ENDINGS)
 
 
 def _classes_ending_with(listed_classes: list[str], class_ending: str | tuple[str, ...]) -> list[str]:

@@ -11,10 +11,8 @@ from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, r
 
 
 def _read_dbrx(config: Config) -> Table:
-    attn_config, ffn_config = (
-        config.section("attn_config", {"kv_n_heads": 1}),
-        config.section("ffn_config", FFN_DEFAULTS),
-    )
+    attn_config = config.section("attn_config", {"kv_n_heads": 1})
+    ffn_config = config.section("ffn_config", FFN_DEFAULTS)
     heads, norm = config.integer("num_attention_heads"), layernorm(bias=False)
     activation = ffn_config.table("ffn_act_fn").get("name", "silu")
     if activation not in ACTIVATIONS:

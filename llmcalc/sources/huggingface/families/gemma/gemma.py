@@ -73,11 +73,10 @@ def local_theta(config: Config) -> float:
     """Returns RoPE's base in sliding layers."""
     rope_parameters = config.config_fields.get("rope_parameters")
     sliding_rope = rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
-    rope_base = (
-        sliding_rope.get("rope_theta")
-        if isinstance(sliding_rope, dict)
-        else config.config_fields.get("rope_local_base_freq")
-    )
+    if isinstance(sliding_rope, dict):
+        rope_base = sliding_rope.get("rope_theta")
+    else:
+        rope_base = config.config_fields.get("rope_local_base_freq")
     return float(rope_base) if isinstance(rope_base, int | float) and rope_base > 0 else 10_000.0
 
 

@@ -134,11 +134,10 @@ def _read_cohere_compass(config: Config) -> Table:
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))
     attention_changes: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field_name, layer_kind in FULL_OR_SLIDING.items():
-        attention_changes[layer_kind]["position"] = (
-            "none"
-            if field_name in rope_tables and rope_tables[field_name] is None
-            else rope(config, layer_kind=field_name)
-        )
+        if field_name in rope_tables and rope_tables[field_name] is None:
+            attention_changes[layer_kind]["position"] = "none"
+        else:
+            attention_changes[layer_kind]["position"] = rope(config, layer_kind=field_name)
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
     stack = stack_of_variants(

@@ -192,11 +192,10 @@ def read_ling_3(config: Config) -> Table:
         "short_conv_kernel_size": config.integer("linear_conv_kernel_dim", "short_conv_kernel_size"),
     }
     attention_period = config.integer("layer_group_size")
-    lower_bound_fields = (
-        {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST_SIZE)}
-        if config.flag("kda_safe_gate")
-        else {}
-    )
+    if config.flag("kda_safe_gate"):
+        lower_bound_fields = {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST_SIZE)}
+    else:
+        lower_bound_fields = {}
     linear_attention = kda(
         config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields
     )

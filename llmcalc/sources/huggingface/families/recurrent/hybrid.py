@@ -174,11 +174,9 @@ def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: l
 def _read_granitemoehybrid(config: Config) -> Table:
     expert_count = config.count("num_local_experts")
     shared_ffn = glu(config, ffn_width=config.integer("shared_intermediate_size"))
-    ffn = (
-        moe(expert_count, config.integer("num_experts_per_tok"), glu(config), shared_ffn)
-        if expert_count
-        else shared_ffn
-    )
+    ffn = shared_ffn
+    if expert_count:
+        ffn = moe(expert_count, config.integer("num_experts_per_tok"), glu(config), shared_ffn)
     config.require("position_embedding_type", None, "nope", "rope")
     position_fields: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {
