@@ -188,12 +188,8 @@ def _serving_cost(
     if load_point.concurrency > options.requests:  # no more requests at a time than there are
         limited_options = replace(options, concurrency=options.requests)
         return _serving_cost(run_question, limited_options, watts, hourly_price)
-    cost = Cost(
-        load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency),
-        load_point.devices,
-        watts,
-        hourly_price,
-    )
+    seconds = load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency)
+    cost = Cost(seconds, load_point.devices, watts, hourly_price)
     chosen_server = studied_servers.servers[studied_servers.chosen_server.server_index]
     return RunCost(
         cost,

@@ -297,17 +297,10 @@ class CacheQuestion:
 
         selected_rank = _selected_rank(self.rank, preset.model, lambda model: cache(model).bytes, "caches")
         cache_size = cache(preset.model if selected_rank is None else selected_rank.model)
-        sequence_fields = {
-            "batch": cache_size.workload.batch,
-            "seq": cache_size.workload.seq,
-            "kv_dtype": self.kv_dtype,
-        }
-        return Cache.of_result(
-            cache_size,
-            preset=preset,
-            share=selected_rank,
-            draft=_draft_of_target(preset, self.draft, **sequence_fields),
-        )
+        workload = cache_size.workload
+        sequence_fields = {"batch": workload.batch, "seq": workload.seq, "kv_dtype": self.kv_dtype}
+        draft = _draft_of_target(preset, self.draft, **sequence_fields)
+        return Cache.of_result(cache_size, preset=preset, share=selected_rank, draft=draft)
 
 
 QUANTITIES_BY_SETTING = {

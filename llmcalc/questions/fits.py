@@ -122,12 +122,9 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     engine_fit = partial(fit_under_usual_engine, preset)
     answer_on_device = engine_answer or fit(run_memory, hardware, engine_fit)
     served_users = ServedUsers.of_answer(answer_on_device, usual_engine)
+    option_with_engine = partial(option_under_usual_engine, preset, run_memory)
     device_options = hardware_options(
-        run_memory,
-        run_question.accelerators,
-        layout,
-        run_question.cuda_runtime_on,
-        partial(option_under_usual_engine, preset, run_memory),
+        run_memory, run_question.accelerators, layout, run_question.cuda_runtime_on, option_with_engine
     )
     memory_fit = answer_on_device.fit
 

@@ -298,11 +298,8 @@ def _engine_memory_of_log(
     if not parsed_log.refused_to_start:
         return version, engine_memory, ""
     measured_bytes = {term.name: term.value for term in parsed_log.terms if term.unit == "bytes"}
-    logged_sizes = LoggedSizes(
-        logged_run.log_question.log_file,
-        bytes_in_use_before_run(parsed_log, hardware) | measured_bytes,
-        engine_memory.settings,
-    )
+    bytes_by_term = bytes_in_use_before_run(parsed_log, hardware) | measured_bytes
+    logged_sizes = LoggedSizes(logged_run.log_question.log_file, bytes_by_term, engine_memory.settings)
     flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
 

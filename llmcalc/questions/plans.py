@@ -203,9 +203,6 @@ def _compared_plans(
             )
         except InputError:  # it does not train this model, or has no such layouts
             continue
-        compared_plans += (
-            [compared_plan]
-            if compared_plan.ranked_layouts.feasible or compared_plan.ranked_layouts.nearest_candidate
-            else []
-        )
+        ranked_layouts = compared_plan.ranked_layouts
+        compared_plans += [compared_plan] if ranked_layouts.feasible or ranked_layouts.nearest_candidate else []
     return tuple(compared_plans)

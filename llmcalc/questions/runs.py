@@ -183,11 +183,8 @@ class RunQuestion(RunOptions):
         except InputError:  # Ollama has no such model
             return self
         note = library_engine.default_context_note(context)
-        return replace(
-            self,
-            preset=self.preset.model_copy(update={"run_notes": (*self.preset.run_notes, note)}),
-            settings=settings.with_changes(seq=context - (settings.phase == "decode")),
-        )
+        preset = self.preset.model_copy(update={"run_notes": (*self.preset.run_notes, note)})
+        return replace(self, preset=preset, settings=settings.with_changes(seq=context - (settings.phase == "decode")))
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
@@ -526,11 +523,8 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
         if setting_name != "precision"
     }
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
-    return replace(
-        launched_run,
-        settings={**settings, "dtype": preset.dtype, "master_weights": "none"},
-        notes=(*launched_run.notes, dtype_note),
-    )
+    notes = (*launched_run.notes, dtype_note)
+    return replace(launched_run, settings={**settings, "dtype": preset.dtype, "master_weights": "none"}, notes=notes)
 
 
 def check_loss(settings: Settings, framework_record: Framework) -> None:

@@ -23,6 +23,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
         name_prefix = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
         elements_by_prefix[name_prefix] = elements_by_prefix.get(name_prefix, 0) + tensor.elements
+    children = [{"name": prefix, "params": element_count} for prefix, element_count in elements_by_prefix.items()]
     report_document: dict[str, Any] = {
         "model": {"name": file_name, "kind": "checkpoint"},
         "params": {"total": checkpoint.elements, "by_component": elements_by_prefix},
@@ -35,13 +36,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
                 for dtype, (tensor_count, element_count, byte_count) in checkpoint.by_dtype().items()
             },
         },
-        "tree": {
-            "name": file_name,
-            "params": checkpoint.elements,
-            "children": [
-                {"name": prefix, "params": element_count} for prefix, element_count in elements_by_prefix.items()
-            ],
-        },
+        "tree": {"name": file_name, "params": checkpoint.elements, "children": children},
     }
     prefix_columns = (
         Column("component", "component", justify="left"),
@@ -72,19 +67,12 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         "a header does not describe an architecture: flops, kv and the other commands need a description or a "
         "config.json",
     ]
-    return Report(
-        report_document,
-        [
-            Table(
-                f"{file_name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
-                prefix_columns,
-                prefix_rows,
-                notes=notes,
-                name="tensors",
-            ),
-            Table("By format", format_columns, format_rows, name="formats"),
-        ],
-    ).with_target(file_name)
+    title = f"{file_name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}"
+    tables = [
+        Table(title, prefix_columns, prefix_rows, notes=notes, name="tensors"),
+        Table("By format", format_columns, format_rows, name="formats"),
+    ]
+    return Report(report_document, tables).with_target(file_name)
 
 
 def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tensor_match: TensorMatch) -> Report:
@@ -144,17 +132,10 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
             f"{len(tensor_match.buffers):,} buffers are stored beside the parameters, such as "
             f"{tensor_match.buffers[0].name}"
         )
-    return Report(
-        report_document,
-        [
-            Table(
-                f"{model_origin} against {preset.display}: {verdict}",
-                columns,
-                table_rows[:MOST_SHOWN_TENSORS],
-                notes=notes,
-            )
-        ],
-    ).with_target(model_origin)
+    title = f"{model_origin} against {preset.display}: {verdict}"
+    return Report(report_document, [Table(title, columns, table_rows[:MOST_SHOWN_TENSORS], notes=notes)]).with_target(
+        model_origin
+    )
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -169,12 +169,8 @@ def report(
     phase_table = Table(
         f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, phase_rows(largest_rank.device), name="phases"
     )
-    message_table = Table(
-        f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}",
-        MESSAGE_COLUMNS,
-        _message_rows(cluster),
-        name="communication",
-    )
+    title = f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}"
+    message_table = Table(title, MESSAGE_COLUMNS, _message_rows(cluster), name="communication")
     fits_table = accelerators_table(
         accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}"
     )

@@ -144,12 +144,9 @@ def report(
         model_blocks = [list(compared_models)]
     else:
         model_blocks = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
+    tables = [_block_table(model_block, lines) for model_block in model_blocks]
     return Report(
-        json_documents,
-        with_notes_below(
-            [_block_table(model_block, lines) for model_block in model_blocks],
-            [*_compare_notes(compared_models, decoding_load), *warnings],
-        ),
+        json_documents, with_notes_below(tables, [*_compare_notes(compared_models, decoding_load), *warnings])
     )
 
 
@@ -474,8 +471,5 @@ def _flat_rows(compared_models: Sequence[PresetQuantities], decoding_load: Decod
         for preset, model_quantities in compared_models
     ]
     column_keys = [column_key for column_key, raw_value in flat_rows[0].items() if not isinstance(raw_value, dict)]
-    return Table(
-        "",
-        [Column(column_key, column_key) for column_key in column_keys],
-        [Row([flat_row[column_key] for column_key in column_keys]) for flat_row in flat_rows],
-    )
+    columns = [Column(column_key, column_key) for column_key in column_keys]
+    return Table("", columns, [Row([flat_row[column_key] for column_key in column_keys]) for flat_row in flat_rows])

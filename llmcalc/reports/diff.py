@@ -93,17 +93,8 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
         f"{units.short_dtype(model_difference.cache_dtype)}",
         flops_per_token_note(model_difference.seq),
     ]
-    tables = [
-        Table(
-            title,
-            QUANTITY_COLUMNS,
-            [_quantity_row(quantity_change) for quantity_change in model_difference.quantities],
-            "",
-            notes,
-            headline_text,
-            name="quantities",
-        )
-    ]
+    rows = [_quantity_row(quantity_change) for quantity_change in model_difference.quantities]
+    tables = [Table(title, QUANTITY_COLUMNS, rows, "", notes, headline_text, name="quantities")]
     if model_difference.fields:
         table_rows = [
             row(field_change.name, _field_text(field_change.before), _field_text(field_change.after))
@@ -187,9 +178,8 @@ def _change_text(quantity_change: QuantityChange) -> str:
 
 def _relative_change(quantity_change: QuantityChange) -> float | None:
     """Returns the relative change; None without a change, or without an old value other than 0."""
-    if quantity_change.has_changed and quantity_change.before and quantity_change.after is not None:
-        return quantity_change.after / quantity_change.before - 1
-    return None
+    before, after = quantity_change.before, quantity_change.after
+    return after / before - 1 if quantity_change.has_changed and before and after is not None else None
 
 
 def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) -> Table:
@@ -223,14 +213,8 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
     else:
         notes = []
     unit_text = f", in {unit_scale.name}" if unit_scale.name else ""
-    return Table(
-        f"{quantity_name[0].upper()}{quantity_name[1:]} by node{unit_text}",
-        NODE_COLUMNS,
-        table_rows,
-        "",
-        notes,
-        name=quantity_name,
-    )
+    title = f"{quantity_name[0].upper()}{quantity_name[1:]} by node{unit_text}"
+    return Table(title, NODE_COLUMNS, table_rows, "", notes, name=quantity_name)
 
 
 def _field_text(field_value: Any) -> str:

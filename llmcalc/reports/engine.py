@@ -352,22 +352,13 @@ def _terms_table(engine_use: EngineUse) -> Table:
         table_rows.append(Row(row_cells, is_bold=memory_term.name in CACHE_TERMS))
     engine_memory = engine_use.memory
     table_rows += _device_rows(engine_use)
-    row_cells = [
-        "tokens",
-        None,
-        "",
-        f"{engine_memory.kv_tokens:,}, {_users_text(engine_memory.max_users())} users at once",
-    ]
+    user_count = engine_memory.max_users()
+    row_cells = ["tokens", None, "", f"{engine_memory.kv_tokens:,}, {_users_text(user_count)} users at once"]
     table_rows.append(Row(row_cells))
     notes = [*_limit_notes(engine_use), *_memory_notes(engine_memory), *_launch_notes(engine_use)]
+    subtitle = _heading_subtitle(engine_use)
     return Table(
-        _title_text(engine_use),
-        TERM_COLUMNS,
-        table_rows,
-        _heading_subtitle(engine_use),
-        notes,
-        _answer_text(engine_memory),
-        name="terms",
+        _title_text(engine_use), TERM_COLUMNS, table_rows, subtitle, notes, _answer_text(engine_memory), name="terms"
     )
 
 

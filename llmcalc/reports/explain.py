@@ -127,13 +127,9 @@ def _json_number(exact_value: Fraction) -> int | float:
 
 def _style_with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
     """Returns a style that writes the number of every symbol except S, the sequence length."""
+    meanings = explanation.formulas.meanings.values()
     return FormulaStyle(
-        is_latex=latex,
-        values={
-            meaning.name: meaning.value
-            for meaning in explanation.formulas.meanings.values()
-            if meaning.name != KEYS_LETTER
-        },
+        is_latex=latex, values={meaning.name: meaning.value for meaning in meanings if meaning.name != KEYS_LETTER}
     )
 
 
@@ -170,10 +166,8 @@ def _node_tables(preset: Preset, explanation: Explanation, selected_rank: Select
             )
             if formula.hidden_expression is not None:
                 table_rows += _formula_rows("in units of h", [write_expression(formula.hidden_expression)], line_width)
-        table_columns = (
-            Column("quantity", "quantity", justify="left"),
-            Column("formula", _section_heading(formula_section), justify="left"),
-        )
+        title = _section_heading(formula_section)
+        table_columns = (Column("quantity", "quantity", justify="left"), Column("formula", title, justify="left"))
         notes = [_formula_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
         model_text = subtitle_with_rank(headline(preset.model), selected_rank) if is_first_table else ""
         tables.append(

@@ -74,15 +74,12 @@ def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None 
         "notes": notes,
     }
     byte_scale = units.memory_scale(cache.bytes)
-    return Report(
-        json_document,
-        [
-            _kinds_table(preset, cache, byte_scale, notes, selected_rank),
-            _changed_model_rows(cache, model_changes, byte_scale),
-            *([_growth_table(cache, byte_scale)] if cache.bytes_per_token else []),
-        ],
-        warnings=warnings_of_notes(preset, warnings),
-    ).with_target(preset.target)
+    tables = [
+        _kinds_table(preset, cache, byte_scale, notes, selected_rank),
+        _changed_model_rows(cache, model_changes, byte_scale),
+        *([_growth_table(cache, byte_scale)] if cache.bytes_per_token else []),
+    ]
+    return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
 def _dtype_names(cache_size: CacheSize) -> list[str]:

@@ -230,10 +230,8 @@ def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[st
             if parameter_difference and parameter_count.include
             else ""
         )
-        return [
-            f"published {units.exact_text(published_figures.parameters)}: "
-            f"{difference_text}{reason_text if parameter_difference else ''}"
-        ]
+        exact_text = units.exact_text(published_figures.parameters)
+        return [f"published {exact_text}: {difference_text}{reason_text if parameter_difference else ''}"]
     if not published_figures.nominal:
         return []
     active_text = f", {published_figures.active} active" if published_figures.active else ""

@@ -104,14 +104,8 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
             table_rows.append(row(*stage_cells, chart_line, peak_texts[rank][model_chunk]))
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
     sends_text = "" if pipeline.ranks == 1 else f"{timetable.message_count:,} sends between ranks"
-    table = Table(
-        schedule_title(layout, timetable),
-        table_columns,
-        table_rows,
-        sends_text,
-        list(_schedule_notes(timetable, in_flight_counts, timetable_chart)),
-        headline_text,
-    )
+    notes = list(_schedule_notes(timetable, in_flight_counts, timetable_chart))
+    table = Table(schedule_title(layout, timetable), table_columns, table_rows, sends_text, notes, headline_text)
     return Report(schedule_data(layout, timetable), [table])
 
 

@@ -121,17 +121,8 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
     if serve_study.trace is not None:
         table_rows, table_columns = _trace_rows(serve_study, servers), list(TRACE_COLUMNS)
     table_columns = _server_columns(table_columns, serve_study)
-    tables = [
-        Table(
-            title,
-            table_columns,
-            table_rows,
-            _subtitle_text(serve_study),
-            notes,
-            _answer_text(serve_study, servers),
-            name="servers",
-        )
-    ]
+    answer = _answer_text(serve_study, servers)
+    tables = [Table(title, table_columns, table_rows, _subtitle_text(serve_study), notes, answer, name="servers")]
     if chosen_server is not None:
         server = servers.servers[chosen_server.server_index]
         table_rows = [
@@ -247,13 +238,9 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     table_rows = []
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
         server, trace_times = servers.servers[server_index], servers.traces[server_index]
+        seconds_ranges = (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
         seconds_cells = [
-            DisplayedValue(seconds_range.estimate, _range_cell(seconds_range))
-            for seconds_range in (
-                trace_times.ttft[50],
-                trace_times.ttft[LIMIT_PERCENTILE],
-                trace_times.tpot[LIMIT_PERCENTILE],
-            )
+            DisplayedValue(seconds_range.estimate, _range_cell(seconds_range)) for seconds_range in seconds_ranges
         ]
         output_rate = trace_times.output_tokens_per_second
         rate_or_cost: float | None = output_rate / server.devices
@@ -391,10 +378,8 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
             f"{duration_text(load_point.replica_latencies.ttft_of_burst)}; times "
             "without --disaggregate are those of requests that arrive at once, and a note has those of spread arrivals"
         ]
-    spread_texts, wave_texts = (
-        (duration_text(load.ttft), duration_text(load.tpot))
-        for load in (load_point.spread_latencies, load_point.replica_latencies)
-    )
+    loads = (load_point.spread_latencies, load_point.replica_latencies)
+    spread_texts, wave_texts = ((duration_text(load.ttft), duration_text(load.tpot)) for load in loads)
     if spread_texts == wave_texts:
         return []
     return [
@@ -496,10 +481,8 @@ def _group_data(server: Server) -> dict[str, int] | None:
     """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
     if server.disaggregated_server is None:
         return None
-    return {
-        "prefill": server.disaggregated_server.prefill_replicas,
-        "decode": server.disaggregated_server.decode_replicas,
-    }
+    disaggregated_server = server.disaggregated_server
+    return {"prefill": disaggregated_server.prefill_replicas, "decode": disaggregated_server.decode_replicas}
 
 
 def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:

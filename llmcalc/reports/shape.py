@@ -84,16 +84,14 @@ def report(
             {**shape_data, **shape_data["literature"], "head_sizes": " ".join(map(str, shape_data["head_sizes"]))}
             for shape_data in shapes_data
         ]
-        return Report(
-            json_document,
-            [
-                Table(
-                    "",
-                    FULL_COLUMNS,
-                    [Row([shape_data[column.title] for column in FULL_COLUMNS]) for shape_data in raw_rows],
-                )
-            ],
-        ).with_target(preset.target if is_target else "")
+        tables = [
+            Table(
+                "",
+                FULL_COLUMNS,
+                [Row([shape_data[column.title] for column in FULL_COLUMNS]) for shape_data in raw_rows],
+            )
+        ]
+        return Report(json_document, tables).with_target(preset.target if is_target else "")
     budget_value = shape_study.budget.value
     if shape_study.budget.kind == "parameters":
         title = f"{units.count(budget_value)} parameters"
@@ -107,11 +105,9 @@ def report(
     )
     if not with_literature:
         return Report(json_document, [cost_table])
+    rows = [_literature_row(described_shape) for described_shape in shape_study.shapes]
     findings_table = Table(
-        "What studies of depth and width say",
-        LITERATURE_COLUMNS,
-        [_literature_row(described_shape) for described_shape in shape_study.shapes],
-        notes=_source_notes(shape_study, preset),
+        "What studies of depth and width say", LITERATURE_COLUMNS, rows, notes=_source_notes(shape_study, preset)
     )
     return Report(json_document, [cost_table, findings_table])
 

@@ -140,11 +140,8 @@ def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[d
     published_storage = published_nvfp4().get(preset_name)
     if published_storage is None or publisher in PUBLISHERS_OF_ALL_LINEAR_LAYERS:
         return None
-    quantization_config = {
-        "quant_method": "modelopt",
-        "quant_algo": "NVFP4",
-        "exclude_modules": published_storage.get("exclude_modules", []),
-    }
+    exclude_modules = published_storage.get("exclude_modules", [])
+    quantization_config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": exclude_modules}
     if "quantized_layers" in published_storage:
         quantization_config["quant_algo"] = "MIXED_PRECISION"
         quantization_config["quantized_layers"] = {
@@ -200,15 +197,11 @@ def recipe_quantization_config(
     ):
         return (quantization_config, scheme) if is_block_recipe else None
     module_patterns = [f".*{re.escape(module)}.*" for module in recipe["ignore"]]
+    ignore = [*quantization_config.get("ignore", []), *(f"re:{module_pattern}" for module_pattern in module_patterns)]
     ignored_modules_by_method: dict[str, dict[str, Any]] = {
         "awq": {"modules_to_not_convert": recipe["ignore"]},
         "gptq": {"dynamic": {f"-:{module_pattern}": {} for module_pattern in module_patterns}},
-        "compressed-tensors": {
-            "ignore": [
-                *quantization_config.get("ignore", []),
-                *(f"re:{module_pattern}" for module_pattern in module_patterns),
-            ]
-        },
+        "compressed-tensors": {"ignore": ignore},
     }
     formats_text = f"{scheme}, with the layers in 16 bits of the published recipe of this model"
     return quantization_config | ignored_modules_by_method[str(quant_method)], formats_text

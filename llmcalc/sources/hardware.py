@@ -55,10 +55,8 @@ BYTES_BY_UNIT = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2*
 
 def hardware_sort_key(hardware_name: str) -> list[tuple[int, int, str]]:
     """Returns a sort key that compares numbers in names by value: a10, a40, a100."""
-    return [
-        (0, int(name_part), "") if name_part.isdigit() else (1, 0, name_part)
-        for name_part in re.findall(r"[0-9]+|[^0-9]+", hardware_name.lower())
-    ]
+    name_parts = re.findall(r"[0-9]+|[^0-9]+", hardware_name.lower())
+    return [(0, int(name_part), "") if name_part.isdigit() else (1, 0, name_part) for name_part in name_parts]
 
 
 MAKER_WORDS = re.compile(
@@ -224,13 +222,10 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
         )
     memory_text = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit_text, unit_text.upper())
     is_decimal_unit = unit_text in ("mb", "gb", "tb")
+    notes: tuple[str, ...] = ()
     if is_decimal_unit:
-        notes = (
-            f"{memory_text}: 1 {unit_text.upper()} = {BYTES_BY_UNIT[unit_text]:,} bytes; "
-            "cards are sold in GiB, called GB",
-        )
-    else:
-        notes = ()
+        unit_bytes = f"1 {unit_text.upper()} = {BYTES_BY_UNIT[unit_text]:,} bytes"
+        notes = (f"{memory_text}: {unit_bytes}; cards are sold in GiB, called GB",)
     return Hardware(
         name=memory_text,
         title=memory_text,
@@ -381,11 +376,8 @@ def _normalized_arguments(hardware_argument: str) -> set[str]:
     """Returns an argument without case and punctuation, with and without the names of the vendor and the computer."""
     clean_argument = TRADEMARK.sub(" ", hardware_argument)
     bare_argument = SURROUNDING_WORDS.sub(" ", clean_argument)
-    spellings = (
-        hardware_argument,
-        *(MAKER_WORDS.sub("", text) for text in (clean_argument, bare_argument)),
-        bare_argument,
-    )
+    texts = (clean_argument, bare_argument)
+    spellings = (hardware_argument, *(MAKER_WORDS.sub("", text) for text in texts), bare_argument)
     return set(map(normalized, spellings)) - {""}
 
 

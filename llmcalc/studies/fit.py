@@ -320,11 +320,8 @@ def _memory_saving_changes(
         (setting_change for setting_change in candidates if setting_change.changed_fit.verdict == "no"),
         key=lambda setting_change: setting_change.changed_fit.needed_bytes,
     )
-    return list(
-        {
-            change.option: change for change in (*fitting_changes, *insufficient_changes[:MOST_INSUFFICIENT_CHANGES])
-        }.values()
-    )
+    changes = (*fitting_changes, *insufficient_changes[:MOST_INSUFFICIENT_CHANGES])
+    return list({change.option: change for change in changes}.values())
 
 
 WIDE_CACHES = ("bfloat16", "float16", "float32")

@@ -123,17 +123,10 @@ def fit_devices(
     if best_fit.verdict == "fits":
         workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MOST_SEQ
         batch = _largest_number(devices_question, best_candidate, "batch", 1, int(workload.batch), MOST_BATCH)
-        seq = _largest_number(
-            devices_question,
-            best_candidate,
-            "seq",
-            _length_multiple(best_candidate.layout),
-            int(workload.seq),
-            longest_length,
-        )
-    if best_fit.verdict == "fits":
-        setting_changes = ()
-    else:
+        size_unit = _length_multiple(best_candidate.layout)
+        seq = _largest_number(devices_question, best_candidate, "seq", size_unit, int(workload.seq), longest_length)
+    setting_changes: tuple[SettingChange, ...] = ()
+    if best_fit.verdict != "fits":
         setting_changes = tuple(_changes_that_fit(devices_question, plan.devices, fewest_devices, fewest_candidate))
     return DevicesFitAnswer(
         plan,

@@ -156,15 +156,9 @@ def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
     def make_rule(
         rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, rule_remark: str = ""
     ) -> FlopRule:
+        error_full = total_flops / full_flops - 1
         return FlopRule(
-            rule_key,
-            rule_name,
-            formula,
-            source,
-            total_flops,
-            total_flops / full_flops - 1,
-            total_flops / causal_flops - 1,
-            rule_remark,
+            rule_key, rule_name, formula, source, total_flops, error_full, total_flops / causal_flops - 1, rule_remark
         )
 
     flop_rules = [

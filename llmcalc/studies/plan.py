@@ -209,10 +209,8 @@ class LayoutPlan:
             for candidate in framework_plan.ranked_layouts.feasible
         ]
         if self.other_plans and all(plan.training_times is not None for plan, _ in layouts_and_plans):
-            order_by_candidate_id = {
-                id(candidate): i
-                for i, candidate in enumerate(sorted_by_time([candidate for _, candidate in layouts_and_plans]))
-            }
+            candidates = [candidate for _, candidate in layouts_and_plans]
+            order_by_candidate_id = {id(candidate): i for i, candidate in enumerate(sorted_by_time(candidates))}
             layouts_and_plans.sort(key=lambda layout_and_plan: order_by_candidate_id[id(layout_and_plan[1])])
         return layouts_and_plans[: self.rows]
 
@@ -479,10 +477,8 @@ def replayed_bytes(model_memory: Memory, framework: Framework, version: str, can
 def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
     """Whether the tensors of a layout's largest rank fit."""
     try:
-        return (
-            memory_estimate.lower_bound_bytes(layout) <= capacity
-            and memory_estimate.largest_bytes(layout, micro_batches) <= capacity
-        )
+        lower_bound_bytes = memory_estimate.lower_bound_bytes(layout)
+        return lower_bound_bytes <= capacity and memory_estimate.largest_bytes(layout, micro_batches) <= capacity
     except InputError:
         return False
 

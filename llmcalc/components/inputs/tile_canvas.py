@@ -50,12 +50,8 @@ class TileCanvas(ImageRule):
         image_tokens = 3 + self.tokens
         if tile_count == 1:
             return InputSizes(1, patches_per_side, patches_per_side, image_tokens)
-        return InputSizes(
-            tile_count + 1,
-            patches_per_side,
-            patches_per_side,
-            tile_count * self.tokens + tiles_down * tiles_across + image_tokens,
-        )
+        tokens = tile_count * self.tokens + tiles_down * tiles_across + image_tokens
+        return InputSizes(tile_count + 1, patches_per_side, patches_per_side, tokens)
 
 
 def _to_single_precision(scale: float) -> float:

@@ -73,11 +73,8 @@ class SharedBlock(Part):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if (
-            not self.feed_forward.gated
-            or self.feed_forward.sub_norm is not None
-            or self.feed_forward.hidden_act == "xielu"
-        ):
+        feed_forward = self.feed_forward
+        if not feed_forward.gated or feed_forward.sub_norm is not None or feed_forward.hidden_act == "xielu":
             raise ValueError(
                 "feed_forward.gated: the shared block has a plain gated network; expected true, no sub_norm, no xielu"
             )

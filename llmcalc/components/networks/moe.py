@@ -382,6 +382,7 @@ class MoE(Network):
         def build_mixture(**moe_fields: Any) -> Any:
             return cls(**{**expert_counts, "expert": swiglu, **moe_fields})
 
+        router = LinearRouter(score_correction="parameter")
         return [
             build_mixture(num_experts=6),
             build_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
@@ -398,11 +399,7 @@ class MoE(Network):
             build_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
             build_mixture(num_experts_per_tok=1, router=skipping_router),
             build_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
-            build_mixture(
-                shared_expert=shared_network,
-                vision_experts=vision_experts,
-                router=LinearRouter(score_correction="parameter"),
-            ),
+            build_mixture(shared_expert=shared_network, vision_experts=vision_experts, router=router),
             build_mixture(
                 num_experts=3,
                 identity_experts=IdentityExperts(zero_expert_num=5),

@@ -343,6 +343,7 @@ class MobileNet(EncoderTower):
             GridStage(groups=(BlockGroup(blocks=inverted_blocks), BlockGroup(blocks=grid_attention, repeat=3))),
             GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
+        blocks = (*edge_residual_blocks[1:], *grid_attention[:1])
         return [
             cls(hidden_size=12, stem_channels=4, stages=stages, intermediate_size=22, output_side=2, norm=rmsnorm),
             cls(
@@ -350,12 +351,7 @@ class MobileNet(EncoderTower):
                 num_channels=2,
                 stem_channels=6,
                 stages=(
-                    GridStage(
-                        groups=(
-                            BlockGroup(blocks=edge_residual_blocks),
-                            BlockGroup(blocks=(*edge_residual_blocks[1:], *grid_attention[:1]), repeat=2),
-                        )
-                    ),
+                    GridStage(groups=(BlockGroup(blocks=edge_residual_blocks), BlockGroup(blocks=blocks, repeat=2))),
                 ),
                 fused_stages=1,
                 intermediate_size=16,

@@ -317,6 +317,7 @@ class Projector(TowerPart):
         )
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
         layer = Block(attention=biased_attention, feed_forward=network, norm=layernorm, norm_placement="pre")
+        maps = (Map(size=12, hidden_act="silu", gated=True), Map(size=24))
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rmsnorm),
             cls(
@@ -326,13 +327,7 @@ class Projector(TowerPart):
                 norm=layernorm,
             ),
             cls(input_size=10, maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)), merge=2),
-            cls(
-                input_size=10,
-                maps=(Map(size=12, hidden_act="silu", gated=True), Map(size=24)),
-                merge=2,
-                norm=layernorm,
-                norm_of="merged",
-            ),
+            cls(input_size=10, maps=maps, merge=2, norm=layernorm, norm_of="merged"),
             cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
             cls(input_size=10, maps=(Map(size=24),), norm=rmsnorm, out_norm=unweighted_norm, vocab_size=7),
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rmsnorm),

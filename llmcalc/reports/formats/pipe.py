@@ -79,11 +79,8 @@ def _bar_length(table: Table, line_width: int) -> int:
     bar_fractions = [cell.fraction for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
     if not bar_fractions:
         return 0
-    bar_width = (
-        line_width
-        - len(INDENT)
-        - sum(len(COLUMN_GAP) + width for width in _column_widths(_cell_texts(table.without_bars())))
-    )
+    widths = _column_widths(_cell_texts(table.without_bars()))
+    bar_width = line_width - len(INDENT) - sum(len(COLUMN_GAP) + width for width in widths)
     return next((bar_length for bar_length in BAR_LENGTHS if round(max(bar_fractions) * bar_length) <= bar_width), 0)
 
 

@@ -51,12 +51,8 @@ def write_csv(report: Report, output_stream: IO[str]) -> None:
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == column_keys:
             for row_cells in _rows_with_parents(table):
-                csv_writer.writerow(
-                    [
-                        _escape_spreadsheet_formula(cell)
-                        for cell in (row_cells if has_targets else [table.target, *row_cells])
-                    ]
-                )
+                cells = row_cells if has_targets else [table.target, *row_cells]
+                csv_writer.writerow([_escape_spreadsheet_formula(cell) for cell in cells])
 
 
 FORMULA_CHARACTERS = tuple("=+-@＝＋－＠")

@@ -163,11 +163,8 @@ def describe_config_data(
             bool(config.get("auto_map")) and not family_of(config_description.model_type).source,
         ),
     ]
-    model_description: dict[str, Any] = {
-        "model": config_description.model,
-        "config": dict(config),
-        "notes": [one_line(remark_text) for remark_text in config_remarks],
-    }
+    notes = [one_line(remark_text) for remark_text in config_remarks]
+    model_description: dict[str, Any] = {"model": config_description.model, "config": dict(config), "notes": notes}
     dtype = config_data.get("dtype") or config_data.get("torch_dtype")
     if isinstance(dtype, str):
         model_description["dtype"] = dtype

@@ -307,10 +307,8 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
             "beside that section; weights with an lm_head of their own are loaded untied"
         ]
     default_tying, is_tied = family.defaults.get("tie_word_embeddings"), model_fields["tie_word_embeddings"]
-    is_stated = any(
-        root_config.get(field_name) is not None
-        for field_name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
-    )
+    field_names = ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
+    is_stated = any(root_config.get(field_name) is not None for field_name in field_names)
     if (
         family.text_type is None
         or family.tying_source == "text"
@@ -450,10 +448,8 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
     Raises `InputError`, which names the field, its value and the expected value.
     """
     config_description = read_description(config_data, head)
-    return config_description.model, [
-        *config_description.notes,
-        *remark_on_ignored_fields([unknown_field.path for unknown_field in config_description.unknown_fields]),
-    ]
+    ignored_paths = [unknown_field.path for unknown_field in config_description.unknown_fields]
+    return config_description.model, [*config_description.notes, *remark_on_ignored_fields(ignored_paths)]
 
 
 def read_description(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:

@@ -86,11 +86,8 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
     origin_fields = {
         field_name for number in _tracked_numbers(model_fields, named_fields) for field_name in number.origin_fields
     }
-    config_paths = [
-        path
-        for path in _field_paths(text_config)
-        if path in origin_fields and path.rpartition(".")[2] not in named_fields
-    ]
+    paths = _field_paths(text_config)
+    config_paths = [path for path in paths if path in origin_fields and path.rpartition(".")[2] not in named_fields]
     return f" (in the config: {', '.join(path_prefix + path for path in config_paths)})" if config_paths else ""
 
 

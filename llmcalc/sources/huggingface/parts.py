@@ -59,11 +59,8 @@ def attention(config: Config, **other_fields: Any) -> Table:
     """
     heads = config.integer("num_attention_heads")
     kv_heads = config.optional_integer("num_key_value_heads")
-    attention_fields: Table = {
-        "num_attention_heads": heads,
-        "head_dim": config.optional_integer("head_dim"),
-        "position": rope(config),
-    }
+    head_dim = config.optional_integer("head_dim")
+    attention_fields: Table = {"num_attention_heads": heads, "head_dim": head_dim, "position": rope(config)}
     if kv_heads is not None and kv_heads != heads:
         attention_fields["num_key_value_heads"] = kv_heads
     return {
@@ -408,12 +405,8 @@ def head_table(
     if config.head_kind == "classification" and class_name in REWARD_HEADS:
         return {"type": "classification", "over": "token", **REWARD_HEADS[class_name]}
     if config.head_kind == "classification" and not scores_sequences(config):
-        return {
-            "type": "classification",
-            "num_labels": answer_score_count if class_name.endswith(QUESTION_ANSWERING) else class_count(config),
-            "over": "token",
-            "bias": has_token_bias,
-        }
+        num_labels = answer_score_count if class_name.endswith(QUESTION_ANSWERING) else class_count(config)
+        return {"type": "classification", "num_labels": num_labels, "over": "token", "bias": has_token_bias}
     if config.head_kind == "classification":
         compares_texts = class_name.endswith((MULTIPLE_CHOICE, NEXT_SENTENCE_PREDICTION))
         if compares_texts and score_head is None:
@@ -571,10 +564,8 @@ def sliding_stack(
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     if window is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
-    layer_changes: Table = {
-        "full": {"attention": full_fields or {}},
-        "sliding": {"attention": {"sliding_window": window, **(sliding_fields or {})}},
-    }
+    sliding = {"attention": {"sliding_window": window, **(sliding_fields or {})}}
+    layer_changes: Table = {"full": {"attention": full_fields or {}}, "sliding": sliding}
     return stack_of_variants(layer_changes, layer_kinds)
 
 
@@ -583,10 +574,8 @@ def stack_of_variants(changes_by_kind: Table, layer_kinds: list[str]) -> Table:
 
     changes_by_kind: layer kind → fields that differ. layer_kinds: each layer's kind, bottom first.
     """
-    return {
-        "variants": {layer_kind: changes_by_kind[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)},
-        **layer_pattern(layer_kinds),
-    }
+    variants = {layer_kind: changes_by_kind[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
+    return {"variants": variants, **layer_pattern(layer_kinds)}
 
 
 def bidirectional_stack(stack: Table, distance_of_window: Callable[[int], int]) -> Table:

@@ -21,11 +21,8 @@ CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 def class_names(model_type: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type with the output head of this spec, the likeliest first."""
     known_classes = library_class_names().get(model_type, [])
-    return [
-        name
-        for class_ending in _class_endings(known_classes, spec)
-        for name in _classes_ending_with(known_classes, class_ending)
-    ]
+    class_endings = _class_endings(known_classes, spec)
+    return [name for class_ending in class_endings for name in _classes_ending_with(known_classes, class_ending)]
 
 
 def wrapper_names(model_type: str, lacks_head: bool) -> list[str]:

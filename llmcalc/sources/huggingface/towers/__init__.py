@@ -147,10 +147,8 @@ def _read_section(
         except ValidationError as error:
             raise InputError(f"{section_name}: {tower_name}: {_innermost_message(error)}") from None
     config.finish(IGNORED_FIELDS | tower_section.ignored_fields)
-    return tower_tables, [
-        *config.notes,
-        *remark_on_ignored_fields([unknown_field.path for unknown_field in config.unknown_fields]),
-    ]
+    ignored_paths = [unknown_field.path for unknown_field in config.unknown_fields]
+    return tower_tables, [*config.notes, *remark_on_ignored_fields(ignored_paths)]
 
 
 def _innermost_message(error: ValidationError) -> str:

@@ -121,12 +121,8 @@ def _read_ultravox(root_config: Config, config: Config, text_hidden_size: int) -
     if inner_width % 2:
         raise root_config.error("hidden_size", inner_width, "an even number: one half gates the other")
     inner_norm, last_norm = (norm, None) if root_config.flag("projector_ln_mid") else (None, norm)
-    frame_stacking = {
-        "frames": root_config.integer("stack_factor"),
-        "norm": norm,
-        "norm_of": "merged",
-        "out_norm": inner_norm,
-    }
+    frames = root_config.integer("stack_factor")
+    frame_stacking = {"frames": frames, "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _audio_clip_rule(config, root_config.integer("stack_factor"), several=True, fits=True)
@@ -195,6 +191,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         "multiplier": config.integer("depthwise_multiplier"),
         "separable": True,
     }
+    audio = {"type": "recording", "window": 400, "frames_per_token": time_reduction * config.integer("downsample_rate")}
     tower = {
         "type": "conformer",
         "hidden_size": hidden_size,
@@ -205,11 +202,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         "feed_forward": glu(config, bias=True, activation_field="activation"),
         "norm": layernorm(),
         "segment": PHI4_POSITIONS,
-        "audio": {
-            "type": "recording",
-            "window": 400,
-            "frames_per_token": time_reduction * config.integer("downsample_rate"),
-        },
+        "audio": audio,
         "relative_buckets": config.integer("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
     audio_projector = projector(

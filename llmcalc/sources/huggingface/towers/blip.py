@@ -33,10 +33,8 @@ def _read_blip(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     hidden_size, query_count = config.integer("hidden_size"), root_config.integer("num_query_tokens")
-    encoder = {
-        **_image_encoder(config, config.flag("qkv_bias")),
-        "image": {"type": "fixed", "size": config.integer("image_size"), "tokens": query_count},
-    }
+    image = {"type": "fixed", "size": config.integer("image_size"), "tokens": query_count}
+    encoder = {**_image_encoder(config, config.flag("qkv_bias")), "image": image}
     resampler = qformer(root_config.section("qformer_config", QFORMER_DEFAULTS), hidden_size, query_count, None, config)
     linear_layer = (text_hidden_size, True, "identity")
     return {

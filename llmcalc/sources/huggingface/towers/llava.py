@@ -149,10 +149,8 @@ def _read_vipllava(root_config: Config, config: Config, text_hidden_size: int) -
 
 def _read_deepseek_vl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-VL: SigLIP and two linear layers."""
-    return {
-        "vision_model": {**siglip_encoder(config), "image": _fixed_image_rule(config)},
-        "aligner": projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size)),
-    }
+    aligner = projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size))
+    return {"vision_model": {**siglip_encoder(config), "image": _fixed_image_rule(config)}, "aligner": aligner}
 
 
 def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -160,12 +158,8 @@ def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -
     merge_size, image_size = root_config.integer("scale_factor"), config.integer("image_size")
     connector_table = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), merge=merge_size)
     token_count = patches_per_side(config) ** 2 // merge_size**2
-    image_resizing = {
-        "type": "split",
-        "size": image_size,
-        "longest_edge": LONGEST_TILES * image_size,
-        "tokens": max(token_count, 1),
-    }
+    longest_edge = LONGEST_TILES * image_size
+    image_resizing = {"type": "split", "size": image_size, "longest_edge": longest_edge, "tokens": max(token_count, 1)}
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image_resizing}, "connector": connector_table}
 
@@ -179,26 +173,21 @@ def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -
     heads, kv_heads = perceiver_config.integer("resampler_n_heads"), perceiver_config.integer("num_key_value_heads")
     perceiver_config.quotient("num_key_value_heads", heads, kv_heads)
     attention: Table = {"num_attention_heads": heads, "head_dim": perceiver_config.integer("resampler_head_dim")}
+    hidden_act = perceiver_config.choice(ACTIVATIONS, "hidden_act")
     resampler = {
         "type": "perceiver",
         "queries": perceiver_config.integer("resampler_n_latents"),
         "hidden_size": text_hidden_size,
         "num_hidden_layers": perceiver_config.integer("resampler_depth"),
         "attention": {**attention, **({} if kv_heads == heads else {"num_key_value_heads": kv_heads})},
-        "feed_forward": {
-            "intermediate_size": 4 * text_hidden_size,
-            "hidden_act": perceiver_config.choice(ACTIVATIONS, "hidden_act"),
-            "gated": True,
-        },
+        "feed_forward": {"intermediate_size": 4 * text_hidden_size, "hidden_act": hidden_act, "gated": True},
         "norm": rmsnorm(perceiver_config.number("rms_norm_eps")),
     }
     perceiver_config.finish(frozenset({"attention_dropout", "hidden_size", "initializer_range", "model_type"}), config)
+    input_width = config.integer("hidden_size")
     return {
         "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
-        "connector_projection": {
-            **projector(config.integer("hidden_size")),
-            "maps": [gated_layer, {"size": text_hidden_size}],
-        },
+        "connector_projection": {**projector(input_width), "maps": [gated_layer, {"size": text_hidden_size}]},
         "connector": projector(text_hidden_size, resampler=resampler),
     }
 
@@ -222,10 +211,8 @@ def _read_aria(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         "double_projections": True,
     }
     linear_layers = two_linear_layers(text_hidden_size, "gelu_tanh", bias=False)
-    return {
-        "vision_tower": tower,
-        "multi_modal_projector": projector(hidden_size, *linear_layers, norm=norm, resampler=resampler),
-    }
+    multi_modal_projector = projector(hidden_size, *linear_layers, norm=norm, resampler=resampler)
+    return {"vision_tower": tower, "multi_modal_projector": multi_modal_projector}
 
 
 def _read_query_counts(root_config: Config) -> dict[int, int]:

@@ -47,10 +47,8 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: i
         **biases(True, "q_bias", "v_bias", "o_bias"),
     )
     pooling_table: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
-    return {
-        "audio_tower": tower,
-        "audio_projector": projector(config.integer("d_model"), (text_hidden_size, True, "identity"), **pooling_table),
-    }
+    audio_projector = projector(config.integer("d_model"), (text_hidden_size, True, "identity"), **pooling_table)
+    return {"audio_tower": tower, "audio_projector": audio_projector}
 
 
 def _read_qwen3_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -81,12 +79,8 @@ def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks:
     )
     tower["stack"]["final_norm"] = layernorm()
     hidden_size, activation = config.integer("d_model"), config.choice(ACTIVATIONS, "activation_function")
-    return {
-        "audio_tower": tower,
-        "audio_projector": projector(
-            hidden_size, *two_linear_layers(text_hidden_size, activation, inner_width=hidden_size)
-        ),
-    }
+    audio_projector = projector(hidden_size, *two_linear_layers(text_hidden_size, activation, inner_width=hidden_size))
+    return {"audio_tower": tower, "audio_projector": audio_projector}
 
 
 def _read_qwen3_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:

@@ -59,12 +59,8 @@ def _read_lighton(root_config: Config, config: Config, text_hidden_size: int) ->
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
     merge_size, hidden_size = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
     linear_layers = ((hidden_size, False, "identity"), *two_linear_layers(text_hidden_size, bias=False))
-    image_resizing = {
-        "type": "longest_edge",
-        "size": config.integer("image_size"),
-        "merge": merge_size,
-        "line_marks": False,
-    }
+    image_size = config.integer("image_size")
+    image_resizing = {"type": "longest_edge", "size": image_size, "merge": merge_size, "line_marks": False}
     return {
         "vision_encoder": {**pixtral_encoder(config), "image": image_resizing},
         "vision_projection": projector(hidden_size, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
@@ -120,10 +116,8 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number")
-    mixers: Table = {
-        "conv": {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True},
-        "full": {"type": "attention", **attention},
-    }
+    conv = {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True}
+    mixers: Table = {"conv": conv, "full": {"type": "attention", **attention}}
     default_layer_kinds = [
         "conv" if layer_index < 2 or layer_index % 2 else "full"
         for layer_index in range(config.integer("num_hidden_layers"))
@@ -133,10 +127,8 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     block = layer_table(mixers[layer_kinds[0]], ffn, norm)
     layer_changes = {layer_kind: {"attention": mixers[layer_kind]} for layer_kind in dict.fromkeys(layer_kinds)}
     stack_fields: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
-    patch_fields = {
-        "num_channels": config.integer("in_channels"),
-        "temporal_patch_size": config.integer("temporal_patch_size"),
-    }
+    num_channels = config.integer("in_channels")
+    patch_fields = {"num_channels": num_channels, "temporal_patch_size": config.integer("temporal_patch_size")}
     tower = vision_transformer(config, block, stack={"embedding_norm": norm, **stack_fields}, patch_fields=patch_fields)
     has_bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layers = two_linear_layers(

@@ -57,11 +57,8 @@ def _read_internvl_chat(root_config: Config, config: Config, text_hidden_size: i
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     root_config.require("select_layer", -1)
     image_tokens = max(patches_per_side(config) ** 2 // merged_square_side(root_config, "downsample_ratio") ** 2, 1)
-    image_resizing = {
-        "type": "tiles",
-        "size": config.integer("image_size"),
-        "max_tiles": root_config.integer("max_dynamic_patch"),
-    }
+    image_size = config.integer("image_size")
+    image_resizing = {"type": "tiles", "size": image_size, "max_tiles": root_config.integer("max_dynamic_patch")}
     towers = _read_internvit_chat(root_config, config, text_hidden_size)
     towers["vision_model"]["image"] = {**image_resizing, "tokens": image_tokens, "marks": 2}
     return towers
@@ -118,11 +115,8 @@ def _read_locateanything(root_config: Config, config: Config, text_hidden_size: 
     tower, merger = moonvit(
         config, position_rows, text_hidden_size, ffn=mlp(config.integer("intermediate_size"), "gelu_tanh")
     )
-    projector_fields = {
-        "maps": projector(1, *two_linear_layers(text_hidden_size))["maps"],
-        "norm": layernorm(),
-        "norm_of": "merged",
-    }
+    maps = projector(1, *two_linear_layers(text_hidden_size))["maps"]
+    projector_fields = {"maps": maps, "norm": layernorm(), "norm_of": "merged"}
     return {"vision_model": tower, "vision_projector": merger | projector_fields}
 
 
@@ -146,11 +140,9 @@ def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         patch_fields={"num_channels": config.integer("in_channels")},
         class_embedding=True,
     )
+    inner_width = hidden_size * merge_size * merge_size
     merger = projector(
-        hidden_size,
-        *two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size),
-        merge=merge_size,
-        norm=norm,
+        hidden_size, *two_linear_layers(text_hidden_size, inner_width=inner_width), merge=merge_size, norm=norm
     )
     return {"visual": tower, "visual_merger": merger}
 
@@ -230,12 +222,8 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: in
     ]
     if not 2 <= len(linear_layers) <= 10:
         raise projector_config.field_error("depth", "2 to 10")
-    return {
-        "vision": tower,
-        "projector": projector(
-            hidden_size, *linear_layers, merge=projector_config.integer("downsample_ratio"), output_marks=2
-        ),
-    }
+    merge = projector_config.integer("downsample_ratio")
+    return {"vision": tower, "projector": projector(hidden_size, *linear_layers, merge=merge, output_marks=2)}
 
 
 def _read_isaac(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -356,11 +344,8 @@ def _query_projector(
     if text_hidden_size % HEAD_DIM:
         raise config.error("hidden_size", text_hidden_size, f"a text model whose width is a multiple of {HEAD_DIM}")
     norm = layernorm(1e-6)
-    attention = {
-        "num_attention_heads": text_hidden_size // HEAD_DIM,
-        "head_dim": HEAD_DIM,
-        **biases(True, *QKVO_BIASES),
-    }
+    num_attention_heads = text_hidden_size // HEAD_DIM
+    attention = {"num_attention_heads": num_attention_heads, "head_dim": HEAD_DIM, **biases(True, *QKVO_BIASES)}
     resampler = {"queries": query_count, "hidden_size": text_hidden_size, "attention": attention, "norm": norm}
     resampler |= {"projected": input_width != text_hidden_size, "positions": has_positions}
     return projector(input_width, (text_hidden_size, False, "identity"), norm=norm, resampler=resampler)
@@ -391,17 +376,11 @@ def _read_minicpmv(root_config: Config, config: Config, text_hidden_size: int) -
     if str(root_config.get("version")) in MINICPM_SLICED:
         stated_sizes = root_config.table("slice_config") if root_config.has("slice_config") else {}
         slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
-        slice_rule = {
-            "size": slice_config.integer("scale_resolution"),
-            "max_slices": slice_config.integer("max_slice_nums"),
-        }
+        scale_resolution = slice_config.integer("scale_resolution")
+        slice_rule = {"size": scale_resolution, "max_slices": slice_config.integer("max_slice_nums")}
         tower["image"] = {"type": "slices", **slice_rule, "tokens": query_count}
-    return {
-        "vision": tower,
-        "resampler": _query_projector(
-            config, config.integer("hidden_size"), text_hidden_size, query_count, is_first_version
-        ),
-    }
+    resampler = _query_projector(config, config.integer("hidden_size"), text_hidden_size, query_count, is_first_version)
+    return {"vision": tower, "resampler": resampler}
 
 
 MINICPM_SLICED = ("2.6", "4.0", "4.5")

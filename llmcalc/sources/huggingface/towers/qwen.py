@@ -25,20 +25,13 @@ PIXELS_BY_PATCH_SIZE = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)
 def _resizing_rule(config: Config) -> Table:
     """Returns Qwen's rule for resizing an image: both sides become multiples of a merged patch's side."""
     least_pixels, most_pixels = PIXELS_BY_PATCH_SIZE.get(config.integer("patch_size"), PIXELS_BY_PATCH_SIZE[14])
-    return {
-        "type": "smart_resize",
-        "merge": config.integer("spatial_merge_size"),
-        "min_pixels": least_pixels,
-        "max_pixels": most_pixels,
-    }
+    merge = config.integer("spatial_merge_size")
+    return {"type": "smart_resize", "merge": merge, "min_pixels": least_pixels, "max_pixels": most_pixels}
 
 
 def _patch_fields(config: Config, **patch_fields: Any) -> Table:
-    return {
-        "num_channels": config.integer("in_channels"),
-        "temporal_patch_size": config.integer("temporal_patch_size"),
-        **patch_fields,
-    }
+    num_channels = config.integer("in_channels")
+    return {"num_channels": num_channels, "temporal_patch_size": config.integer("temporal_patch_size"), **patch_fields}
 
 
 def _patch_merger(config: Config, input_width: int, output_width: int, norm: Table, **projector_fields: Any) -> Table:
@@ -56,17 +49,11 @@ def _merging_encoder(
     Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
     """
     image_resizing, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
-    return {
-        "visual": vision_transformer(
-            config,
-            block,
-            depth_field="depth",
-            image=image_resizing,
-            frees_first_input=frees_first_input,
-            **encoder_fields,
-        ),
-        "visual_merger": _patch_merger(config, config.integer("hidden_size"), output_width, merger_norm),
-    }
+    visual = vision_transformer(
+        config, block, depth_field="depth", image=image_resizing, frees_first_input=frees_first_input, **encoder_fields
+    )
+    visual_merger = _patch_merger(config, config.integer("hidden_size"), output_width, merger_norm)
+    return {"visual": visual, "visual_merger": visual_merger}
 
 
 def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -200,11 +187,9 @@ def moonvit(config: Config, position_rows: int, text_hidden_size: int, **layer_f
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}
     )
+    inner_width = hidden_size * merge_size * merge_size
     return tower, projector(
-        hidden_size,
-        *two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size),
-        merge=merge_size,
-        norm=norm,
+        hidden_size, *two_linear_layers(text_hidden_size, inner_width=inner_width), merge=merge_size, norm=norm
     )
 
 

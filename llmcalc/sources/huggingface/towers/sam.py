@@ -46,10 +46,8 @@ def _read_got(root_config: Config, config: Config, text_hidden_size: int) -> Tab
     tower = _sam_encoder(config, [2 * config.integer("output_channels"), text_hidden_size], config.integer("mlp_dim"))
     if tower["grid"] ** 2 == 16 * GOT_TOKENS:
         tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": GOT_TOKENS, "marks": 2}
-    return {
-        "vision_tower": tower,
-        "multi_modal_projector": projector(text_hidden_size, (text_hidden_size, True, "identity")),
-    }
+    multi_modal_projector = projector(text_hidden_size, (text_hidden_size, True, "identity"))
+    return {"vision_tower": tower, "multi_modal_projector": multi_modal_projector}
 
 
 def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -60,10 +58,8 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
     inner_width = sam_config.optional_integer("mlp_dim") or int(
         sam_config.integer("hidden_size") * sam_config.number("mlp_ratio")
     )
-    high_resolution_encoder = {
-        **_sam_encoder(sam_config, [2 * channels, 4 * channels], inner_width),
-        "second_neck": True,
-    }
+    halving_channels = [2 * channels, 4 * channels]
+    high_resolution_encoder = {**_sam_encoder(sam_config, halving_channels, inner_width), "second_neck": True}
     sam_config.finish(IGNORED_FIELDS, config)
     half_width_layer = (text_hidden_size // 2, True, "gelu")
     return {

@@ -20,19 +20,14 @@ BOX_COORDINATES = ("x", "y", "h", "w")
 
 
 def _with_embedding_tables(config: Config, embedding_tables: Table, **model_fields: Any) -> Table:
-    stack = {
-        "position": bert_positions(config),
-        "embedding_norm": layernorm(config.number("layer_norm_eps")),
-        "token_types": embedding_tables,
-    }
+    embedding_norm = layernorm(config.number("layer_norm_eps"))
+    stack = {"position": bert_positions(config), "embedding_norm": embedding_norm, "token_types": embedding_tables}
     return encoder(config, bert_block(config), stack, bert_head(config, bert_activation(config)), {}, **model_fields)
 
 
 def _read_layoutlm(config: Config) -> Table:
-    embedding_tables = {
-        "type_vocab_size": config.integer("type_vocab_size"),
-        "other_vocab_sizes": [config.integer("max_2d_position_embeddings")] * len(BOX_COORDINATES),
-    }
+    other_vocab_sizes = [config.integer("max_2d_position_embeddings")] * len(BOX_COORDINATES)
+    embedding_tables = {"type_vocab_size": config.integer("type_vocab_size"), "other_vocab_sizes": other_vocab_sizes}
     return _with_embedding_tables(config, embedding_tables, **pooler(True))
 
 

@@ -34,10 +34,8 @@ GLOBAL_NOTE = "global attention: its projections are counted; its products are n
 
 
 def _read_longformer(config: Config) -> Table:
-    stack = {
-        **bert_stack(config, padded_positions(config)),
-        **window_stack(config, config.integer("num_hidden_layers")),
-    }
+    position = padded_positions(config)
+    stack = {**bert_stack(config, position), **window_stack(config, config.integer("num_hidden_layers"))}
     block = bert_block(config)
     block["attention"]["idle_projections"] = GLOBAL_PROJECTIONS
     config.notes.append(GLOBAL_NOTE)

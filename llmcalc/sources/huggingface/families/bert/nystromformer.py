@@ -61,14 +61,8 @@ def _read_mra(config: Config) -> Table:
     }
     position = {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings"), "offset": 2}
     activation = bert_activation(config)
-    return encoder(
-        config,
-        block,
-        bert_stack(config, position),
-        bert_head(config, activation),
-        bert_score_head(activation),
-        label_count=2,
-    )
+    stack = bert_stack(config, position)
+    return encoder(config, block, stack, bert_head(config, activation), bert_score_head(activation), label_count=2)
 
 
 NO_KERNEL = Deviation(

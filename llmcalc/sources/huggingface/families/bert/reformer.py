@@ -40,11 +40,8 @@ def _read_reformer(config: Config) -> Table:
         config.integer(f"{'lsh' if HASHED_BY_ATTENTION_KIND[attention_kind] else 'local'}_attn_chunk_length")
         for attention_kind in layers_by_kind
     ]
-    stack: Table = {
-        "num_hidden_layers": len(listed_kinds),
-        "position": _position(config),
-        "streams": {"type": "reversible", "block": lcm(*chunk_lengths), "least": min(chunk_lengths), "norm": norm},
-    }
+    streams = {"type": "reversible", "block": lcm(*chunk_lengths), "least": min(chunk_lengths), "norm": norm}
+    stack: Table = {"num_hidden_layers": len(listed_kinds), "position": _position(config), "streams": streams}
     if len(layers_by_kind) > 1:
         stack |= {"variants": layers_by_kind, **layer_pattern(listed_kinds)}
     config.fields_read.add("tie_word_embeddings")  # a row of the head is twice as wide as one of the embedding

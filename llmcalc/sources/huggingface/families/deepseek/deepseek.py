@@ -92,13 +92,8 @@ def _read_deepseek_v2(config: Config) -> Table:
         mixer = _attention_without_query_latent(config)
     else:
         mixer = latent_attention(config)
-    return deepseek_decoder(
-        config,
-        mixer,
-        routed_experts(config, config.flag("mlp_bias"), ("num_experts",)),
-        layer_kinds,
-        config.flag("mlp_bias"),
-    )
+    experts = routed_experts(config, config.flag("mlp_bias"), ("num_experts",))
+    return deepseek_decoder(config, mixer, experts, layer_kinds, config.flag("mlp_bias"))
 
 
 def _attention_without_query_latent(config: Config) -> Table:
@@ -127,12 +122,8 @@ def _read_glm4_moe_lite(config: Config) -> Table:
     attention_table = latent_attention(
         config, qk_rope_head_dim=config.integer("qk_rope_head_dim", "head_dim")
     )  # head_dim is another name for it in the class
-    return deepseek_decoder(
-        config,
-        attention_table,
-        routed_experts(config, **SIGMOID_ROUTING),
-        dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1),
-    )
+    layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1)
+    return deepseek_decoder(config, attention_table, routed_experts(config, **SIGMOID_ROUTING), layer_kinds)
 
 
 def _read_axk1(config: Config) -> Table:

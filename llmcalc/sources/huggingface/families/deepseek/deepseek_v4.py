@@ -135,12 +135,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 def _routing_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of routing: by a hash of the token or by a router."""
     hash_layer_count = config.count("num_hash_layers") if config.has("num_hash_layers") else 3
-    return listed_kinds(
-        config,
-        "mlp_layer_types",
-        {"hash_moe": "hash", "moe": "moe"},
-        ["hash" if layer_index < hash_layer_count else "moe" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["hash" if layer_index < hash_layer_count else "moe" for layer_index in range(depth)]
+    return listed_kinds(config, "mlp_layer_types", {"hash_moe": "hash", "moe": "moe"}, default_layer_kinds)
 
 
 def _scoring_func(config: Config) -> str:

@@ -42,11 +42,8 @@ def _read_dots3_note_text(config: Config) -> Table:
         glu(config, ffn_width=shared_width * config.integer("n_shared_experts")),
         **SIGMOID_ROUTING,
     )
-    layer_changes: Table = {
-        "full": {},
-        "indexed": {"attention": {"indexer": indexer_table}},
-        "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}},
-    }
+    sliding = {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}}
+    layer_changes: Table = {"full": {}, "indexed": {"attention": {"indexer": indexer_table}}, "sliding": sliding}
     block = layer_table(mixer, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(

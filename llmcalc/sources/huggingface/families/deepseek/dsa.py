@@ -102,12 +102,8 @@ def _read_axk2(config: Config) -> Table:
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
     experts = routed_experts(config, **SIGMOID_ROUTING)
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
-    layer_configs: Table = {
-        "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
-        if "dense" in ffn_kinds
-        else {},
-        "moe": {},
-    }
+    dense = {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False} if "dense" in ffn_kinds else {}
+    layer_configs: Table = {"dense": dense, "moe": {}}
     block = {
         "type": "gated_norm",
         "attention": latent_attention(config, indexer=indexer_table, query_gate=True),

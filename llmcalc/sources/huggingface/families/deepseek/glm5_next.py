@@ -78,12 +78,8 @@ def _read_glm5_next_text(config: Config) -> Table:
     if "dense" in ffn_kinds:
         ffns_by_kind["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
     residual_streams = {"hc_mult": config.integer("hc_mult")}
-    common_fields = {
-        "type": "hyper",
-        "norm": norm,
-        **residual_streams,
-        "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
-    }
+    hc_sinkhorn_iters = config.integer("hc_sinkhorn_iters")
+    common_fields = {"type": "hyper", "norm": norm, **residual_streams, "hc_sinkhorn_iters": hc_sinkhorn_iters}
     layer_configs = {
         f"{mixer_kind}_{ffn_kind}": {
             **common_fields,

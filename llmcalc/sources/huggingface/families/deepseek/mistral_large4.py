@@ -29,14 +29,9 @@ def _read_mistral_large4_text(config: Config) -> Table:
     }
     mixer = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer_table)
     position_kinds = _position_kinds(config, depth)
-    position_changes: Table = {
-        "rope": {},
-        "nope": {
-            "mla_use_nope": True,
-            "qk_rope_head_dim": 0,
-            "qk_nope_head_dim": config.integer("qk_nope_head_dim") + rotary_dim,
-        },
-    }
+    qk_nope_head_dim = config.integer("qk_nope_head_dim") + rotary_dim
+    nope = {"mla_use_nope": True, "qk_rope_head_dim": 0, "qk_nope_head_dim": qk_nope_head_dim}
+    position_changes: Table = {"rope": {}, "nope": nope}
     layer_indexers = indexer_kinds(config, depth)
     latent_kinds = _latent_layer_kinds(config, position_kinds)
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))

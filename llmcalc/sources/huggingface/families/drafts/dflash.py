@@ -68,10 +68,8 @@ def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: b
     Drafts of NVIDIA's Model Optimizer say whether their own embedding and head are in the checkpoint
     (`has_embed_tokens`, `has_lm_head`); others have neither, unless their width or vocabulary is not the target's.
     """
-    shared_flags = {
-        "embed_tokens": has_target_width and not config.flag("has_embed_tokens"),
-        "lm_head": has_target_width and has_target_vocab and not config.flag("has_lm_head"),
-    }
+    lm_head = has_target_width and has_target_vocab and not config.flag("has_lm_head")
+    shared_flags = {"embed_tokens": has_target_width and not config.flag("has_embed_tokens"), "lm_head": lm_head}
     return [module_name for module_name, is_shared in shared_flags.items() if is_shared]
 
 
@@ -160,28 +158,21 @@ def _read_dspark(config: Config) -> Table:
     proposal_fields: Table = {}
     if config.count("markov_rank"):
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
-        proposal_fields |= {
-            "markov_rank": config.integer("markov_rank"),
-            "markov": config.choice(head_kinds, "markov_head_type"),
-        }
+        markov_rank = config.integer("markov_rank")
+        proposal_fields |= {"markov_rank": markov_rank, "markov": config.choice(head_kinds, "markov_head_type")}
     config.require("dspark_fixup_head_type", None, "markov")
     config.fields_read.update(("markov_rank", "markov_head_type"))
     confidence_alpha = config.number("confidence_head_alpha")
-    if (
-        config.flag("enable_confidence_head")
-        if config.get("enable_confidence_head") is not None
-        else confidence_alpha > 0
-    ):
+    enable_confidence_head = config.get("enable_confidence_head")
+    if config.flag("enable_confidence_head") if enable_confidence_head is not None else confidence_alpha > 0:
         proposal_fields |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
     config.fields_read.update(("enable_confidence_head", "confidence_head_with_markov"))
     return {**model_fields, **({"proposal": proposal_fields} if proposal_fields else {})}
 
 
 def _read_domino(config: Config) -> Table:
-    return {
-        **_read_dflash(config),
-        "proposal": {"gru_size": config.integer("gru_hidden_dim"), "gru_rank": config.integer("emb_dim")},
-    }
+    proposal = {"gru_size": config.integer("gru_hidden_dim"), "gru_rank": config.integer("emb_dim")}
+    return {**_read_dflash(config), "proposal": proposal}
 
 
 SCORING_FUNCTIONS = ("softmax", "sigmoid", "sqrtsoftplus")

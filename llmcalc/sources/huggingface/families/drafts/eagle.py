@@ -123,11 +123,8 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
     if config.integer("num_hidden_layers") == 1:
         block |= first_layer_fields
     else:
-        stack |= {
-            "variants": {"first": first_layer_fields, "later": {}},
-            "first_layers": ["first"],
-            "pattern": ["later"],
-        }
+        variants = {"first": first_layer_fields, "later": {}}
+        stack |= {"variants": variants, "first_layers": ["first"], "pattern": ["later"]}
     return decoder(
         config,
         block,

@@ -90,13 +90,8 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     if config.has("moe_layer_end_index") and _text_expert_number(config, "moe_layer_end_index", depth - 1) != depth - 1:
         raise config.field_error("moe_layer_end_index", f"{depth - 1} or more")
     config.require_if_present("moe_layer_interval", 1)
-    return _ffn_kinds(
-        config,
-        layer_kinds,
-        expert_widths[0],
-        {},
-        vision_experts={"expert": glu(config, ffn_width=expert_widths[1]), "router": CORRECTED_ROUTER},
-    )
+    vision_experts = {"expert": glu(config, ffn_width=expert_widths[1]), "router": CORRECTED_ROUTER}
+    return _ffn_kinds(config, layer_kinds, expert_widths[0], {}, vision_experts=vision_experts)
 
 
 BAIDU_MODEL_TYPE = "ernie4_5_moe_vl"

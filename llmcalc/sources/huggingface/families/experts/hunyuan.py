@@ -35,11 +35,9 @@ if TYPE_CHECKING:
 
 
 def _attention_with_norms(config: Config, norm_order: str = "after_rope", **attention_fields: Any) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
     return attention(
-        config,
-        **attention_biases(config),
-        **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")), norm_order=norm_order),
-        **attention_fields,
+        config, **attention_biases(config), **qk_norm_fields(norm, norm_order=norm_order), **attention_fields
     )
 
 
@@ -133,12 +131,9 @@ def _read_hy_v3(config: Config) -> Table:
     )
     ffns_by_kind: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, has_bias), norm)
+    depth = config.integer("num_hidden_layers")
     return decoder_of_kinds(
-        config,
-        block,
-        norm,
-        (dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind),
-        **mtp_modules(config),
+        config, block, norm, (dense_or_moe_kinds(config, depth, 1), ffns_by_kind), **mtp_modules(config)
     )
 
 

@@ -36,15 +36,10 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
         "block_size": config.integer("block_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    block: Table = {
-        "feed_forward": moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config)),
-        "norm": norm,
-        "norm_placement": "post",
-    }
-    layer_configs = {
-        "linear": {**block, "attention": lightning_fields},
-        "full": {**block, "attention": {"type": "attention", **attention(config, position=position)}},
-    }
+    feed_forward = moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
+    block: Table = {"feed_forward": feed_forward, "norm": norm, "norm_placement": "post"}
+    full = {**block, "attention": {"type": "attention", **attention(config, position=position)}}
+    layer_configs = {"linear": {**block, "attention": lightning_fields}, "full": full}
     stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
 

@@ -50,15 +50,11 @@ def _read_qwen2_moe(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     uses_window = config.flag("use_sliding_window")
     first_sliding_layer = config.count("max_window_layers")
-    layer_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        [
-            "sliding" if uses_window and layer_index < first_sliding_layer and layer_index % 2 == 0 else "full"
-            for layer_index in range(depth)
-        ],
-    )
+    default_layer_kinds = [
+        "sliding" if uses_window and layer_index < first_sliding_layer and layer_index % 2 == 0 else "full"
+        for layer_index in range(depth)
+    ]
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     # The class writes a window of 0 into a config without `use_sliding_window`.
     window = config.optional_integer("sliding_window") if uses_window else None
     if window is not None:
@@ -106,11 +102,9 @@ def qwen_moe_decoder(
         for layer_index in range(depth)
     ]
     if "moe" in layer_kinds:
+        ffn_width = config.integer("moe_intermediate_size")
         expert_ffn = moe(
-            expert_count,
-            config.integer("num_experts_per_tok"),
-            glu(config, ffn_width=config.integer("moe_intermediate_size")),
-            **moe_fields,
+            expert_count, config.integer("num_experts_per_tok"), glu(config, ffn_width=ffn_width), **moe_fields
         )
     else:
         expert_ffn = {}

@@ -54,10 +54,8 @@ def _read_embedding_gemma2(config: Config) -> Table:
         "head_dim": config.optional_integer("global_head_dim") or 512,
         "num_key_value_heads": config.optional_integer("num_global_key_value_heads") or 1,
     }
-    window_fields = {
-        "sliding_window": config.integer("sliding_window"),
-        "position": {"type": "rope", "rope_theta": local_theta(config)},
-    }
+    sliding_window = config.integer("sliding_window")
+    window_fields = {"sliding_window": sliding_window, "position": {"type": "rope", "rope_theta": local_theta(config)}}
     layer_head_sizes = head_sizes(config, layer_kinds, full_head_sizes)
     layers = [
         (layer_kind, {"attention": {**head_dim, **(window_fields if layer_kind == "sliding" else {})}})

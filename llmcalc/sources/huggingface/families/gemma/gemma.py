@@ -86,12 +86,8 @@ def _read_gemma3(config: Config) -> Table:
     layer_kinds = kinds_with_nth_full(
         config.integer("num_hidden_layers"), config.optional_integer("sliding_window_pattern") or 6
     )
-    return gemma_decoder(
-        config,
-        mixer,
-        "sandwich",
-        sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}}),
-    )
+    stack = sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}})
+    return gemma_decoder(config, mixer, "sandwich", stack)
 
 
 IGNORED_FIELDS = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})

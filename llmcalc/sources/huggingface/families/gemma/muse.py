@@ -81,12 +81,8 @@ def _read_muse_spark_text(config: Config) -> Table:
 
 def _gated_attention(config: Config) -> Table:
     """Returns gated attention whose queries and keys are normalised without weights."""
-    return attention(
-        config,
-        output_gate={"per": "element"},
-        **attention_biases(config),
-        **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False)),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
+    return attention(config, output_gate={"per": "element"}, **attention_biases(config), **qk_norm_fields(norm))
 
 
 def _attention_kinds(config: Config) -> list[tuple[str, Table]]:

@@ -46,12 +46,9 @@ def _read_falcon(config: Config) -> Table:
     position = {"type": "alibi"} if has_alibi else rope(config)
     softmax_fields: Table = {} if has_alibi else {"float32_softmax": False}
     softmax_fields |= {"repeat_kv": False} if kv_heads == 1 < heads else {}
+    has_biases = _nullable_flag(config, "bias")
     mixer = full_width_heads(
-        config,
-        num_key_value_heads=kv_heads,
-        position=position,
-        **softmax_fields,
-        **biases(_nullable_flag(config, "bias"), *QKVO_BIASES),
+        config, num_key_value_heads=kv_heads, position=position, **softmax_fields, **biases(has_biases, *QKVO_BIASES)
     )
     if kv_heads == heads:
         del mixer["num_key_value_heads"]

@@ -35,20 +35,14 @@ def _read_cpmant(config: Config) -> Table:
         {"intermediate_size": config.integer("dim_ff"), "hidden_act": "gelu", "gated": True},
         norm,
     )
-    stack = {
-        "streams": {
-            "type": "prompt_tokens",
-            "prompt_types": prompt_count,
-            "prompt_length": config.integer("prompt_length"),
-        },
-        "token_types": {"type_vocab_size": segment_type_count},
-        "relative_bias": {
-            "num_attention_heads": heads,
-            "relative_attention_num_buckets": config.integer("position_bias_num_buckets"),
-            "relative_attention_max_distance": config.integer("position_bias_max_distance"),
-            "other_buckets": [segment_type_count**2],
-        },
+    streams = {"type": "prompt_tokens", "prompt_types": prompt_count, "prompt_length": config.integer("prompt_length")}
+    relative_bias = {
+        "num_attention_heads": heads,
+        "relative_attention_num_buckets": config.integer("position_bias_num_buckets"),
+        "relative_attention_max_distance": config.integer("position_bias_max_distance"),
+        "other_buckets": [segment_type_count**2],
     }
+    stack = {"streams": streams, "token_types": {"type_vocab_size": segment_type_count}, "relative_bias": relative_bias}
     model_fields = decoder(config, block, norm, stack=stack)
     return {**model_fields, "tie_word_embeddings": False}  # its class ties nothing, whatever the config says
 

@@ -16,13 +16,8 @@ def _read_ctrl(config: Config) -> Table:
     block = layer_table(
         full_width_heads(config, **biases(True, *QKVO_BIASES)), mlp(config.integer("dff"), "relu"), norm
     )
-    return decoder(
-        config,
-        block,
-        layernorm(config.number("layer_norm_epsilon")),
-        head={"bias": True},
-        stack={"position": {"type": "sinusoidal"}},
-    )
+    final_norm = layernorm(config.number("layer_norm_epsilon"))
+    return decoder(config, block, final_norm, head={"bias": True}, stack={"position": {"type": "sinusoidal"}})
 
 
 FAMILIES = {

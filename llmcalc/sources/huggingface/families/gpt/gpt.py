@@ -47,11 +47,8 @@ def full_width_heads(config: Config, **attention_fields: Any) -> Table:
 
 def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
-    return mlp(
-        config.optional_integer(width_field) or 4 * config.integer("hidden_size"),
-        config.choice(ACTIVATIONS, activation),
-        bias,
-    )
+    ffn_width = config.optional_integer(width_field) or 4 * config.integer("hidden_size")
+    return mlp(ffn_width, config.choice(ACTIVATIONS, activation), bias)
 
 
 def _gpt_model(
@@ -64,13 +61,8 @@ def _gpt_model(
     **block: Any,
 ) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    layer = {
-        "attention": mixer,
-        "feed_forward": non_gated_ffn(config, width_field, "activation_function"),
-        "norm": norm,
-        "norm_placement": "pre",
-        **block,
-    }
+    feed_forward = non_gated_ffn(config, width_field, "activation_function")
+    layer = {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre", **block}
     return decoder(config, layer, norm, stack=stack, head=head, label_count=label_count)
 
 
@@ -88,10 +80,8 @@ def _read_gpt2(config: Config) -> Table:
     if config.flag("add_cross_attention"):
         cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
-    return {
-        **_gpt_model(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
-        **_multiple_choice_head(config),
-    }
+    stack = {"position": learned_positions(config)}
+    return {**_gpt_model(config, mixer, stack=stack, **cross_attention), **_multiple_choice_head(config)}
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
@@ -102,11 +92,8 @@ def _read_gpt_bigcode(config: Config) -> Table:
     else:
         is_multi_query = config.flag("multi_query")
     kv_fields = {"num_key_value_heads": 1} if is_multi_query else {}
-    return _gpt_model(
-        config,
-        full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)),
-        stack={"position": learned_positions(config)},
-    )
+    stack = {"position": learned_positions(config)}
+    return _gpt_model(config, full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)), stack=stack)
 
 
 def _read_gpt_neo(config: Config) -> Table:
@@ -134,10 +121,8 @@ def _read_gpt_neo(config: Config) -> Table:
 
 def _read_openai_gpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    ffn = mlp(
-        4 * config.integer("hidden_size"),
-        config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
-    )
+    ffn_width = 4 * config.integer("hidden_size")
+    ffn = mlp(ffn_width, config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"))
     block = layer_table(
         full_width_heads(config, float32_softmax=False, **biases(True, *QKVO_BIASES)), ffn, norm, "post"
     )

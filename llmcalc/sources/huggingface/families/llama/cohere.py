@@ -65,13 +65,8 @@ def _read_cohere2(config: Config) -> Table:
     mixer = attention(config, **attention_biases(config))
     if config.optional_integer("sliding_window") is None:
         del mixer["position"]
-    return _parallel_decoder(
-        config,
-        mixer,
-        glu(config),
-        _layer_norm(config),
-        sliding_stack(config, layer_kinds, full_fields={"position": "none"}),
-    )
+    stack = sliding_stack(config, layer_kinds, full_fields={"position": "none"})
+    return _parallel_decoder(config, mixer, glu(config), _layer_norm(config), stack)
 
 
 def _read_cohere2_moe(config: Config) -> Table:
@@ -117,13 +112,8 @@ def _read_cohere2_moe(config: Config) -> Table:
     kind_pattern = layer_pattern(
         [f"{ffn_kind}_{attention_kind}" for attention_kind, ffn_kind in zip(attention_kinds, ffn_kinds, strict=True)]
     )
-    return _parallel_decoder(
-        config,
-        attention(config, **attention_biases(config)),
-        experts,
-        norm,
-        {"variants": layer_variants, **kind_pattern},
-    )
+    mixer = attention(config, **attention_biases(config))
+    return _parallel_decoder(config, mixer, experts, norm, {"variants": layer_variants, **kind_pattern})
 
 
 def _read_cohere_compass(config: Config) -> Table:

@@ -58,12 +58,8 @@ def _read_exaone_moe(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     window = config.optional_integer("sliding_window")
     dense_layer_count = config.count("first_k_dense_replace")
-    ffn_kinds = listed_kinds(
-        config,
-        "mlp_layer_types",
-        {"dense": "dense", "sparse": "sparse"},
-        ["dense" if layer_index < dense_layer_count else "sparse" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["dense" if layer_index < dense_layer_count else "sparse" for layer_index in range(depth)]
+    ffn_kinds = listed_kinds(config, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, default_layer_kinds)
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [ffn_kind == "sparse" for ffn_kind in ffn_kinds]:
         raise config.field_error("is_moe_layer", "the same layers as mlp_layer_types or first_k_dense_replace")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
@@ -75,10 +71,8 @@ def _read_exaone_moe(config: Config) -> Table:
         glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
-    attention_changes: Table = {
-        "sliding": {} if window is None else {"sliding_window": window},
-        "full": {} if window is None else {"position": "none"},
-    }
+    sliding = {} if window is None else {"sliding_window": window}
+    attention_changes: Table = {"sliding": sliding, "full": {} if window is None else {"position": "none"}}
     dense_network: Table = {"feed_forward": {"type": "mlp", **glu(config)}}
     layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):

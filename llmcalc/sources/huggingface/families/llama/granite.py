@@ -80,12 +80,8 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
     """
     depth, window = config.integer("num_hidden_layers"), config.integer("sliding_window")
-    layer_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     rope_bases = config.get("layer_rope_theta")
     if rope_bases is not None and (
         not isinstance(rope_bases, list)

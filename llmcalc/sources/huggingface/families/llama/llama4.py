@@ -39,12 +39,8 @@ def _read_llama4_text(config: Config) -> Table:
     if config.flag("use_qk_norm"):
         rope_fields |= qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")
     position_kinds = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
-    attention_kinds = listed_kinds(
-        config,
-        "layer_types",
-        KIND_BY_LAYER_TYPE,
-        ["chunked" if position_kind == "rope" else "full" for position_kind in position_kinds],
-    )
+    default_layer_kinds = ["chunked" if position_kind == "rope" else "full" for position_kind in position_kinds]
+    attention_kinds = listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
     if config.optional_integer("attention_chunk_size") is None:
         chunk_field = {}
     else:

@@ -49,15 +49,10 @@ def _read_smollm3(config: Config) -> Table:
     if len(rope_by_layer) < depth:
         raise config.error("no_rope_layers", rope_flags, f"{depth} times 0 or 1")
     uses_sliding_window = config.flag("use_sliding_window") and window is not None
-    attention_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        [
-            "full" if rope_by_layer[layer_index] or not uses_sliding_window else "sliding"
-            for layer_index in range(depth)
-        ],
-    )
+    default_layer_kinds = [
+        "full" if rope_by_layer[layer_index] or not uses_sliding_window else "sliding" for layer_index in range(depth)
+    ]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     layer_kinds, layer_variants = [], {}
     for layer_index, attention_kind in enumerate(attention_kinds):
         window_fields: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}

@@ -76,12 +76,8 @@ def _read_qwen4(config: Config) -> Table:
         "hc_lowrank": low_rank,
     }
     full_period = config.integer("full_attention_interval")
-    layer_kinds = listed_kinds(
-        config,
-        "layer_types",
-        KIND_BY_LAYER_TYPE,
-        ["full" if (layer_index + 1) % full_period == 0 else "linear" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["full" if (layer_index + 1) % full_period == 0 else "linear" for layer_index in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
     ngram_inputs = _ngram_inputs(config, norm, stream_count)
     layers: list[tuple[str, Table]] = []
     for layer_index, layer_kind in enumerate(layer_kinds):

@@ -80,12 +80,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     if any(expert_flags):
         shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
         expert = glu(config, ffn_width=config.integer("moe_intermediate_size"))
+        num_experts = config.integer("num_experts")
         ffns_by_kind["_moe"] = moe(
-            config.integer("num_experts"),
-            config.integer("num_experts_per_tok"),
-            expert,
-            shared_expert,
-            shared_expert_gate=True,
+            num_experts, config.integer("num_experts_per_tok"), expert, shared_expert, shared_expert_gate=True
         )
     layer_configs = {
         mixer_kind + ffn_kind: layer_table(mixers[mixer_kind], ffns_by_kind[ffn_kind], norm)
@@ -122,13 +119,11 @@ def _read_qwen3_next(config: Config) -> Table:
     dense_indices, expert_interval = config.get("mlp_only_layers"), config.integer("decoder_sparse_step")
     dense_layers = set() if dense_indices is None else set(config.integers("mlp_only_layers"))
     has_experts = config.count("num_experts") > 0
-    return _qwen_decoder(
-        config,
-        [
-            has_experts and layer_index not in dense_layers and (layer_index + 1) % expert_interval == 0
-            for layer_index in range(config.integer("num_hidden_layers"))
-        ],
-    )
+    expert_flags = [
+        has_experts and layer_index not in dense_layers and (layer_index + 1) % expert_interval == 0
+        for layer_index in range(config.integer("num_hidden_layers"))
+    ]
+    return _qwen_decoder(config, expert_flags)
 
 
 def _read_qwen3_5(config: Config) -> Table:
@@ -165,11 +160,9 @@ def linear_attention_config(config: Config, field_defaults: Table | None = None)
 def _read_kimi_linear(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     linear_config = linear_attention_config(config)
+    mixer_kinds = kimi_mixers(config, linear_config, config.integer("num_hidden_layers"))
     model_fields = latent_decoder(
-        config,
-        kda(config, linear_config),
-        latent_attention(config, mla_use_nope=True),
-        kimi_mixers(config, linear_config, config.integer("num_hidden_layers")),
+        config, kda(config, linear_config), latent_attention(config, mla_use_nope=True), mixer_kinds
     )
     linear_config.finish(frozenset(), config)
     return {**model_fields, **mtp_modules(config)}
@@ -203,12 +196,8 @@ def read_ling_3(config: Config) -> Table:
         "linear" if (layer_index + 1) % attention_period else "full"
         for layer_index in range(config.integer("num_hidden_layers"))
     ]
-    return latent_decoder(
-        config,
-        linear_attention,
-        latent_attention(config, output_gate={"per": "head"}),
-        listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds),
-    )
+    mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
+    return latent_decoder(config, linear_attention, latent_attention(config, output_gate={"per": "head"}), mixer_kinds)
 
 
 def kda(config: Config, linear_fields: Config, **mixer_fields: Any) -> Table:

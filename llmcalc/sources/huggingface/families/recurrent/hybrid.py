@@ -118,18 +118,10 @@ def _read_jamba(config: Config) -> Table:
         "state_size": config.integer("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
     }
-    convolution = {
-        "conv_kernel": config.integer("mamba_d_conv"),
-        "use_conv_bias": config.flag("mamba_conv_bias"),
-        "use_bias": has_bias,
-    }
-    mamba = {
-        "type": "mamba",
-        **mamba_fields,
-        **convolution,
-        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
-        "norm": norm,
-    }
+    conv_kernel = config.integer("mamba_d_conv")
+    convolution = {"conv_kernel": conv_kernel, "use_conv_bias": config.flag("mamba_conv_bias"), "use_bias": has_bias}
+    hidden_act = config.choice(ACTIVATIONS, "hidden_act")
+    mamba = {"type": "mamba", **mamba_fields, **convolution, "hidden_act": hidden_act, "norm": norm}
     expert_count, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
     ffns_by_kind = {
         "dense": dense_ffn(config),
@@ -179,10 +171,8 @@ def _read_granitemoehybrid(config: Config) -> Table:
         ffn = moe(expert_count, config.integer("num_experts_per_tok"), glu(config), shared_ffn)
     config.require("position_embedding_type", None, "nope", "rope")
     position_fields: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
-    mixers = {
-        "attention": hybrid_attention(config, **position_fields, **attention_biases(config)),
-        "mamba": mamba2(config, _expanded_width(config)),
-    }
+    mamba = mamba2(config, _expanded_width(config))
+    mixers = {"attention": hybrid_attention(config, **position_fields, **attention_biases(config)), "mamba": mamba}
     layer_kinds = listed_kinds(
         config, "layer_types", MIXER_BY_LAYER_TYPE, ["mamba"] * config.integer("num_hidden_layers")
     )
@@ -193,13 +183,8 @@ def _read_falcon_h1(config: Config) -> Table:
     expanded_width = _expanded_width(config)
     channels = config.optional_integer("mamba_d_ssm") or expanded_width
     norm = {} if config.flag("mamba_rms_norm") else {"norm": None}
-    mixer = mamba2(
-        config,
-        channels,
-        out_bias=config.flag("projectors_bias"),
-        norm_before_gate=config.flag("mamba_norm_before_gate"),
-        **norm,
-    )
+    out_bias = config.flag("projectors_bias")
+    mixer = mamba2(config, channels, out_bias=out_bias, norm_before_gate=config.flag("mamba_norm_before_gate"), **norm)
     mixer_norm = rmsnorm(config.number("rms_norm_eps"))
     layer_parts = {
         "attention": attention(config, **attention_biases(config)),

@@ -71,10 +71,8 @@ def read_mamba2(config: Config) -> Table:
         "out_bias": config.flag("use_bias"),
         "use_conv_bias": config.flag("use_conv_bias"),
     }
-    other_fields = {
-        **config.integer_fields("conv_kernel", "chunk_size"),
-        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
-    }
+    hidden_act = config.choice(ACTIVATIONS, "hidden_act")
+    other_fields = {**config.integer_fields("conv_kernel", "chunk_size"), "hidden_act": hidden_act}
     return _state_space_decoder(
         config, {**mixer, **bias_fields, **other_fields, "norm": rmsnorm(config.number("layer_norm_epsilon"))}
     )

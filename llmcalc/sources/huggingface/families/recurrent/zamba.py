@@ -100,17 +100,10 @@ def _read_zamba(config: Config) -> Table:
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
         "num_heads": heads,
     }
-    convolution = {
-        "conv_kernel": config.integer("mamba_d_conv"),
-        "use_conv_bias": config.flag("mamba_conv_bias"),
-        "use_bias": has_bias,
-    }
-    mixer = {
-        "type": "mamba",
-        **mamba_fields,
-        **convolution,
-        "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act"),
-    }
+    conv_kernel = config.integer("mamba_d_conv")
+    convolution = {"conv_kernel": conv_kernel, "use_conv_bias": config.flag("mamba_conv_bias"), "use_bias": has_bias}
+    hidden_act = config.choice(ACTIVATIONS, "hidden_mamba_act")
+    mixer = {"type": "mamba", **mamba_fields, **convolution, "hidden_act": hidden_act}
     attention_period, attention_offset = config.integer("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if layer_index % attention_period == attention_offset else "mamba"
@@ -141,11 +134,8 @@ def _read_zamba2(config: Config) -> Table:
         "state_size": config.integer("mamba_d_state"),
         "n_groups": config.integer("mamba_ngroups"),
     }
-    other_fields = {
-        "conv_kernel": config.integer("mamba_d_conv"),
-        "chunk_size": config.integer("chunk_size"),
-        "norm": rmsnorm(1e-5),
-    }
+    conv_kernel = config.integer("mamba_d_conv")
+    other_fields = {"conv_kernel": conv_kernel, "chunk_size": config.integer("chunk_size"), "norm": rmsnorm(1e-5)}
     mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
     double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     double_head_dim = config.quotient("num_attention_heads", double_width, heads)

@@ -76,12 +76,8 @@ def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activ
         **biases(True, *QKVO_BIASES),
         **mixer_fields,
     }
-    ffn = {
-        "intermediate_size": config.integer("intermediate_size"),
-        "hidden_act": activation,
-        "gated": True,
-        "down_bias": True,
-    }
+    intermediate_size = config.integer("intermediate_size")
+    ffn = {"intermediate_size": intermediate_size, "hidden_act": activation, "gated": True, "down_bias": True}
     block = layer_table(mixer, ffn, norm, "post")
     stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     has_pooler = config.head_kind == "none" or scores_sequences(config)
@@ -161,11 +157,8 @@ def _read_bidir_mistral(config: Config) -> Table:
         ffn_biases = biases(True, "gate_bias", "up_bias", "down_bias")
         latent_network = {"intermediate_size": 4 * hidden_size, "hidden_act": "gelu", "gated": True, **ffn_biases}
         latent_block = {"attention": mixer, "norm": layernorm(), "feed_forward": latent_network}
-        model_fields["head"] = {
-            "type": "latents",
-            "num_latents": config.integer("num_latents"),
-            "reading": latent_block,
-        }
+        num_latents = config.integer("num_latents")
+        model_fields["head"] = {"type": "latents", "num_latents": num_latents, "reading": latent_block}
     return model_fields
 
 

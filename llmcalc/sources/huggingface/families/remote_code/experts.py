@@ -145,10 +145,8 @@ def _read_klear(config: Config) -> Table:
         **SIGMOID_ROUTING,
     )
     block = layer_table(mixer, experts, norm)
-    layer_configs: Table = {
-        "moe": {},
-        "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {},
-    }
+    dense = {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}
+    layer_configs: Table = {"moe": {}, "dense": dense}
     config.fields_read.add("intermediate_size")
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 

@@ -117,11 +117,8 @@ def _read_refined_web(config: Config) -> Table:
     mixer = full_width_heads(config, position=position, **biases(has_bias, *QKVO_BIASES))
     if kv_heads != heads:
         mixer["num_key_value_heads"] = kv_heads
-    ffn = {
-        "intermediate_size": 4 * config.integer("hidden_size"),
-        "hidden_act": "gelu",
-        **biases(has_bias, "up_bias", "down_bias"),
-    }
+    intermediate_size = 4 * config.integer("hidden_size")
+    ffn = {"intermediate_size": intermediate_size, "hidden_act": "gelu", **biases(has_bias, "up_bias", "down_bias")}
     has_grouped_queries = config.model_type == "RefinedWeb"
     parallel_fields: dict[str, Any] = {}
     if has_grouped_queries or config.flag("parallel_attn"):

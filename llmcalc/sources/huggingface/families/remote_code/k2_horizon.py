@@ -84,11 +84,8 @@ def _sparse_layer(config: Config, expert_count: int) -> Table:
     value_expert_count = config.count("mova_num_experts")
     if not value_expert_count:
         return {"feed_forward": ffn}
-    value_projection = {
-        "num_experts": value_expert_count,
-        "num_experts_per_tok": config.integer("mova_num_experts_per_tok"),
-        "router": router,
-    }
+    num_experts_per_tok = config.integer("mova_num_experts_per_tok")
+    value_projection = {"num_experts": value_expert_count, "num_experts_per_tok": num_experts_per_tok, "router": router}
     return {"feed_forward": ffn, "attention": {"value_experts": value_projection}}
 
 

@@ -76,11 +76,8 @@ def block_residual_decoder(
         "feed_forward_blocks": 1,
         "starts_block": False,
     }
-    residual_streams = {
-        "type": "block_residual",
-        "blocks": ceil_div(len(layers), block_size),
-        "norm": base_layer["norm"],
-    }
+    blocks = ceil_div(len(layers), block_size)
+    residual_streams = {"type": "block_residual", "blocks": blocks, "norm": base_layer["norm"]}
     return decoder(
         config, block, base_layer["norm"], stack={**stack_of_layers(layer_variants), "streams": residual_streams}
     )

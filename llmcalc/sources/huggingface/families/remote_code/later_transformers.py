@@ -68,11 +68,9 @@ def _read_lara_mini(config: Config) -> Table:
         glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
         router={"type": "linear", "float32_product": True},
     )
+    default_layer_kinds = [LARA_PATTERN[layer_index % len(LARA_PATTERN)] for layer_index in range(depth)]
     layer_kinds = listed_kinds(
-        config,
-        "layer_types",
-        {**LINEAR_OR_FULL, "sliding_attention": "sliding"},
-        [LARA_PATTERN[layer_index % len(LARA_PATTERN)] for layer_index in range(depth)],
+        config, "layer_types", {**LINEAR_OR_FULL, "sliding_attention": "sliding"}, default_layer_kinds
     )
     stack = stack_of_kinds(
         {mixer_kind: layer_table(mixer, experts, norm) for mixer_kind, mixer in mixers.items()}, layer_kinds

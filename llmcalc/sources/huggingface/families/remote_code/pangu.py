@@ -28,12 +28,8 @@ def _read_pangu_ultra_moe(config: Config) -> Table:
     router: Table = (
         SIGMOID_ROUTING if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
     )
-    model_fields = deepseek_decoder(
-        config,
-        latent_attention(config),
-        routed_experts(config, **router),
-        dense_or_moe_kinds(config, depth, first_expert_layer),
-    )
+    layer_kinds = dense_or_moe_kinds(config, depth, first_expert_layer)
+    model_fields = deepseek_decoder(config, latent_attention(config), routed_experts(config, **router), layer_kinds)
     model_fields["decoder"]["block"]["norm_placement"] = "sandwich"
     for layer in model_fields["decoder"].get("variants", {}).values():
         if "norm_placement" in layer:

@@ -73,11 +73,8 @@ def _read_marian(config: Config) -> Table:
             f"vocab_size ({config.integer('vocab_size')}), since encoder and decoder share an embedding",
         )
     model_fields.pop("unused_embedding", None)
-    return {
-        **model_fields,
-        "vocab_size": decoder_vocab_size,
-        "encoder": {**model_fields["encoder"], "vocab_size": config.integer("vocab_size")},
-    }
+    encoder = {**model_fields["encoder"], "vocab_size": config.integer("vocab_size")}
+    return {**model_fields, "vocab_size": decoder_vocab_size, "encoder": encoder}
 
 
 def _read_pegasus(config: Config) -> Table:
@@ -97,11 +94,8 @@ def _read_pp_formulanet_text(config: Config) -> Table:
     """Reads PP-FormulaNet's decoder: mBART's layers, whose cross-attention to an image does not run on text alone."""
     norm, layer = layernorm(), bart_block(config, "decoder", "pre")
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
-    stack = {
-        "num_hidden_layers": config.integer("decoder_layers"),
-        "position": learned_positions(config, 2),
-        "embedding_norm": norm,
-    }
+    num_hidden_layers = config.integer("decoder_layers")
+    stack = {"num_hidden_layers": num_hidden_layers, "position": learned_positions(config, 2), "embedding_norm": norm}
     config.fields_read.update(("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"))
     return decoder(config, {**layer, "idle_cross_attention": True}, norm, stack=stack)
 
