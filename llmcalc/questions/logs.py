@@ -194,16 +194,10 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     wrong_term, suggested_flag = _wrong_term_and_flag(parsed_log, compared_terms, suggested_flag)
     if is_too_large:
         wrong_term, suggested_flag = "process", ""
+    missing_inputs = tuple(logged_run.missing_inputs)
+    notes = tuple(dict.fromkeys(logged_run.notes))
     return ExplainedLog(
-        parsed_log,
-        compared_terms,
-        preset,
-        hardware,
-        version,
-        wrong_term,
-        suggested_flag,
-        tuple(logged_run.missing_inputs),
-        tuple(dict.fromkeys(logged_run.notes)),
+        parsed_log, compared_terms, preset, hardware, version, wrong_term, suggested_flag, missing_inputs, notes
     )
 
 

@@ -90,15 +90,9 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         for engine_use in engine_uses
     ]
     answer_text = ", ".join(f"{engine_use.memory.kv_tokens:,} tokens" for engine_use in engine_uses)
-    table = Table(
-        _title_text(engine_uses[0]),
-        table_columns,
-        table_rows,
-        _heading_subtitle(engine_uses[0]),
-        _memory_notes(engine_uses[0].memory),
-        answer_text,
-        name="cache",
-    )
+    title = _title_text(engine_uses[0])
+    notes = _memory_notes(engine_uses[0].memory)
+    table = Table(title, table_columns, table_rows, _heading_subtitle(engine_uses[0]), notes, answer_text, name="cache")
     json_documents = [
         {
             memory_key: memory_bytes

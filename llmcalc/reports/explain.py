@@ -499,13 +499,9 @@ def _record_tables(
     preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], selected_rank: SelectedRank | None
 ) -> Table:
     cells_by_row = [[row[column.key] for column in RECORD_COLUMNS] for row in record_rows]
-    return Table(
-        preset.display,
-        RECORD_COLUMNS,
-        [Row(column) for column in cells_by_row],
-        subtitle_with_rank(headline(preset.model), selected_rank),
-        [*_training_notes(explanation), *_convention_notes(explanation)],
-    )
+    rows = [Row(column) for column in cells_by_row]
+    notes = [*_training_notes(explanation), *_convention_notes(explanation)]
+    return Table(preset.display, RECORD_COLUMNS, rows, subtitle_with_rank(headline(preset.model), selected_rank), notes)
 
 
 def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, selected_rank: SelectedRank | None) -> str:

@@ -145,16 +145,13 @@ def report(
         row("tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
-    report_content = _FitReportContent(
-        f"{VERDICT_TEXTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
-        run_text(memory_use),
-        table_rows,
-        [
-            *(() if fit_answer.decoding else engine_notes),
-            *_layer_split_notes(fit_answer, options),
-            *_search_notes(fit_answer),
-        ],
-    )
+    answer = f"{VERDICT_TEXTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}"
+    notes = [
+        *(() if fit_answer.decoding else engine_notes),
+        *_layer_split_notes(fit_answer, options),
+        *_search_notes(fit_answer),
+    ]
+    report_content = _FitReportContent(answer, run_text(memory_use), table_rows, notes)
     decoding = [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
     json_document = _fit_document(preset, fit_answer) | {"options": options_data(options), "decoding": decoding}
     if fit_answer.decoding:

@@ -42,21 +42,18 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
     selected_rank: the counted rank; default the whole model.
     """
     total_params = parameter_count.total
-    json_document = {
-        "model": model_data(preset),
-        **rank_data(selected_rank),
-        "params": {
-            "total": total_params,
-            "active": parameter_count.active,
-            "embedding": parameter_count.embedding,
-            "non_embedding": parameter_count.non_embedding,
-            "by_component": parameter_count.by_component,
-            "buffers": parameter_count.buffers,
-            "left_out": parameter_count.left_out,
-            "published": preset.published.parameters,
-        },
-        "tree": tree_data(parameter_count.tree.root_position(), _node_figures_function(parameter_count.include)),
+    params = {
+        "total": total_params,
+        "active": parameter_count.active,
+        "embedding": parameter_count.embedding,
+        "non_embedding": parameter_count.non_embedding,
+        "by_component": parameter_count.by_component,
+        "buffers": parameter_count.buffers,
+        "left_out": parameter_count.left_out,
+        "published": preset.published.parameters,
     }
+    tree = tree_data(parameter_count.tree.root_position(), _node_figures_function(parameter_count.include))
+    json_document = {"model": model_data(preset), **rank_data(selected_rank), "params": params, "tree": tree}
     if parameter_count.active_at_least != parameter_count.active:
         json_document["params"] |= {
             "active_at_least": parameter_count.active_at_least,

@@ -94,12 +94,9 @@ def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> 
     )
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     clip_rule = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
-    stack = {
-        "num_hidden_layers": config.integer("num_hidden_layers"),
-        "block": layer_table(attention, ffn, norm),
-        "stem": {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2},
-        "final_norm": norm,
-    }
+    block = layer_table(attention, ffn, norm)
+    stem = {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2}
+    stack = {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "stem": stem, "final_norm": norm}
     merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden_size)
     linear_layers = two_linear_layers(
         text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_hidden_size
@@ -141,15 +138,12 @@ def _read_phi4_vision(root_config: Config, config: Config, text_hidden_size: int
     """
     pooling_table: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
     image_resizing = {"type": "dynamic_hd", "size": config.integer("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
-    return {
-        "image_processor": {
-            **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
-            "image": image_resizing,
-        },
-        "image_projector": projector(
-            config.integer("hidden_size"), *two_linear_layers(text_hidden_size), **pooling_table
-        ),
+    image_processor = {
+        **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
+        "image": image_resizing,
     }
+    image_projector = projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size), **pooling_table)
+    return {"image_processor": image_processor, "image_projector": image_projector}
 
 
 def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:

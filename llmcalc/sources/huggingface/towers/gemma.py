@@ -140,14 +140,10 @@ def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: 
 
 def _read_unified_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     frame_size = config.integer("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
+    norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
+    audio = {"type": "recording", "window": 1, "hop": frame_size, "marks": 2}
     return {
-        "embed_audio": projector(
-            frame_size,
-            (text_hidden_size, False, "identity"),
-            norm=rmsnorm(config.number("rms_norm_eps"), weight=False),
-            raw=True,
-            audio={"type": "recording", "window": 1, "hop": frame_size, "marks": 2},
-        )
+        "embed_audio": projector(frame_size, (text_hidden_size, False, "identity"), norm=norm, raw=True, audio=audio)
     }
 
 

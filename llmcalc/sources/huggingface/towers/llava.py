@@ -241,13 +241,9 @@ def read_internvl(root_config: Config, config: Config, text_hidden_size: int) ->
         **{field_name: _square_size(config, field_name) for field_name in ("image_size", "patch_size")}
     )
     patch_count = patches_per_side(square_config) ** 2
-    image_resizing = {
-        "type": "tiles",
-        "size": square_config.integer("image_size"),
-        "max_tiles": INTERNVL_TILES,
-        "tokens": max(patch_count // merge_size**2, 1),
-        "marks": 2,
-    }
+    image_size = square_config.integer("image_size")
+    tokens = max(patch_count // merge_size**2, 1)
+    image_resizing = {"type": "tiles", "size": image_size, "max_tiles": INTERNVL_TILES, "tokens": tokens, "marks": 2}
     position_table: Table = (
         {"positions": {"rows": patch_count + 1}} if config.flag("use_absolute_position_embeddings") else {}
     )

@@ -132,13 +132,10 @@ def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     config.notes.append(
         f"class_pos_emb: the learned angles of the class vector are not counted: {angle_count} parameters"
     )
+    stack = {"embedding_norm": norm}
+    patch_fields = {"num_channels": config.integer("in_channels")}
     tower = vision_transformer(
-        config,
-        block,
-        depth_field="depth",
-        stack={"embedding_norm": norm},
-        patch_fields={"num_channels": config.integer("in_channels")},
-        class_embedding=True,
+        config, block, depth_field="depth", stack=stack, patch_fields=patch_fields, class_embedding=True
     )
     inner_width = hidden_size * merge_size * merge_size
     merger = projector(
@@ -314,13 +311,9 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
     norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
     inner_width = root_config.integer("ffn_hidden_size")
     block = biased_layer(config, norm, heads_field="num_heads") | {"norm_placement": "output"}
-    tower = vision_transformer(
-        config,
-        block,
-        patch_fields={"num_channels": config.integer("in_channels"), "bias": True},
-        positions={"rows": config.integer("num_positions")},
-        class_embedding=True,
-    )
+    patch_fields = {"num_channels": config.integer("in_channels"), "bias": True}
+    positions = {"rows": config.integer("num_positions")}
+    tower = vision_transformer(config, block, patch_fields=patch_fields, positions=positions, class_embedding=True)
     merging_projector = projector(
         hidden_size,
         (text_hidden_size, True, "identity"),

@@ -98,12 +98,9 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
             "insert_layer_id", lower_layer_count - 1, f"at most {depth - 2}, with a layer after the merger"
         )
     attention = {**tower["stack"]["block"]["attention"], "grid_window": window_side}
-    merger = {
-        "side": window_side,
-        "attention": attention,
-        "intermediate_size": config.integer("intermediate_size") * window_side * window_side,
-        "norm": layernorm(config.number("layer_norm_eps")),
-    }
+    intermediate_size = config.integer("intermediate_size") * window_side * window_side
+    norm = layernorm(config.number("layer_norm_eps"))
+    merger = {"side": window_side, "attention": attention, "intermediate_size": intermediate_size, "norm": norm}
     upper_stack = {**tower["stack"], "num_hidden_layers": depth - lower_layer_count}
     lower_stack = {"num_hidden_layers": lower_layer_count, "block": tower["stack"]["block"]}
     mergers: Table = {}
@@ -269,12 +266,9 @@ def _read_lfm2(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     linear_layers = two_linear_layers(text_hidden_size, activation, bias, root_config.integer("projector_hidden_size"))
     merge_size = root_config.integer("downsample_factor")
     image_resizing = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
-    return {
-        "vision_tower": {**siglip2_encoder(config), "image": image_resizing},
-        "multi_modal_projector": projector(
-            config.integer("hidden_size"), *linear_layers, merge=merge_size, **norm_fields
-        ),
-    }
+    vision_tower = {**siglip2_encoder(config), "image": image_resizing}
+    multi_modal_projector = projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, **norm_fields)
+    return {"vision_tower": vision_tower, "multi_modal_projector": multi_modal_projector}
 
 
 VIT_B: Table = {

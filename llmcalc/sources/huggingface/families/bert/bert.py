@@ -45,14 +45,9 @@ def read_bert(config: Config) -> Table:
     """Reads BERT and models with the same config fields: post-norm layers, a pooler, segments."""
     scores_pretraining = has_pretraining_head(config)
     is_present = config.head_kind == "none" or scores_sequences(config) or scores_pretraining
-    return encoder(
-        config,
-        bert_block(config),
-        bert_stack(config),
-        bert_head(config, bert_activation(config)),
-        {},
-        **pooler(is_present, 2 if scores_pretraining else None),
-    )
+    head = bert_head(config, bert_activation(config))
+    score_count = 2 if scores_pretraining else None
+    return encoder(config, bert_block(config), bert_stack(config), head, {}, **pooler(is_present, score_count))
 
 
 def _read_roberta(config: Config) -> Table:

@@ -52,13 +52,9 @@ def routed_experts(
     expert_width = config.integer("moe_intermediate_size")
     shared_expert_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
     shared_expert = glu(config, has_shared_bias, expert_width * shared_expert_count) if shared_expert_count else None
-    return moe(
-        config.integer("n_routed_experts", *expert_count_names),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        shared_expert,
-        **moe_fields,
-    )
+    n_routed_experts = config.integer("n_routed_experts", *expert_count_names)
+    num_experts_per_tok = config.integer("num_experts_per_tok")
+    return moe(n_routed_experts, num_experts_per_tok, glu(config, ffn_width=expert_width), shared_expert, **moe_fields)
 
 
 SIGMOID_ROUTING: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigmoid"}}
@@ -129,13 +125,10 @@ def _read_glm4_moe_lite(config: Config) -> Table:
 def _read_axk1(config: Config) -> Table:
     """Reads A.X-K1, which has a norm only on the output of the experts."""
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
+    attention = latent_attention(config)
+    experts = routed_experts(config, **SIGMOID_ROUTING)
     return deepseek_decoder(
-        config,
-        latent_attention(config),
-        routed_experts(config, **SIGMOID_ROUTING),
-        layer_kinds,
-        norm_placement="sandwich",
-        without_norms=["self_attn_post_norm"],
+        config, attention, experts, layer_kinds, norm_placement="sandwich", without_norms=["self_attn_post_norm"]
     )
 
 

@@ -51,15 +51,9 @@ def _read_dflash(config: Config) -> Table:
     vocab_size = config.integer("vocab_size")
     draft_vocab_size = config.optional_integer("draft_vocab_size") or vocab_size
     block = layer_table(mixer, _layer_ffn(config), norm)
-    return decoder(
-        config,
-        block,
-        norm,
-        {"draft_vocab_size": draft_vocab_size} if draft_vocab_size != vocab_size else None,
-        stack,
-        tie_word_embeddings=False,
-        from_target=_parts_of_target(config, target_width == hidden_size, draft_vocab_size == vocab_size),
-    )
+    head = {"draft_vocab_size": draft_vocab_size} if draft_vocab_size != vocab_size else None
+    from_target = _parts_of_target(config, target_width == hidden_size, draft_vocab_size == vocab_size)
+    return decoder(config, block, norm, head, stack, tie_word_embeddings=False, from_target=from_target)
 
 
 def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: bool) -> list[str]:

@@ -125,15 +125,9 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
     else:
         variants = {"first": first_layer_fields, "later": {}}
         stack |= {"variants": variants, "first_layers": ["first"], "pattern": ["later"]}
-    return decoder(
-        config,
-        block,
-        norm,
-        {"draft_vocab_size": draft_vocab_size},
-        stack,
-        tie_word_embeddings=False,
-        from_target=["embed_tokens"] if target_width == hidden_size else [],
-    )
+    head = {"draft_vocab_size": draft_vocab_size}
+    from_target = ["embed_tokens"] if target_width == hidden_size else []
+    return decoder(config, block, norm, head, stack, tie_word_embeddings=False, from_target=from_target)
 
 
 def _require_state_projection(config: Config) -> None:

@@ -60,13 +60,9 @@ def _read_llama4_text(config: Config) -> Table:
         config.fields_read.add("interleave_moe_layer_step")
         expert_layers = {*config.integers("moe_layers")}
     if expert_layers:
-        experts = moe(
-            config.integer("num_local_experts"),
-            config.integer("num_experts_per_tok"),
-            glu(config),
-            glu(config),
-            router={"scoring_func": "sigmoid"},
-        )
+        num_local_experts = config.integer("num_local_experts")
+        router = {"scoring_func": "sigmoid"}
+        experts = moe(num_local_experts, config.integer("num_experts_per_tok"), glu(config), glu(config), router=router)
     else:
         experts = {}
     ffn_kinds = ["moe" if layer_index in expert_layers else "dense" for layer_index in range(depth)]

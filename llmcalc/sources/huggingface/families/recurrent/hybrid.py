@@ -70,12 +70,9 @@ def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
     head_dim = config.quotient("mamba_n_heads", channels, heads)
     if config.get("mamba_d_head") not in ("auto", head_dim):
         raise config.field_error("mamba_d_head", f"auto, or {channels} / {heads} = {head_dim}")
-    mamba_fields = {
-        "num_heads": heads,
-        "head_dim": head_dim,
-        "state_size": config.integer("mamba_d_state"),
-        "n_groups": config.integer("mamba_n_groups"),
-    }
+    state_size = config.integer("mamba_d_state")
+    n_groups = config.integer("mamba_n_groups")
+    mamba_fields = {"num_heads": heads, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
     convolution = {
         "conv_kernel": config.integer("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),

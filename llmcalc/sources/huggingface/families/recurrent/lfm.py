@@ -79,12 +79,9 @@ def _read_lfm2_moe(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     use_expert_bias = config.flag("use_expert_bias")
     router: Table = {"scoring_func": "sigmoid", **({"score_correction": "buffer"} if use_expert_bias else {})}
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        _swiglu(config.integer("moe_intermediate_size")),
-        router=router,
-    )
+    num_experts = config.integer("num_experts")
+    num_experts_per_tok = config.integer("num_experts_per_tok")
+    experts = moe(num_experts, num_experts_per_tok, _swiglu(config.integer("moe_intermediate_size")), router=router)
     ffns_by_kind = {"dense": _swiglu(config.integer("intermediate_size")), "moe": experts}
     layer_configs = {
         f"{mixer_kind}_{ffn_kind}": layer_table(mixer_fields, ffns_by_kind[ffn_kind], norm)

@@ -128,12 +128,9 @@ def _read_zamba2(config: Config) -> Table:
     head_dim = config.quotient("n_mamba_heads", channels, heads)
     if config.has("mamba_headdim") and config.integer("mamba_headdim") != head_dim:
         raise config.field_error("mamba_headdim", f"{channels} / {heads} = {head_dim}")
-    mamba_fields = {
-        "num_heads": heads,
-        "head_dim": head_dim,
-        "state_size": config.integer("mamba_d_state"),
-        "n_groups": config.integer("mamba_ngroups"),
-    }
+    state_size = config.integer("mamba_d_state")
+    n_groups = config.integer("mamba_ngroups")
+    mamba_fields = {"num_heads": heads, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
     conv_kernel = config.integer("mamba_d_conv")
     other_fields = {"conv_kernel": conv_kernel, "chunk_size": config.integer("chunk_size"), "norm": rmsnorm(1e-5)}
     mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}

@@ -128,12 +128,9 @@ def _read_nomic_bert_moe(config: Config) -> Table:
         **biases(config.flag("mlp_fc1_bias"), "up_bias"),
         **biases(config.flag("mlp_fc2_bias"), "down_bias"),
     }
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("moe_top_k"),
-        {"intermediate_size": ffn_width, "hidden_act": "gelu"},
-        output_bias=True,
-    )
+    num_experts = config.integer("num_experts")
+    moe_top_k = config.integer("moe_top_k")
+    experts = moe(num_experts, moe_top_k, {"intermediate_size": ffn_width, "hidden_act": "gelu"}, output_bias=True)
     layer_kinds = ["moe" if layer_index % expert_period == 1 else "dense" for layer_index in range(depth)]
     block = layer_table(mixer, dense_ffn, norm, "post")
     stack_fields = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))

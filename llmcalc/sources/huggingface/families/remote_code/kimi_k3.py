@@ -32,12 +32,9 @@ def _read_kimi_k3(config: Config) -> Table:
     mixers = _attention_mixers(config, depth)
     experts, block_size = _latent_experts(config), config.optional_integer("attn_res_block_size")
     base_layer: Table = layer_table(mixers.linear_attention, experts, norm)
-    layer_changes: dict[str, Table] = {
-        "linear": {},
-        "full": {"attention": mixers.full_attention},
-        "moe": {},
-        "dense": {"feed_forward": {"type": "mlp", **glu(config)}},
-    }
+    full = {"attention": mixers.full_attention}
+    dense = {"feed_forward": {"type": "mlp", **glu(config)}}
+    layer_changes: dict[str, Table] = {"linear": {}, "full": full, "moe": {}, "dense": dense}
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     layers = [
         (f"{mixer_kind}_{ffn_kind}", {**layer_changes[mixer_kind], **layer_changes[ffn_kind]})

@@ -147,12 +147,9 @@ def parakeet_encoder(section_config: Config) -> Table:
         "convolution": convolution,
         "norm": norm,
     }
-    return {
-        "num_hidden_layers": section_config.integer("num_hidden_layers"),
-        "hidden_size": hidden_size,
-        "stem": {"type": "spectrum", "subsampling": _subsampling(section_config)},
-        "block": block,
-    }
+    num_hidden_layers = section_config.integer("num_hidden_layers")
+    stem = {"type": "spectrum", "subsampling": _subsampling(section_config)}
+    return {"num_hidden_layers": num_hidden_layers, "hidden_size": hidden_size, "stem": stem, "block": block}
 
 
 def _subsampling(encoder_config: Config) -> Table:
