@@ -6,7 +6,7 @@ predict, so the number of patches depends on the text. transformers: models/blt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import BytePatchRows, MultipliedRows, PatchVectors
-from .base import Flag, InnerWidth, LayerParts, Layers, ModelProperties, Part, StackPosition, Vocab
+from .base import Flag, InnerWidth, Layers, ModelProperties, Part, StackPosition, Vocab
 from .layers.block import Block
 from .norm import Norm
 from .reading import Reading
@@ -116,9 +116,6 @@ class PatchStreams(ResidualStreams):
 
     def embedding_width(self) -> int:
         return self.local_size
-
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Raises no error, because the component accepts all kinds of layers."""
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         error_location, width = stack_position.error_path, self.local_size

@@ -151,10 +151,10 @@ def _serving_cost(
     assert options.output is not None
     assert options.requests is not None
     assert run_question.hardware is not None
-    if options.concurrency is not None and options.concurrency > options.requests:
+    concurrency = options.concurrency
+    if concurrency is not None and concurrency > options.requests:
         raise InputError(
-            f"--concurrency {options.concurrency}: --requests {options.requests} are fewer; expected at most "
-            f"{options.requests}"
+            f"--concurrency {concurrency}: --requests {options.requests} are fewer; expected at most {options.requests}"
         )
     layout, settings = run_question.layout, run_question.settings
     _refuse_training_options(settings, ("phase", "quantize", "kv_dtype"))
@@ -167,7 +167,7 @@ def _serving_cost(
         ServeOptions(
             options.input,
             options.output,
-            concurrency=options.concurrency,
+            concurrency=concurrency,
             devices=layout.devices,
             tp=layout.tp,
             pp=layout.pp,

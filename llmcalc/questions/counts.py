@@ -377,7 +377,8 @@ class ExplainQuestion:
         from ..symbolic.formulas import FormulaSetting, TrainingSetting
         from ..symbolic.symbolic_model import has_sympy, missing_sympy_error
 
-        if self.latex and not has_sympy():
+        latex = self.latex
+        if latex and not has_sympy():
             raise missing_sympy_error("--latex")
         spec, quantity = preset.model, self.quantity
         seq = default_sequence_tokens(spec) if self.seq is None else self.seq
@@ -401,14 +402,9 @@ class ExplainQuestion:
                 self.include,
             )
         built_report = report(
-            preset,
-            explanation,
-            self.latex,
-            as_records=has_raw_values,
-            with_bibtex=self.bibtex,
-            selected_rank=selected_rank,
+            preset, explanation, latex, as_records=has_raw_values, with_bibtex=self.bibtex, selected_rank=selected_rank
         )
-        if quantity == "kv" and self.node is None and not self.latex:
+        if quantity == "kv" and self.node is None and not latex:
             counted_model = spec if selected_rank is None else selected_rank.model
             built_report = built_report.with_document_entry(*self._whole_cache_value(counted_model, seq))
         return ReportedAnswer(explanation, lambda: built_report)

@@ -77,6 +77,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
 
 def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tensor_match: TensorMatch) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
+    buffers = tensor_match.buffers
     report_document = {
         "model": model_data(preset),
         "checkpoint": {
@@ -102,7 +103,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
             for expected_tensor, stored_tensor in tensor_match.shape_mismatches
         ],
         "stored_again": [stored_tensor.name for stored_tensor in tensor_match.tied_copies],
-        "buffers": [stored_tensor.name for stored_tensor in tensor_match.buffers],
+        "buffers": [stored_tensor.name for stored_tensor in buffers],
     }
     columns = (
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", may_wrap=True),
@@ -127,11 +128,8 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
     if tensor_match.tied_copies:
         names_text = ", ".join(stored_tensor.name for stored_tensor in tensor_match.tied_copies[:3])
         notes.append(f"the tied output head is stored again: {names_text}")
-    if tensor_match.buffers:
-        notes.append(
-            f"{len(tensor_match.buffers):,} buffers are stored beside the parameters, such as "
-            f"{tensor_match.buffers[0].name}"
-        )
+    if buffers:
+        notes.append(f"{len(buffers):,} buffers are stored beside the parameters, such as {buffers[0].name}")
     title = f"{model_origin} against {preset.display}: {verdict}"
     return Report(report_document, [Table(title, columns, table_rows[:MOST_SHOWN_TENSORS], notes=notes)]).with_target(
         model_origin

@@ -198,10 +198,8 @@ class Report(NamedTuple):
 
         Raises `InputError` if none has it.
         """
-        tables_and_lists = [
-            *self.tables,
-            *(second_list for table in self.tables for second_list in table.split_lists()[1:]),
-        ]
+        tables = self.tables
+        tables_and_lists = [*tables, *(second_list for table in tables for second_list in table.split_lists()[1:])]
         table_names = list(dict.fromkeys(table.name for table in tables_and_lists if table.name))
         if table_or_list not in table_names:
             expected_text = "expected no --table, since the answer is one table"

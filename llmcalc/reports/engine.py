@@ -251,28 +251,22 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     launched_run = engine_use.launch
     if launched_run is None:
         return []
-    defaults_text = ", ".join(
-        f"{flag_name} {flag_value}" for flag_name, flag_value in engine_use.memory.assumed_flags.items()
-    )
+    memory = engine_use.memory
+    defaults_text = ", ".join(f"{flag_name} {flag_value}" for flag_name, flag_value in memory.assumed_flags.items())
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     gpu_notes: list[str] = []
-    if launched_run.gpu_count is not None and launched_run.gpu_count < engine_use.memory.devices:
-        gpu_notes = [
-            f"the file has {launched_run.gpu_count} accelerators, and the layout needs {engine_use.memory.devices}"
-        ]
+    if launched_run.gpu_count is not None and launched_run.gpu_count < memory.devices:
+        gpu_notes = [f"the file has {launched_run.gpu_count} accelerators, and the layout needs {memory.devices}"]
     unknown_notes = [f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown_flags.items()]
     return [*default_notes, *gpu_notes, *launched_run.notes, *unknown_notes]
 
 
 def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
     """Returns the launch file's entry in a JSON document; empty without a file."""
-    if engine_use.launch is None:
+    launch = engine_use.launch
+    if launch is None:
         return {}
-    return {
-        "launch": engine_use.launch.data(
-            engine_use.engine.title, engine_use.version.version, engine_use.memory.assumed_flags
-        )
-    }
+    return {"launch": launch.data(engine_use.engine.title, engine_use.version.version, engine_use.memory.assumed_flags)}
 
 
 def _memory_notes(engine_memory: EngineMemory) -> list[str]:

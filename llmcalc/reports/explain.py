@@ -404,14 +404,11 @@ def _section_heading(formula_section: FormulaSection) -> str:
 
 def _formula_paths_text(formula_section: FormulaSection) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
-    counted_paths = [formula_node for formula_node in formula_section.formula_nodes if not formula_node.optional_part]
+    formula_nodes = formula_section.formula_nodes
+    counted_paths = [formula_node for formula_node in formula_nodes if not formula_node.optional_part]
     repeat_count = sum(formula_node.copies for formula_node in counted_paths)
-    paths_text = ", ".join(
-        formula_node.path or "model" for formula_node in counted_paths or formula_section.formula_nodes
-    )
-    left_out_paths = (
-        ", ".join(path.path for path in formula_section.formula_nodes if path.optional_part) if counted_paths else ""
-    )
+    paths_text = ", ".join(formula_node.path or "model" for formula_node in counted_paths or formula_nodes)
+    left_out_paths = ", ".join(path.path for path in formula_nodes if path.optional_part) if counted_paths else ""
     left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_paths or repeat_count == 1:
         return f"at {paths_text}{left_out_text}"
@@ -512,7 +509,8 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
     latex_lines: list[str] = [
         _latex_comment(preset.display + ("" if selected_rank is None else f", {rank_text(selected_rank)}"))
     ]
-    for formula_section in explanation.sections:
+    sections = explanation.sections
+    for formula_section in sections:
         latex_lines.append(
             _latex_comment(", ".join(formula_node.path or "model" for formula_node in formula_section.formula_nodes))
         )
@@ -540,10 +538,7 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
     latex_lines += [r"\begin{align*}", " \\\\\n".join(legend_lines), r"\end{align*}"]
     node_sources = list(
         dict.fromkeys(
-            formula_node.source
-            for section in explanation.sections
-            for formula_node in section.formula_nodes
-            if formula_node.source
+            formula_node.source for section in sections for formula_node in section.formula_nodes if formula_node.source
         )
     )
     latex_lines += [_latex_comment(f"source: {source}") for source in node_sources]

@@ -355,12 +355,10 @@ def _changes_that_fit(
     """Yields changes that make the run fit: more options for a typed layout, full recomputation, more accelerators."""
     if fewest_candidate is not None and fewest_devices == devices:
         yield SettingChange(fewest_candidate.layout.options(), devices_question.fit_of(fewest_candidate))
-    if (
-        devices_question.estimates.memory.settings.recompute in (None, "none")
-        and not devices_question.budget.is_spent()
-    ):
+    estimates = devices_question.estimates
+    if estimates.memory.settings.recompute in (None, "none") and not devices_question.budget.is_spent():
         try:
-            recomputing_question = replace(devices_question, estimates=devices_question.estimates.recomputed)
+            recomputing_question = replace(devices_question, estimates=estimates.recomputed)
             plan_with_recompute = recomputing_question.plan_devices(devices)
         except InputError:
             plan_with_recompute = None

@@ -166,7 +166,8 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     where the wrapper's class ties by default. A class that unties by default does so where no section states a value,
     and one that ties by default where the config says nothing of the text model.
     """
-    if family.tying_source == "never":
+    tying_source = family.tying_source
+    if tying_source == "never":
         return {"tie_word_embeddings": False}
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
@@ -174,16 +175,12 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     stated_tying = next(
         (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
     )
-    if stated_tying is None and family.tying_source == "wrapper":
+    if stated_tying is None and tying_source == "wrapper":
         default_tying, text_section = family.defaults.get("tie_word_embeddings"), root_config.get(family.text_section)
         states_no_tying = text_section is None or tying_fields.keys().isdisjoint(text_section)
         counts_default = default_tying is False or (default_tying and not _states_text_model(family, root_config))
         return {"tie_word_embeddings": default_tying} if states_no_tying and counts_default else {}
-    if (
-        stated_tying is None
-        or family.tying_source == "text"
-        or (family.tying_source == "either" and stated_tying is False)
-    ):
+    if stated_tying is None or tying_source == "text" or (tying_source == "either" and stated_tying is False):
         return {}
     if type(stated_tying) is not bool:
         raise InputError(f"tie_word_embeddings: {short_repr(stated_tying)}; expected true or false")
