@@ -183,9 +183,8 @@ class PatchStreams(ResidualStreams):
 
     def _view_as_vectors(self, projected_patches: Value, x: Value, patch_rows: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
-        return projected_patches.view(
-            *x.axes, new_rows=PatchVectors(patch_rows=patch_rows, vectors_per_patch=self.vectors)
-        )
+        new_rows = PatchVectors(patch_rows=patch_rows, vectors_per_patch=self.vectors)
+        return projected_patches.view(*x.axes, new_rows=new_rows)
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)

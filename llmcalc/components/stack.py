@@ -463,9 +463,8 @@ class Stack(Component):
         from .target_states import TargetStates
 
         block = Block.examples()[0]
-        layers_by_kind: dict[str, AnyLayer] = {
-            "wide": block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
-        }
+        wide = block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
+        layers_by_kind: dict[str, AnyLayer] = {"wide": wide}
         rmsnorm, dense_network = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
         grouped_attention = Attention(
             num_attention_heads=4,
@@ -513,6 +512,7 @@ class Stack(Component):
         }
         pattern = (BASE_LAYER_NAME, BASE_LAYER_NAME, "wide")
         streams = TargetStates(states=2, start="embedding", output_norm=rmsnorm)
+        per_layer_embedding = PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rmsnorm)
         return [
             build_stack(
                 2, altup, per_layer_embedding=embedding_table, streams=AltUp(altup_num_inputs=3), final_norm=rmsnorm
@@ -575,9 +575,7 @@ class Stack(Component):
                 streams=BlockResiduals(blocks=2, norm=unweighted_rms, normed_values=True),
                 final_norm=rmsnorm,
             ),
-            build_stack(
-                2, gemma_layer, per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rmsnorm)
-            ),
+            build_stack(2, gemma_layer, per_layer_embedding=per_layer_embedding),
         ]
 
 

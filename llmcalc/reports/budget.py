@@ -168,7 +168,6 @@ def failure_message(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> st
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     quantity_kind = KIND_BY_QUANTITY.get(budget_check.key, "bytes")
     unit_name = "parameters" if quantity_kind == "count" else quantity_kind
-    measured_text, bound_text = (
-        f"{_int_or_float(checked_value):,}" for checked_value in (budget_check.measured_value, checked_limit.value)
-    )
+    checked_values = (budget_check.measured_value, checked_limit.value)
+    measured_text, bound_text = (f"{_int_or_float(checked_value):,}" for checked_value in checked_values)
     return f"{_check_name(budget_check)}: {measured_text} {unit_name}; expected {checked_limit.operator} {bound_text}"

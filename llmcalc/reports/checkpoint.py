@@ -131,9 +131,8 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
     if buffers:
         notes.append(f"{len(buffers):,} buffers are stored beside the parameters, such as {buffers[0].name}")
     title = f"{model_origin} against {preset.display}: {verdict}"
-    return Report(report_document, [Table(title, columns, table_rows[:MOST_SHOWN_TENSORS], notes=notes)]).with_target(
-        model_origin
-    )
+    tables = [Table(title, columns, table_rows[:MOST_SHOWN_TENSORS], notes=notes)]
+    return Report(report_document, tables).with_target(model_origin)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -166,9 +166,8 @@ def report(
     ranks_table = Table(
         f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", has_priority=has_stages
     )
-    phase_table = Table(
-        f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, phase_rows(largest_rank.device), name="phases"
-    )
+    rows = phase_rows(largest_rank.device)
+    phase_table = Table(f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, rows, name="phases")
     title = f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}"
     message_table = Table(title, MESSAGE_COLUMNS, _message_rows(cluster), name="communication")
     fits_table = accelerators_table(

@@ -145,9 +145,8 @@ def report(
     else:
         model_blocks = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
     tables = [_block_table(model_block, lines) for model_block in model_blocks]
-    return Report(
-        json_documents, with_notes_below(tables, [*_compare_notes(compared_models, decoding_load), *warnings])
-    )
+    notes = [*_compare_notes(compared_models, decoding_load), *warnings]
+    return Report(json_documents, with_notes_below(tables, notes))
 
 
 def _model_blocks(
@@ -400,11 +399,10 @@ def _rows_by_model(
     cache_byte_scale = units.memory_scale(
         _lower_quartile(counts.kv_bytes_per_token for _, counts in compared_models if counts.kv_bytes_per_token)
     )
+    title = f"params, {parameter_scale.name}" if parameter_scale.name else "params"
     table_columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
-        Column(
-            "parameters", f"params, {parameter_scale.name}" if parameter_scale.name else "params", parameter_scale.write
-        ),
+        Column("parameters", title, parameter_scale.write),
         Column("active", "active", parameter_scale.write),
         Column("num_hidden_layers", "L"),
         Column("hidden_size", "h", units.exact_text),

@@ -64,9 +64,8 @@ def skipped_files_report(reason_by_file: Mapping[Path, str]) -> Report:
     reason_by_file: file → why it is not compared.
     """
     table_rows = [row(str(path), skip_reason) for path, skip_reason in reason_by_file.items()]
-    return Report(
-        [], [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, table_rows, name="skipped")]
-    )
+    tables = [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, table_rows, name="skipped")]
+    return Report([], tables)
 
 
 def report(model_difference: ModelDifference, title: str = "", unread_files: str = "") -> Report:
@@ -227,14 +226,13 @@ def _field_text(field_value: Any) -> str:
 
 
 def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
+    spec = [{"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields]
     return {
         "before": model_difference.before and model_data(model_difference.before),
         "after": model_difference.after and model_data(model_difference.after),
         "changed": model_difference.has_changed,
         "workload": {"batch": 1, "seq": model_difference.seq, "dtype": model_difference.cache_dtype, "pairs": "full"},
-        "spec": [
-            {"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields
-        ],
+        "spec": spec,
         "quantities": [_quantity_data(quantity_change) for quantity_change in model_difference.quantities],
         "components": {
             quantity_name: [_quantity_data(quantity_change) for quantity_change in changed_nodes]
@@ -244,6 +242,5 @@ def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
 
 
 def _quantity_data(quantity_change: QuantityChange) -> dict[str, Any]:
-    return {
-        field_name: getattr(quantity_change, field_name) for field_name in ("name", "unit", "before", "after", "change")
-    }
+    field_names = ("name", "unit", "before", "after", "change")
+    return {field_name: getattr(quantity_change, field_name) for field_name in field_names}

@@ -215,9 +215,8 @@ class Report(NamedTuple):
         extended_data = {**self.data, entry_name: document_entry}
         if "notes" in extended_data:
             extended_data["notes"] = [note, *extended_data["notes"]]
-        return self._replace(
-            data=extended_data, tables=[first_table._replace(notes=[note, *first_table.notes]), *other_tables]
-        )
+        tables = [first_table._replace(notes=[note, *first_table.notes]), *other_tables]
+        return self._replace(data=extended_data, tables=tables)
 
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns the JSON document, with `schema_version` and all notes of the tables."""
@@ -310,9 +309,8 @@ def _report_with_changed_texts(report: Report, change_text: Callable[[str], str]
         for table in report.tables
     ]
     report_text = "\n".join(change_text(text_line) for text_line in report.text.split("\n"))
-    return report._replace(
-        tables=tables, text=report_text, warnings=[change_text(warning) for warning in report.warnings]
-    )
+    warnings = [change_text(warning) for warning in report.warnings]
+    return report._replace(tables=tables, text=report_text, warnings=warnings)
 
 
 def cell_text(column: Column, cell_value: Any) -> str:

@@ -21,9 +21,8 @@ def with_draft(report: Report, draft: DraftCosts | None, is_counted: bool = Fals
     if draft is None or not isinstance(report.data, dict):
         return report
     note_text = draft_note(draft, is_counted)
-    return report.with_document_entry("draft", draft_data(draft), note_text)._replace(
-        warnings=[note_text, *report.warnings]
-    )
+    warnings = [note_text, *report.warnings]
+    return report.with_document_entry("draft", draft_data(draft), note_text)._replace(warnings=warnings)
 
 
 def draft_data(draft: DraftCosts) -> dict[str, Any]:

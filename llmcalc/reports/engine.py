@@ -345,9 +345,8 @@ def _terms_table(engine_use: EngineUse) -> Table:
     table_rows.append(Row(row_cells))
     notes = [*_limit_notes(engine_use), *_memory_notes(engine_memory), *_launch_notes(engine_use)]
     subtitle = _heading_subtitle(engine_use)
-    return Table(
-        _title_text(engine_use), TERM_COLUMNS, table_rows, subtitle, notes, _answer_text(engine_memory), name="terms"
-    )
+    answer = _answer_text(engine_memory)
+    return Table(_title_text(engine_use), TERM_COLUMNS, table_rows, subtitle, notes, answer, name="terms")
 
 
 def _device_rows(engine_use: EngineUse) -> list[Row]:

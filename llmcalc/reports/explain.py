@@ -161,9 +161,8 @@ def _node_tables(preset: Preset, explanation: Explanation, selected_rank: Select
         line_width = LINE_LENGTH - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
         table_rows: list[Row] = []
         for formula in formula_section.formulas:
-            table_rows += _formula_rows(
-                QUANTITY_NAMES[formula.quantity][0], _formula_steps(explanation, formula), line_width
-            )
+            formula_name = QUANTITY_NAMES[formula.quantity][0]
+            table_rows += _formula_rows(formula_name, _formula_steps(explanation, formula), line_width)
             if formula.hidden_expression is not None:
                 table_rows += _formula_rows("in units of h", [write_expression(formula.hidden_expression)], line_width)
         title = _section_heading(formula_section)
@@ -378,9 +377,8 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
             positions_in_brackets.update(range(open_brackets.pop(), position))
         elif character == ")" and open_brackets:
             open_brackets.pop()
-    term_starts = [
-        match.start() for match in re.finditer(r" [+−] ", formula_text) if match.start() not in positions_in_brackets
-    ]
+    matches = re.finditer(r" [+−] ", formula_text)
+    term_starts = [match.start() for match in matches if match.start() not in positions_in_brackets]
     return [
         formula_text[term_start:term_end].strip()
         for term_start, term_end in zip([0, *term_starts], [*term_starts, len(formula_text)], strict=True)
@@ -459,9 +457,8 @@ def _convention_notes(explanation: Explanation) -> list[str]:
     if experts_note and quantities & {"active", "flops"}:
         notes.append(experts_note)
     if "kv" in quantities:
-        has_sliding_layers = any(
-            symbol_meaning.field == "sliding_window" for symbol_meaning in explanation.formulas.meanings.values()
-        )
+        symbol_meanings = explanation.formulas.meanings.values()
+        has_sliding_layers = any(symbol_meaning.field == "sliding_window" for symbol_meaning in symbol_meanings)
         notes.append(
             cache_per_token_note(formula_setting.dtype)
             + ("; a sliding layer holds at most its window" if has_sliding_layers else "")
@@ -506,9 +503,8 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
 
     with_bibtex: whether BibTeX entries of the papers are added.
     """
-    latex_lines: list[str] = [
-        _latex_comment(preset.display + ("" if selected_rank is None else f", {rank_text(selected_rank)}"))
-    ]
+    comment_text = preset.display + ("" if selected_rank is None else f", {rank_text(selected_rank)}")
+    latex_lines: list[str] = [_latex_comment(comment_text)]
     sections = explanation.sections
     for formula_section in sections:
         latex_lines.append(

@@ -186,9 +186,8 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
 
 def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
     """Returns an addition to the engine's title on accelerators that need the engine's plugin; else empty."""
-    engines = [
-        engine_record for engine_record in map(engine, ENGINE_FOLDERS) if engine_record.title == timed_run.stack.title
-    ]
+    engine_records = map(engine, ENGINE_FOLDERS)
+    engines = [engine_record for engine_record in engine_records if engine_record.title == timed_run.stack.title]
     return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
 
 

@@ -90,9 +90,8 @@ def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> li
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
     if selected_rank is None:
         return []
-    undivided_bytes = bits_to_bytes(
-        selected_rank.model.undivided_tree.total(cache_bits_of(cache_size.dtype), RunConfig(cache_size.workload))
-    )
+    bits = selected_rank.model.undivided_tree.total(cache_bits_of(cache_size.dtype), RunConfig(cache_size.workload))
+    undivided_bytes = bits_to_bytes(bits)
     copies_per_group = cache_size.bytes * selected_rank.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
         *(["--batch: sequences of each replica"] if selected_rank.layout.dp > 1 else []),
@@ -142,9 +141,8 @@ def _kinds_table(
     ]
     table_rows.append(row("total", None, None, None, cache_size.bytes, 1.0, is_bold=True, is_sum=True))
     cache_text = subtitle_with_rank(headline(cache_size), selected_rank)
-    return Table(
-        preset.display, table_columns, table_rows, cache_text, notes, units.memory(cache_size.bytes), name="layers"
-    )
+    answer = units.memory(cache_size.bytes)
+    return Table(preset.display, table_columns, table_rows, cache_text, notes, answer, name="layers")
 
 
 def headline(cache_size: CacheSize) -> str:

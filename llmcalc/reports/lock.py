@@ -88,9 +88,8 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
             for lock_change in changes
         ],
     }
-    return Report(
-        json_document, [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)], warnings=notes
-    )
+    tables = [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)]
+    return Report(json_document, tables, warnings=notes)
 
 
 def _locked_value_text(locked_value: Any) -> str:

@@ -49,9 +49,8 @@ def log_report(log_answer: ExplainedLog) -> Report:
         *log_answer.notes,
     ]
     subtitle = f"of one device, in {units.GIB.name}"
-    table = Table(
-        _heading_text(log_answer), LOG_COLUMNS, table_rows, subtitle, notes, _answer_text(log_answer), name="terms"
-    )
+    title = _heading_text(log_answer)
+    table = Table(title, LOG_COLUMNS, table_rows, subtitle, notes, _answer_text(log_answer), name="terms")
     target = log_answer.preset.target if log_answer.preset is not None else ""
     return Report(_log_data(log_answer), [table]).with_target(target)
 

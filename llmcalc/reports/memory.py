@@ -118,10 +118,9 @@ def report(
     )
     phase_table = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fits_table = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
+    tables = [memory_kinds_table, phase_table, fits_table]
     return Report(
-        memory_data(preset, run_memory, accelerator_fits),
-        [memory_kinds_table, phase_table, fits_table],
-        warnings=warnings_of_notes(preset, warnings),
+        memory_data(preset, run_memory, accelerator_fits), tables, warnings=warnings_of_notes(preset, warnings)
     ).with_target(preset.target)
 
 

@@ -259,9 +259,8 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str, e
 
 def concatenation_note(run_memory: Memory) -> str:
     """Writes a note on blocks that a cache growing by concatenation leaves free; empty for other runs."""
-    is_cache_concatenated = bool(run_memory.states.kv_dtype) and not cache_block_tokens(
-        run_memory.settings, run_memory.states
-    )
+    states = run_memory.states
+    is_cache_concatenated = bool(states.kv_dtype) and not cache_block_tokens(run_memory.settings, states)
     if run_memory.settings.phase != "decode" or not is_cache_concatenated or not keeps_small_segments(run_memory):
         return ""
     free_bytes = run_memory.device.reserved_bytes - run_memory.device.peak_bytes

@@ -277,9 +277,8 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
     """Writes a range of seconds in the upper end's unit (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
     time_unit = range_unit(low_seconds, high_seconds)
-    range_end_texts = (
-        duration_text(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in (low_seconds, high_seconds)
-    )
+    range_ends = (low_seconds, high_seconds)
+    range_end_texts = (duration_text(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in range_ends)
     return f"{'-'.join(range_end_texts)} {time_unit}"
 
 
@@ -460,6 +459,7 @@ def _users_data(users: float) -> float:
 
 def point_data(load_point: LoadPoint) -> dict[str, Any]:
     """Returns one load point of a server (a concurrency with times, rates and cost) as plain data."""
+    cost_per_million = None if load_point.cost_per_million is None else round_to_digits(load_point.cost_per_million)
     return {
         "concurrency": _users_data(load_point.concurrency),
         "ttft": load_point.ttft.amount.as_data(),
@@ -467,9 +467,7 @@ def point_data(load_point: LoadPoint) -> dict[str, Any]:
         "end_to_end": load_point.end_to_end_seconds.as_data(),
         "output_tokens_per_second": round_to_digits(load_point.output_tokens_per_second),
         "per_device": round_to_digits(load_point.tokens_per_second_per_device),
-        "cost_per_million": None
-        if load_point.cost_per_million is None
-        else round_to_digits(load_point.cost_per_million),
+        "cost_per_million": cost_per_million,
     }
 
 

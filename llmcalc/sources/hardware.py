@@ -145,9 +145,8 @@ def hardware_names() -> tuple[str, ...]:
 def load_hardware(hardware_name: str) -> Hardware:
     """Loads the preset with exactly this file name."""
     file_name = f"{hardware_name}.toml"
-    return validate(
-        ListedHardware, {**parse_toml(_preset_text(hardware_name), file_name), "name": hardware_name}, file_name
-    )
+    toml_text = _preset_text(hardware_name)
+    return validate(ListedHardware, {**parse_toml(toml_text, file_name), "name": hardware_name}, file_name)
 
 
 @cache
@@ -181,9 +180,8 @@ def read_hardware(file_name: str) -> Hardware:
     if isinstance(hardware_description.get("like"), str):
         try:
             _require_short_name(hardware_description["like"])
-            hardware_description = _override_preset(
-                _find_hardware_by_name(hardware_description["like"]), hardware_description
-            )
+            preset = _find_hardware_by_name(hardware_description["like"])
+            hardware_description = _override_preset(preset, hardware_description)
         except InputError as error:
             raise InputError(f"{file_name}: like: {error}") from error
     return validate(Hardware, {"title": path.stem, **hardware_description, "name": path.name}, file_name)

@@ -181,9 +181,8 @@ class ZambaLayer(Layer):
 
     def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         attention = replace_mixer(self.transformer.attention, 2 * hidden_size)
-        changed_block = self.model_copy(
-            update={"transformer": self.transformer.model_copy(update={"attention": attention})}
-        )
+        transformer = self.transformer.model_copy(update={"attention": attention})
+        changed_block = self.model_copy(update={"transformer": transformer})
         return super(ZambaLayer, changed_block).with_replaced_mixers(replace_mixer, hidden_size)
 
     def scaled(

@@ -250,9 +250,8 @@ class Attention(TokenMixer):
 
     def cost_thresholds(self) -> tuple[int, ...]:
         chosen_blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
-        return tuple(
-            length for length in (self.sliding_window, self.attention_chunk_size, chosen_blocks) if length is not None
-        )
+        lengths = (self.sliding_window, self.attention_chunk_size, chosen_blocks)
+        return tuple(length for length in lengths if length is not None)
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         if self.sizes(hidden_size)[1] == kv_heads:

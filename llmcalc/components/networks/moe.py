@@ -357,9 +357,8 @@ class MoE(Network):
 
     def describe(self, hidden_size: int) -> str:
         shared_text = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
-        identities_text = (
-            f" + {self.identity_experts.zero_expert_num} identities" if self.identity_experts is not None else ""
-        )
+        identity_experts = self.identity_experts
+        identities_text = f" + {identity_experts.zero_expert_num} identities" if identity_experts is not None else ""
         return (
             f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities_text} × "
             f"{self.expert.describe(hidden_size)}{shared_text}"
@@ -383,15 +382,14 @@ class MoE(Network):
             return cls(**{**expert_counts, "expert": swiglu, **moe_fields})
 
         router = LinearRouter(score_correction="parameter")
+        latent = Latent(moe_latent_size=8, bias=True)
         return [
             build_mixture(num_experts=6),
             build_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
             build_mixture(output_bias=True),
             build_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
             build_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
-            build_mixture(
-                expert=ungated_network, shared_expert=shared_network, latent=Latent(moe_latent_size=8, bias=True)
-            ),
+            build_mixture(expert=ungated_network, shared_expert=shared_network, latent=latent),
             build_mixture(router=learned_router),
             build_mixture(
                 shared_expert=shared_network, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")

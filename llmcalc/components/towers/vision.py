@@ -290,9 +290,8 @@ class VisionTower(EncoderTower):
         mixed_layers_stack = Stack(
             num_hidden_layers=3, block=convolution_block, variants=variants, pattern=("block", "full")
         )
-        windowed_block = pixtral_block.model_copy(
-            update={"attention": rotary_attention.model_copy(update={"grid_window": 3})}
-        )
+        attention = rotary_attention.model_copy(update={"grid_window": 3})
+        windowed_block = pixtral_block.model_copy(update={"attention": attention})
         windowed_stack = Stack(
             num_hidden_layers=3, block=windowed_block, variants={"full": pixtral_block}, pattern=("block", "full")
         )

@@ -86,9 +86,8 @@ def _bar_length(table: Table, line_width: int) -> int:
 
 def _table_with_bars(table: Table, bar_length: int) -> Table:
     def row_with_bars(row: Row) -> Row:
-        return row._replace(
-            cells=[cell._replace(length=bar_length) if isinstance(cell, TextBar) else cell for cell in row.cells]
-        )
+        cells = [cell._replace(length=bar_length) if isinstance(cell, TextBar) else cell for cell in row.cells]
+        return row._replace(cells=cells)
 
     return table._replace(rows=[row_with_bars(row) for row in table.rows])
 

@@ -151,9 +151,8 @@ def describe_config_data(
     config_remarks = [*form_remarks, *type_remarks, *section_remarks]
     config_description = read_description(config, head)
     if not allow_unknown:
-        require_known(
-            config_description.unknown_fields, config_description.model_type, "encoder" not in config_description.model
-        )
+        is_decoder = "encoder" not in config_description.model
+        require_known(config_description.unknown_fields, config_description.model_type, is_decoder)
         require_read_sizes(config_description)
     config_remarks += [
         *config_description.notes,

@@ -457,9 +457,8 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     config_data, draft_notes = with_draft_type(config_data)
     root_config, (section_path, config_data, model_type) = config_data, text_model_of(config_data)
     root_model_type = usual_name(root_config["model_type"])
-    family = _with_defaults_of_wrapper(
-        family_of(model_type, section_path, root_config), family_of(root_model_type), root_config
-    )
+    text_family = family_of(model_type, section_path, root_config)
+    family = _with_defaults_of_wrapper(text_family, family_of(root_model_type), root_config)
     _check_wrapper_class(root_model_type, root_config)
     if family.read_model is None:
         wrapper_section = section_path.removesuffix(".") or family_of(root_model_type).text_section

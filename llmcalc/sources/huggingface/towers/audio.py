@@ -78,9 +78,8 @@ def _read_moss(root_config: Config, config: Config, text_hidden_size: int, **mer
     """
     has_bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     merge_fields = merge_fields or {"frames": root_config.integer("audio_merge_size"), "out_norm": layernorm()}
-    linear_layers = projector(
-        config.integer("hidden_size"), *two_linear_layers(text_hidden_size, activation, has_bias), **merge_fields
-    )
+    input_width = config.integer("hidden_size")
+    linear_layers = projector(input_width, *two_linear_layers(text_hidden_size, activation, has_bias), **merge_fields)
     return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": linear_layers}
 
 
@@ -98,9 +97,8 @@ def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> 
     stem = {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2}
     stack = {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "stem": stem, "final_norm": norm}
     merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden_size)
-    linear_layers = two_linear_layers(
-        text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_hidden_size
-    )
+    activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    linear_layers = two_linear_layers(text_hidden_size, activation, inner_width=2 * text_hidden_size)
     tower = {"type": "audio", "hidden_size": hidden_size, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames)}
 
@@ -199,9 +197,8 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         "audio": audio,
         "relative_buckets": config.integer("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
-    audio_projector = projector(
-        hidden_size, *two_linear_layers(text_hidden_size), frames=config.integer("downsample_rate")
-    )
+    frames = config.integer("downsample_rate")
+    audio_projector = projector(hidden_size, *two_linear_layers(text_hidden_size), frames=frames)
     return {
         "audio_encoder": tower,
         "audio_projector": {**audio_projector, "with_images": False},

@@ -132,9 +132,8 @@ def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: 
         "norm": layernorm(1e-5),
         "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},
     }
-    embed_vision = projector(
-        config.integer("output_proj_dims"), (text_hidden_size, False, "identity"), norm=unweighted_norm
-    )
+    input_width = config.integer("output_proj_dims")
+    embed_vision = projector(input_width, (text_hidden_size, False, "identity"), norm=unweighted_norm)
     return {"vision_embedder": embedder_table, "embed_vision": embed_vision}
 
 
@@ -142,9 +141,8 @@ def _read_unified_audio(root_config: Config, config: Config, text_hidden_size: i
     frame_size = config.integer("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     audio = {"type": "recording", "window": 1, "hop": frame_size, "marks": 2}
-    return {
-        "embed_audio": projector(frame_size, (text_hidden_size, False, "identity"), norm=norm, raw=True, audio=audio)
-    }
+    embed_audio = projector(frame_size, (text_hidden_size, False, "identity"), norm=norm, raw=True, audio=audio)
+    return {"embed_audio": embed_audio}
 
 
 def _gemma3n_embedder(config: Config, text_hidden_size: int) -> Table:

@@ -139,11 +139,10 @@ def _read_vipllava(root_config: Config, config: Config, text_hidden_size: int) -
     linear_layers = two_linear_layers(text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(root_config.number("projector_layernorm_eps"))
     image_resizing = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
+    input_width = layer_count * config.integer("hidden_size")
     return {
         "vision_tower": ENCODER_BUILDERS[config.model_type](config) | image_resizing,
-        "multi_modal_projector": projector(
-            layer_count * config.integer("hidden_size"), *linear_layers, norm=norm, encoder_layers=layer_count
-        ),
+        "multi_modal_projector": projector(input_width, *linear_layers, norm=norm, encoder_layers=layer_count),
     }
 
 
@@ -244,9 +243,8 @@ def read_internvl(root_config: Config, config: Config, text_hidden_size: int) ->
     image_size = square_config.integer("image_size")
     tokens = max(patch_count // merge_size**2, 1)
     image_resizing = {"type": "tiles", "size": image_size, "max_tiles": INTERNVL_TILES, "tokens": tokens, "marks": 2}
-    position_table: Table = (
-        {"positions": {"rows": patch_count + 1}} if config.flag("use_absolute_position_embeddings") else {}
-    )
+    use_absolute_position_embeddings = config.flag("use_absolute_position_embeddings")
+    position_table: Table = {"positions": {"rows": patch_count + 1}} if use_absolute_position_embeddings else {}
     final_norm = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(config.number("layer_norm_eps"))}
     tower = vision_transformer(
         square_config,
@@ -258,9 +256,8 @@ def read_internvl(root_config: Config, config: Config, text_hidden_size: int) ->
         **position_table,
     )
     linear_layers = two_linear_layers(text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
-    merger = projector(
-        config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged"
-    )
+    input_width = config.integer("hidden_size")
+    merger = projector(input_width, *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 

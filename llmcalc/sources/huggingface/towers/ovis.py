@@ -96,11 +96,10 @@ def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) ->
     pixel_limits = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
     merge = config.integer("hidden_stride")
     image_resizing = {"type": "smart_resize", "merge": merge, **pixel_limits, "enlarge": True, "marks": 2}
+    vocab_size = root_config.integer("visual_vocab_size")
     return {
         "vision_tower": {**tower, "image": image_resizing},
-        **_visual_vocabulary(
-            config, tower["hidden_size"], text_hidden_size, OVIS2_5_INDICATORS, root_config.integer("visual_vocab_size")
-        ),
+        **_visual_vocabulary(config, tower["hidden_size"], text_hidden_size, OVIS2_5_INDICATORS, vocab_size),
     }
 
 

@@ -38,9 +38,8 @@ def pixtral_encoder(config: Config) -> Table:
     """Returns Pixtral's encoder: an initial norm and gated layers without biases."""
     norm = rmsnorm(1e-5)
     block = layer_table(self_attention(config, **ROTARY_POSITION), glu(config), norm)
-    return vision_transformer(
-        config, block, stack={"embedding_norm": norm}, patch_fields={"num_channels": config.integer("num_channels")}
-    )
+    stack = {"embedding_norm": norm}
+    return vision_transformer(config, block, stack=stack, patch_fields={"num_channels": config.integer("num_channels")})
 
 
 def _read_mistral3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -131,9 +130,8 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     patch_fields = {"num_channels": num_channels, "temporal_patch_size": config.integer("temporal_patch_size")}
     tower = vision_transformer(config, block, stack={"embedding_norm": norm, **stack_fields}, patch_fields=patch_fields)
     has_bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    linear_layers = two_linear_layers(
-        text_hidden_size, activation, has_bias, root_config.integer("projector_hidden_size")
-    )
+    inner_width = root_config.integer("projector_hidden_size")
+    linear_layers = two_linear_layers(text_hidden_size, activation, has_bias, inner_width)
     merge_size = config.integer("spatial_merge_size")
     merger = projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
     return {"vision_tower": tower, "multi_modal_projector": merger}
@@ -153,9 +151,8 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
     tower = vision_transformer(
         config, block, patch_fields=patch_fields, positions={"rows": position_rows}, image=image_resizing
     )
-    linear_layers = two_linear_layers(
-        4 * hidden_size, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden_size
-    )
+    activation = config.choice(ACTIVATIONS, "hidden_act")
+    linear_layers = two_linear_layers(4 * hidden_size, activation, inner_width=2 * hidden_size)
     merger = projector(hidden_size, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_fields: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
     marker_projector = projector(4 * hidden_size, (text_hidden_size, True, "identity"), **marker_fields)

@@ -62,9 +62,8 @@ def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> T
     encoder_config = config.with_fields(hidden_size=embed_dim)
     ffn = mlp(embed_dim * config.integer("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
     block = biased_layer(encoder_config, norm, heads_field="num_heads", ffn=ffn, **ROTARY_POSITION)
-    return _merging_encoder(
-        encoder_config, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config)
-    )
+    output_width = config.integer("hidden_size")
+    return _merging_encoder(encoder_config, block, norm, output_width, patch_fields=_patch_fields(config))
 
 
 def read_qwen2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -117,9 +116,8 @@ def _read_qwen3_5(root_config: Config, config: Config, text_hidden_size: int) ->
     norm, position_table = layernorm(1e-6), {"rows": config.integer("num_position_embeddings")}
     block = biased_layer(config, norm, heads_field="num_heads", **ROTARY_POSITION)
     output_width = config.integer("out_hidden_size")
-    return _merging_encoder(
-        config, block, norm, output_width, patch_fields=_patch_fields(config, bias=True), positions=position_table
-    )
+    patch_fields = _patch_fields(config, bias=True)
+    return _merging_encoder(config, block, norm, output_width, patch_fields=patch_fields, positions=position_table)
 
 
 def read_qwen3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -221,12 +219,11 @@ def _read_ernie(root_config: Config, config: Config, text_hidden_size: int) -> T
     linear_layers = two_linear_layers(merged_width)
     pixel_limits = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
     image_resizing = {"type": "smart_resize", "merge": merge_size, **pixel_limits, "repeats_frames": True}
+    frames = config.integer("temporal_merge_size")
     return {
         "vision_tower": {**tower, "image": image_resizing},
         "resampler_spatial": projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, out_norm=norm),
-        "resampler_temporal": projector(
-            merged_width, *linear_layers, frames=config.integer("temporal_merge_size"), out_norm=norm
-        ),
+        "resampler_temporal": projector(merged_width, *linear_layers, frames=frames, out_norm=norm),
         "resampler_out": projector(merged_width, (text_hidden_size, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
 
@@ -251,9 +248,8 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
         "marks": 2,
     }
     layer = biased_layer(config, norm, **ROTARY_POSITION)
-    tower = vision_transformer(
-        config, layer, stack={"embedding_norm": norm}, patch_fields=patch_fields, image=image_resizing
-    )
+    stack = {"embedding_norm": norm}
+    tower = vision_transformer(config, layer, stack=stack, patch_fields=patch_fields, image=image_resizing)
     linear_layers = two_linear_layers(text_hidden_size, inner_width=projector_width)
     return {
         "vision_tower": tower,

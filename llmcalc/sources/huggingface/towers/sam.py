@@ -55,9 +55,8 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
     sam_config = root_config.section("high_res_vision_config", SAM_DEFAULTS)
     sam_config.require("model_type", "sam_vision_model")
     channels = sam_config.integer("output_channels")
-    inner_width = sam_config.optional_integer("mlp_dim") or int(
-        sam_config.integer("hidden_size") * sam_config.number("mlp_ratio")
-    )
+    mlp_dim = sam_config.optional_integer("mlp_dim")
+    inner_width = mlp_dim or int(sam_config.integer("hidden_size") * sam_config.number("mlp_ratio"))
     halving_channels = [2 * channels, 4 * channels]
     high_resolution_encoder = {**_sam_encoder(sam_config, halving_channels, inner_width), "second_neck": True}
     sam_config.finish(IGNORED_FIELDS, config)

@@ -106,9 +106,8 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
     mergers: Table = {}
     merger_count = root_config.integer("merger_times")
     for merger_index in range(merger_count):
-        linear_layers = two_linear_layers(
-            text_hidden_size if merger_index == merger_count - 1 else hidden_size, inner_width=4 * hidden_size
-        )
+        output_width = text_hidden_size if merger_index == merger_count - 1 else hidden_size
+        linear_layers = two_linear_layers(output_width, inner_width=4 * hidden_size)
         merge_fields: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
         mergers[f"vision_merger_{merger_index}"] = projector(hidden_size, *linear_layers, **merge_fields)
     return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
@@ -154,9 +153,8 @@ def _read_git(root_config: Config, config: Config, text_hidden_size: int) -> Tab
         config.notes.append(f"num_image_with_embedding: vectors of {short_repr(image_count)} images are not counted")
     out_norm = layernorm(config.number("layer_norm_eps"))
     linear_layer = (text_hidden_size, True, "identity")
-    visual_projection = projector(
-        config.integer("hidden_size"), linear_layer, out_norm=out_norm, reads_class_embedding=True
-    )
+    input_width = config.integer("hidden_size")
+    visual_projection = projector(input_width, linear_layer, out_norm=out_norm, reads_class_embedding=True)
     return {"image_encoder": clip_encoder(config), "visual_projection": visual_projection}
 
 
@@ -239,9 +237,8 @@ def _read_aya(root_config: Config, config: Config, text_hidden_size: int) -> Tab
 
 def _read_cohere2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     vision_tower = {**siglip_encoder(config), "image": {**_image_tile_rule(root_config, config), "least_scaling": True}}
-    multi_modal_projector = _gated_projector(
-        root_config, config, text_hidden_size, root_config.integer("alignment_intermediate_size")
-    )
+    gated_width = root_config.integer("alignment_intermediate_size")
+    multi_modal_projector = _gated_projector(root_config, config, text_hidden_size, gated_width)
     return {"vision_tower": vision_tower, "multi_modal_projector": multi_modal_projector}
 
 
@@ -260,9 +257,8 @@ LFM2_LIMITS: Table = {
 def _read_lfm2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LFM2-VL: concatenated square blocks of patches, a norm, and two linear layers."""
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    norm_fields: Table = (
-        {"norm": layernorm(), "norm_of": "merged"} if root_config.flag("projector_use_layernorm") else {}
-    )
+    projector_use_layernorm = root_config.flag("projector_use_layernorm")
+    norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if projector_use_layernorm else {}
     linear_layers = two_linear_layers(text_hidden_size, activation, bias, root_config.integer("projector_hidden_size"))
     merge_size = root_config.integer("downsample_factor")
     image_resizing = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}

@@ -126,9 +126,8 @@ def _read_fnet(config: Config) -> Table:
     block = {"attention": {"type": "fourier"}, **_ffn_fields(config)}
     hidden_size, pooler_table = config.integer("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
     stack = {**bert_stack(config), "input_size": hidden_size}
-    return encoder(
-        config, block, stack, bert_head(config, bert_activation(config)), {}, embedding_size=hidden_size, **pooler_table
-    )
+    head = bert_head(config, bert_activation(config))
+    return encoder(config, block, stack, head, {}, embedding_size=hidden_size, **pooler_table)
 
 
 def _read_big_bird(config: Config) -> Table:

@@ -91,14 +91,12 @@ def _deberta_model(
     model_fields: Table = (
         {} if config.flag("legacy") else {"tie_word_embeddings": True}
     )  # the newer head always uses the embedding as its output projection
+    position_biased_input = config.flag("position_biased_input")
     model_fields |= (
-        {}
-        if config.flag("position_biased_input")
-        else {"max_position_embeddings": config.integer("max_position_embeddings")}
+        {} if position_biased_input else {"max_position_embeddings": config.integer("max_position_embeddings")}
     )
-    return encoder(
-        config, block, stack, bert_head(config, bert_activation(config)), bert_score_head("gelu"), **model_fields
-    )
+    head = bert_head(config, bert_activation(config))
+    return encoder(config, block, stack, head, bert_score_head("gelu"), **model_fields)
 
 
 def _largest_distance(config: Config) -> int:

@@ -39,9 +39,8 @@ def _read_tapas(config: Config) -> Table:
     answers_questions = class_name_of_config(config).endswith(QUESTION_ANSWERING)
     aggregation_count = config.count("num_aggregation_labels") if answers_questions else 0
     has_pooler = config.head_kind == "none" or scores_sequences(config) or answers_questions
-    model_fields = _with_embedding_tables(
-        config, {"other_vocab_sizes": vocab_sizes}, **pooler(has_pooler, aggregation_count or None)
-    )
+    embedding_tables = {"other_vocab_sizes": vocab_sizes}
+    model_fields = _with_embedding_tables(config, embedding_tables, **pooler(has_pooler, aggregation_count or None))
     if answers_questions:  # cells and columns
         model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return model_fields

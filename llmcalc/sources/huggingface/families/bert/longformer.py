@@ -39,9 +39,8 @@ def _read_longformer(config: Config) -> Table:
     block = bert_block(config)
     block["attention"]["idle_projections"] = GLOBAL_PROJECTIONS
     config.notes.append(GLOBAL_NOTE)
-    return encoder(
-        config, block, stack, bert_head(config, "gelu"), bert_score_head("tanh"), **pooler(config.head_kind == "none")
-    )
+    head = bert_head(config, "gelu")
+    return encoder(config, block, stack, head, bert_score_head("tanh"), **pooler(config.head_kind == "none"))
 
 
 def window_stack(config: Config, depth: int) -> Table:

@@ -50,9 +50,8 @@ def _read_mobilebert(config: Config) -> Table:
     if scores_pretraining and not has_dense_layer:
         raise config.error("classifier_activation", False, "true with a head for pretraining")
     is_present = has_pooler and has_dense_layer
-    return encoder(
-        config, block, stack, head, {}, **model_fields, **pooler(is_present, 2 if scores_pretraining else None)
-    )
+    score_count = 2 if scores_pretraining else None
+    return encoder(config, block, stack, head, {}, **model_fields, **pooler(is_present, score_count))
 
 
 FIELD_WRITERS: FieldWriters = {

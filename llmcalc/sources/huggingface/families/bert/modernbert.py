@@ -131,9 +131,8 @@ def _read_nomic_bert(config: Config) -> Table:
     """Reads nomic-bert. Its class ignores GPT-2's field names, so those fields must have the class's values."""
     for field_name, class_name in OTHER_NOMIC_NAMES.items():
         if config.has(field_name) and config.get(field_name) != config.get(class_name):
-            raise config.field_error(
-                field_name, f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}"
-            )
+            expected_text = f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}"
+            raise config.field_error(field_name, expected_text)
     if config.has("activation_function") and config.choice(GATED_ACTIVATIONS, "activation_function") != config.choice(
         GATED_ACTIVATIONS, "hidden_act"
     ):

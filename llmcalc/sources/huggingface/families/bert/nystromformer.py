@@ -49,9 +49,8 @@ def _read_mra(config: Config) -> Table:
     block, block_rows = bert_block(config), config.integer("max_position_embeddings") // MRA_BLOCK
     config.require("add_cross_attention", False)
     if not block_rows:
-        raise config.error(
-            "max_position_embeddings", config.integer("max_position_embeddings"), f"at least {MRA_BLOCK}"
-        )
+        max_position_embeddings = config.integer("max_position_embeddings")
+        raise config.error("max_position_embeddings", max_position_embeddings, f"at least {MRA_BLOCK}")
     block["attention"] = {
         "type": "sampled_blocks",
         "num_attention_heads": config.integer("num_attention_heads"),

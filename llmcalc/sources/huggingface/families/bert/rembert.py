@@ -35,9 +35,8 @@ def _read_rembert(config: Config) -> Table:
     head["transform"]["size"] = config.integer("output_embedding_size")
     is_present = config.head_kind == "none" or scores_sequences(config)
     model_fields: Table = {"embedding_size": embedding_width, "tie_word_embeddings": False, **pooler(is_present)}
-    return encoder(
-        config, bert_block(config), {**bert_stack(config), "input_size": embedding_width}, head, {}, **model_fields
-    )
+    stack = {**bert_stack(config), "input_size": embedding_width}
+    return encoder(config, bert_block(config), stack, head, {}, **model_fields)
 
 
 def _read_roformer(config: Config) -> Table:

@@ -96,9 +96,8 @@ def _window_sizes(config: Config) -> Table:
         first_layer_fields = next(
             (layer_fields for layer_fields in layer_tables.values() if isinstance(layer_fields, dict)), {}
         )
-        window_config = Config(
-            first_layer_fields, {}, config.model_type, location=f"{config.location}per_layer_config."
-        )
+        location = f"{config.location}per_layer_config."
+        window_config = Config(first_layer_fields, {}, config.model_type, location=location)
         return {
             field_name: window_config.integer(field_name)
             if window_config.has(field_name)

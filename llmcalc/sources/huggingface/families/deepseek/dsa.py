@@ -76,9 +76,8 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     ffn = glu(config) if "dense" in ffn_kinds else experts
     ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(latent_attention(config, indexer=indexer_table), ffn, norm)
-    stack = stack_of_combined_kinds(
-        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, ffn_changes)
-    )
+    shared = {"attention": {"indexer": {"shared": True}}}
+    stack = stack_of_combined_kinds((layer_indexers, {"full": {}, "shared": shared}), (ffn_kinds, ffn_changes))
     mtp_fields = mtp_modules(config)
     if mtp_fields and "shared" in layer_indexers:
         mtp_fields["mtp"]["layer"] = next(

@@ -50,12 +50,10 @@ def read_hy_v4(config: Config) -> Table:
         "hc_magnitude": config.number("hc_magnitude"),
         "hc_eps": config.number("hc_eps"),
     }
-    stack = stack_of_combined_kinds(
-        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, ffn_changes)
-    )
-    return decoder(
-        config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.integer("hc_mult")}}
-    )
+    shared = {"attention": {"indexer": {"shared": True}}}
+    stack = stack_of_combined_kinds((layer_indexers, {"full": {}, "shared": shared}), (ffn_kinds, ffn_changes))
+    streams = {"type": "hyper", "hc_mult": config.integer("hc_mult")}
+    return decoder(config, block, norm, stack={**stack, "streams": streams})
 
 
 FAMILIES = {

@@ -41,9 +41,8 @@ def _read_kolibri1(config: Config) -> Table:
         glu(config, ffn_width=config.integer("shared_expert_intermediate_size")), **SIGMOID_ROUTING,
     )  # fmt: skip
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
-    return decoder(
-        config, block, norm, stack=sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=NO_POSITIONS)
-    )
+    stack = sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=NO_POSITIONS)
+    return decoder(config, block, norm, stack=stack)
 
 
 def _read_flint(config: Config) -> Table:
@@ -65,9 +64,8 @@ def _read_flint(config: Config) -> Table:
     mixer = attention(config, **attention_fields, **attention_biases(config), **qk_norm_fields(norm))
     shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
     expert_fields = {"shared_expert": shared_expert, "router": {"scoring_func": "sigmoid"}}
-    return qwen_moe_decoder(
-        config, config.count("num_experts"), mixer, expert_fields, kinds_and_changes, float32_product=True
-    )
+    expert_count = config.count("num_experts")
+    return qwen_moe_decoder(config, expert_count, mixer, expert_fields, kinds_and_changes, float32_product=True)
 
 
 FAMILIES = {

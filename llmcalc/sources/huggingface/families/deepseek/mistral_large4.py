@@ -40,13 +40,12 @@ def _read_mistral_large4_text(config: Config) -> Table:
     combined_kinds = list(zip(position_kinds, layer_indexers, latent_kinds, strict=True))
     layer_configs: Table = {}
     for position_kind, indexer_kind, latent_kind in combined_kinds:
-        layer_configs["_".join((position_kind, indexer_kind, latent_kind))] = {
-            "attention": {
-                **position_changes[position_kind],
-                **({"indexer": {"shared": True}} if indexer_kind == "shared" else {}),
-                **({"kv_shared": True} if latent_kind == "shared" else {}),
-            }
+        attention = {
+            **position_changes[position_kind],
+            **({"indexer": {"shared": True}} if indexer_kind == "shared" else {}),
+            **({"kv_shared": True} if latent_kind == "shared" else {}),
         }
+        layer_configs["_".join((position_kind, indexer_kind, latent_kind))] = {"attention": attention}
     layer_kinds = ["_".join(kinds) for kinds in combined_kinds]
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs), (ffn_kinds, ffn_changes))

@@ -114,17 +114,15 @@ def _layer_ffn(config: Config) -> Table:
     moe_config = Config({**moe_preset, **stated_fields}, {}, config.model_type, location=config.location)
     expert_width = moe_config.integer("moe_intermediate_size")
     clamp_function = clamped_swiglu if moe_config.number("swiglu_limit") else dict
-    router: Table = {
-        "scoring_func": moe_config.choice({field_name: field_name for field_name in SCORING_FUNCTIONS}, "scoring_func")
-    }
+    scoring_func = moe_config.choice({field_name: field_name for field_name in SCORING_FUNCTIONS}, "scoring_func")
+    router: Table = {"scoring_func": scoring_func}
     if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
     shared_ffn: Table | None = None
     if moe_config.count("n_shared_experts"):
         moe_config.require("n_shared_experts", 1)
-        shared_ffn = clamp_function(
-            glu(config, ffn_width=moe_config.optional_integer("shared_expert_intermediate_size") or expert_width)
-        )
+        ffn_width = moe_config.optional_integer("shared_expert_intermediate_size") or expert_width
+        shared_ffn = clamp_function(glu(config, ffn_width=ffn_width))
     is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
         moe_config.integer("n_routed_experts"),

@@ -57,9 +57,8 @@ def _read_eagle(config: Config) -> Table:
             "pattern": ["first" if config.integer("num_hidden_layers") == 1 else "later"],
         }
     from_target = ["embed_tokens", "lm_head"]
-    return decoder(
-        config, block, norm if has_norms else None, stack=stack, tie_word_embeddings=False, from_target=from_target
-    )
+    final_norm = norm if has_norms else None
+    return decoder(config, block, final_norm, stack=stack, tie_word_embeddings=False, from_target=from_target)
 
 
 def _read_eagle3(config: Config) -> Table:
@@ -84,9 +83,8 @@ def _read_eagle3_qwen3_moe(config: Config) -> Table:
 def _read_eagle3_gpt_oss(config: Config) -> Table:
     """Reads EAGLE-3 with gpt-oss's experts and Llama's attention."""
     expert = clamped_gpt_oss_ffn(glu(config, bias=True))
-    experts = moe(
-        config.integer("num_local_experts"), config.integer("num_experts_per_tok"), expert, router={"bias": True}
-    )
+    num_local_experts = config.integer("num_local_experts")
+    experts = moe(num_local_experts, config.integer("num_experts_per_tok"), expert, router={"bias": True})
     return _draft_of_hidden_states(config, _attention(config, has_qk_norm=False), experts)
 
 

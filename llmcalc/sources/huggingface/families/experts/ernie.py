@@ -64,9 +64,8 @@ def _read_ernie4_5_moe(config: Config) -> Table:
 
 
 def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
-    expert_widths = (
-        [1536, 512] if config.get("moe_intermediate_size") is None else config.integers("moe_intermediate_size")
-    )
+    moe_intermediate_size = config.get("moe_intermediate_size")
+    expert_widths = [1536, 512] if moe_intermediate_size is None else config.integers("moe_intermediate_size")
     if len(expert_widths) != 2 or 0 in expert_widths:
         raise config.error(
             "moe_intermediate_size", expert_widths, "two positive whole numbers: for a text expert, for an image expert"
@@ -113,9 +112,8 @@ def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
 
 def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
-    lacks_shared_experts = config.config_fields.get("model_type") == BAIDU_MODEL_TYPE and not config.has(
-        "moe_num_shared_experts"
-    )
+    model_type = config.config_fields.get("model_type")
+    lacks_shared_experts = model_type == BAIDU_MODEL_TYPE and not config.has("moe_num_shared_experts")
     shared_expert_count = 0 if lacks_shared_experts else config.count("moe_num_shared_experts")
     experts = moe(
         _text_expert_number(config, "num_experts", MOST_EXPERTS)

@@ -66,10 +66,9 @@ def _read_hunyuan_vl_text(config: Config) -> Table:
             and config.config_fields.get(published_name) is not None
             and config.config_fields[usual_name] != config.config_fields[published_name]
         ):
+            wrong_value = config.config_fields[usual_name]
             raise config.error(
-                published_name,
-                config.config_fields[published_name],
-                f"{usual_name} ({short_repr(config.config_fields[usual_name])})",
+                published_name, config.config_fields[published_name], f"{usual_name} ({short_repr(wrong_value)})"
             )
     return _read_hunyuan_v1_dense(config)
 
@@ -103,9 +102,8 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
         f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}
         for top_k in top_k_by_layer
     }
-    block = layer_table(
-        _attention_with_norms(config), moe(expert_count, top_k_by_layer[0], glu(config), glu(config)), norm
-    )
+    feed_forward = moe(expert_count, top_k_by_layer[0], glu(config), glu(config))
+    block = layer_table(_attention_with_norms(config), feed_forward, norm)
     return decoder_of_kinds(config, block, norm, ([f"top{top_k}" for top_k in top_k_by_layer], layer_changes))
 
 

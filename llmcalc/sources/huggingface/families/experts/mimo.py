@@ -88,9 +88,8 @@ def _require_marked_layers(config: Config, field_name: str, layer_kind: str, lay
         int(listed_kind == layer_kind) for listed_kind in layer_kinds
     ]:
         layer_types_field = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
-        raise config.field_error(
-            field_name, f"1 for the {layer_kind} layers of {layer_types_field}: the class does not read {field_name}"
-        )
+        expected_text = f"1 for the {layer_kind} layers of {layer_types_field}: the class does not read {field_name}"
+        raise config.field_error(field_name, expected_text)
 
 
 SLIDING_SIZE_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")

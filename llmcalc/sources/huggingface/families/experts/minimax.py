@@ -13,9 +13,8 @@ from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, 
 
 
 def _read_minimax(config: Config) -> Table:
-    default_layer_kinds = [
-        "linear" if layer_index % 2 else "full" for layer_index in range(config.integer("num_hidden_layers"))
-    ]
+    num_hidden_layers = config.integer("num_hidden_layers")
+    default_layer_kinds = ["linear" if layer_index % 2 else "full" for layer_index in range(num_hidden_layers)]
     kind_by_type = {"linear_attention": "linear", "full_attention": "full"}
     return minimax_decoder(config, listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds), rope(config))
 

@@ -29,9 +29,8 @@ from ...parts import (
 
 def _read_mixtral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    experts = moe(
-        config.integer("num_local_experts", "num_experts"), config.integer("num_experts_per_tok"), glu(config)
-    )
+    num_local_experts = config.integer("num_local_experts", "num_experts")
+    experts = moe(num_local_experts, config.integer("num_experts_per_tok"), glu(config))
     mixer = attention(config, sliding_window=config.optional_integer("sliding_window"))
     return decoder(config, layer_table(mixer, experts, norm), norm)
 
@@ -103,9 +102,8 @@ def qwen_moe_decoder(
     ]
     if "moe" in layer_kinds:
         ffn_width = config.integer("moe_intermediate_size")
-        expert_ffn = moe(
-            expert_count, config.integer("num_experts_per_tok"), glu(config, ffn_width=ffn_width), **moe_fields
-        )
+        num_experts_per_tok = config.integer("num_experts_per_tok")
+        expert_ffn = moe(expert_count, num_experts_per_tok, glu(config, ffn_width=ffn_width), **moe_fields)
     else:
         expert_ffn = {}
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn

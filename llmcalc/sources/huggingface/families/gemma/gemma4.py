@@ -95,17 +95,15 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
 
 
 def _read_gemma4(config: Config) -> Table:
-    return _gemma4_decoder(
-        config, config.flag("enable_moe_block"), config.get("hidden_size_per_layer_input") not in (None, 0)
-    )
+    has_experts = config.flag("enable_moe_block")
+    return _gemma4_decoder(config, has_experts, config.get("hidden_size_per_layer_input") not in (None, 0))
 
 
 def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     """Returns the norm, the kind of each layer, and the attention of full layers."""
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    layer_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(config.integer("num_hidden_layers"), 6)
-    )
+    default_layer_kinds = kinds_with_nth_full(config.integer("num_hidden_layers"), 6)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     layer_kinds[-1] = "full"
     rope_fields = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
     v_norm = rmsnorm(norm["eps"], weight=False)

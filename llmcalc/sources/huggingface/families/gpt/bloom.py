@@ -52,9 +52,8 @@ def _read_falcon(config: Config) -> Table:
     )
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
-    block: Table = layer_table(
-        mixer, non_gated_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
-    )
+    feed_forward = non_gated_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias"))
+    block: Table = layer_table(mixer, feed_forward, norm)
     if is_parallel:
         block["parallel"] = "separate" if is_new_architecture and norm_count in (None, 2) else "shared"
     return decoder(config, block, norm)

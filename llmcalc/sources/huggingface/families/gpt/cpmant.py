@@ -30,11 +30,9 @@ def _read_cpmant(config: Config) -> Table:
     prompt_count = config.integer("prompt_types")
     if prompt_count < FEWEST_PROMPTS:
         raise config.error("prompt_types", prompt_count, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
-    block = layer_table(
-        {"num_attention_heads": heads, "head_dim": config.integer("dim_head"), "whole_pass": True},
-        {"intermediate_size": config.integer("dim_ff"), "hidden_act": "gelu", "gated": True},
-        norm,
-    )
+    attention = {"num_attention_heads": heads, "head_dim": config.integer("dim_head"), "whole_pass": True}
+    feed_forward = {"intermediate_size": config.integer("dim_ff"), "hidden_act": "gelu", "gated": True}
+    block = layer_table(attention, feed_forward, norm)
     streams = {"type": "prompt_tokens", "prompt_types": prompt_count, "prompt_length": config.integer("prompt_length")}
     relative_bias = {
         "num_attention_heads": heads,

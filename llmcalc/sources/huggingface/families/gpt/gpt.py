@@ -123,9 +123,8 @@ def _read_openai_gpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
     ffn_width = 4 * config.integer("hidden_size")
     ffn = mlp(ffn_width, config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"))
-    block = layer_table(
-        full_width_heads(config, float32_softmax=False, **biases(True, *QKVO_BIASES)), ffn, norm, "post"
-    )
+    attention = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO_BIASES))
+    block = layer_table(attention, ffn, norm, "post")
     return decoder(config, block, None, stack={"position": learned_positions(config)}, **_multiple_choice_head(config))
 
 
@@ -147,9 +146,8 @@ def _read_gpt_neox(config: Config) -> Table:
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
     mixer = full_width_heads(config, position=position, fused_qkv=True, **attention_biases(config))
     block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
-    return decoder(
-        config, {**block, **({"parallel": "separate"} if config.flag("use_parallel_residual") else {})}, norm
-    )
+    use_parallel_residual = config.flag("use_parallel_residual")
+    return decoder(config, {**block, **({"parallel": "separate"} if use_parallel_residual else {})}, norm)
 
 
 def _read_gpt_neox_japanese(config: Config) -> Table:
@@ -158,9 +156,8 @@ def _read_gpt_neox_japanese(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     ffn_width = config.integer("intermediate_multiple_size") * config.integer("hidden_size")
     ffn = mlp(ffn_width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
-    block = layer_table(
-        full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), ffn, norm
-    )
+    attention = full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base"))
+    block = layer_table(attention, ffn, norm)
     layer_changes = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     layer_kinds = ["plain"] * (depth - 1) + ["biased"]
     return decoder(config, block, norm, stack=stack_of_variants(layer_changes, layer_kinds))
@@ -184,16 +181,14 @@ IGNORED_FIELDS = field_names("""
 
 def _activation_name(config_values: ConfigValues) -> str:
     """Returns GPT-1's activation name, where `gelu` means the approximate GELU."""
-    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(
-        config_values.network.hidden_act, config_values.network.hidden_act
-    )
+    hidden_act = config_values.network.hidden_act
+    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(hidden_act, hidden_act)
 
 
 def _attention_types(config_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention type for each layer."""
-    return [
-        [["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.layer_kinds()
-    ]
+    layer_kinds = config_values.layer_kinds()
+    return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in layer_kinds]
 
 
 def _with_cache_of_every_token(op: Op) -> Op:

@@ -23,9 +23,8 @@ def _read_opt(config: Config) -> Table:
     hidden_size = config.integer("hidden_size")
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
     feed_forward = non_gated_ffn(config, "ffn_dim", "activation_function", has_bias)
-    block = layer_table(
-        full_width_heads(config, **biases(has_bias, *QKVO_BIASES)), feed_forward, norm, "pre" if is_pre_norm else "post"
-    )
+    attention = full_width_heads(config, **biases(has_bias, *QKVO_BIASES))
+    block = layer_table(attention, feed_forward, norm, "pre" if is_pre_norm else "post")
     embedding_width = config.optional_integer("word_embed_proj_dim") or hidden_size
     final_norm = norm if is_pre_norm and not config.flag("_remove_final_layer_norm") else None
     embedding_fields: Table = {} if embedding_width == hidden_size else {"embedding_size": embedding_width}

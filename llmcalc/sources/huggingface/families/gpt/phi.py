@@ -59,12 +59,10 @@ def _read_stablelm(config: Config) -> Table:
 
 def _read_starcoder2(config: Config) -> Table:
     norm, has_bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
-    mixer = attention(
-        config, sliding_window=config.optional_integer("sliding_window"), **biases(has_bias, *QKVO_BIASES)
-    )
-    return decoder(
-        config, layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", has_bias), norm), norm
-    )
+    sliding_window = config.optional_integer("sliding_window")
+    mixer = attention(config, sliding_window=sliding_window, **biases(has_bias, *QKVO_BIASES))
+    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", has_bias), norm)
+    return decoder(config, block, norm)
 
 
 def _read_jais2(config: Config) -> Table:

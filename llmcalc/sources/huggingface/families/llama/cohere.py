@@ -51,17 +51,15 @@ def _layer_norm(config: Config) -> Table:
 
 def _read_cohere(config: Config) -> Table:
     norm = _layer_norm(config)
-    qk_norms = (
-        qk_norm_fields(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
-    )
+    use_qk_norm = config.get("use_qk_norm")
+    qk_norms = qk_norm_fields(norm, "per_head") if use_qk_norm is not None and config.flag("use_qk_norm") else {}
     return _parallel_decoder(config, attention(config, **attention_biases(config), **qk_norms), glu(config), norm)
 
 
 def _read_cohere2(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
-    layer_kinds = kinds_with_nth_full(
-        config.integer("num_hidden_layers"), config.optional_integer("sliding_window_pattern") or 4
-    )
+    depth = config.integer("num_hidden_layers")
+    layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 4)
     mixer = attention(config, **attention_biases(config))
     if config.optional_integer("sliding_window") is None:
         del mixer["position"]
@@ -130,12 +128,10 @@ def _read_cohere_compass(config: Config) -> Table:
             attention_changes[layer_kind]["position"] = rope(config, layer_kind=field_name)
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
-    stack = stack_of_variants(
-        {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()}, layer_kinds
-    )
-    return _parallel_decoder(
-        config, attention(config, **attention_biases(config)), glu(config), _layer_norm(config), stack
-    )
+    changes_by_kind = {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()}
+    stack = stack_of_variants(changes_by_kind, layer_kinds)
+    mixer = attention(config, **attention_biases(config))
+    return _parallel_decoder(config, mixer, glu(config), _layer_norm(config), stack)
 
 
 IGNORED_FIELDS = field_names("""

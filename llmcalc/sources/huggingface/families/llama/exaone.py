@@ -44,9 +44,8 @@ def _read_exaone4(config: Config) -> Table:
     note_uncounted_mtp(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config, **qk_norm_fields(norm)), glu(config), norm, "output")
-    return decoder(
-        config, block, norm, stack=sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
-    )
+    stack = sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
+    return decoder(config, block, norm, stack=stack)
 
 
 def _read_exaone_moe(config: Config) -> Table:
@@ -87,9 +86,8 @@ def _read_exaone_moe(config: Config) -> Table:
     stack: Table = {"variants": layer_variants, **kind_pattern}
     module_kinds = config.texts("mtp_layer_types")[:1] if config.has("mtp_layer_types") else []
     module_attention = FULL_OR_SLIDING.get(module_kinds[0], "full") if module_kinds else attention_kinds[0]
-    mtp_fields = add_mtp_modules(
-        config, stack, "mtp", {"attention": attention_changes[module_attention], **dense_network}, norm
-    )
+    layer_changes = {"attention": attention_changes[module_attention], **dense_network}
+    mtp_fields = add_mtp_modules(config, stack, "mtp", layer_changes, norm)
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 

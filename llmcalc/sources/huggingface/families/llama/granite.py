@@ -53,9 +53,8 @@ def _read_granite(config: Config) -> Table:
 
 
 def _read_granitemoe(config: Config) -> Table:
-    return _decoder_with_attention(
-        config, moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
-    )
+    feed_forward = moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
+    return _decoder_with_attention(config, feed_forward)
 
 
 def _shared_experts(config: Config) -> Table:
@@ -69,9 +68,8 @@ def _shared_experts(config: Config) -> Table:
 
 
 def _read_hyperclovax(config: Config) -> Table:
-    return _decoder_with_attention(
-        config, glu(config, config.flag("mlp_bias")), "sandwich" if config.flag("use_post_norm") else "pre"
-    )
+    feed_forward = glu(config, config.flag("mlp_bias"))
+    return _decoder_with_attention(config, feed_forward, "sandwich" if config.flag("use_post_norm") else "pre")
 
 
 def _sliding_decoder(config: Config, feed_forward: Table) -> Table:

@@ -67,9 +67,8 @@ def _read_llama(config: Config) -> Table:
 
 def _read_mistral(config: Config) -> Table:
     """Reads Mistral. A config with `layer_types` is read as Ministral, as `AutoConfig` does."""
-    return llama_decoder(
-        config, attention(config), reads_layer_types=config.config_fields.get("layer_types") is not None
-    )
+    reads_layer_types = config.config_fields.get("layer_types") is not None
+    return llama_decoder(config, attention(config), reads_layer_types=reads_layer_types)
 
 
 def _read_qwen2(config: Config) -> Table:
@@ -77,9 +76,8 @@ def _read_qwen2(config: Config) -> Table:
 
 
 def _read_qwen3(config: Config) -> Table:
-    return llama_decoder(
-        config, attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
-    )
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
+    return llama_decoder(config, mixer)
 
 
 def _read_cwm(config: Config) -> Table:

@@ -69,18 +69,16 @@ def _read_smollm3(config: Config) -> Table:
 
 
 def _read_seed_oss(config: Config) -> Table:
-    mixer = attention(
-        config, **attention_biases(config, QKV_BIASES), **biases(config.flag("attention_out_bias"), "o_bias")
-    )
+    has_biases = config.flag("attention_out_bias")
+    mixer = attention(config, **attention_biases(config, QKV_BIASES), **biases(has_biases, "o_bias"))
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")))
 
 
 def _read_arcee(config: Config) -> Table:
     activation = config.choice(ACTIVATIONS, "hidden_act")
+    ffn_width = config.integer("intermediate_size")
     return _pre_norm_decoder(
-        config,
-        attention(config, **attention_biases(config)),
-        mlp(config.integer("intermediate_size"), activation, config.flag("mlp_bias")),
+        config, attention(config, **attention_biases(config)), mlp(ffn_width, activation, config.flag("mlp_bias"))
     )
 
 

@@ -135,17 +135,16 @@ def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, T
     ngram_inputs = {}
     for i, layer_number in enumerate(layer_numbers):
         ngram_rows = ceil_div(sum(table_primes[i * heads : (i + 1) * heads]), row_divisor) * row_divisor
-        ngram_inputs[layer_number] = {
-            "ngram_input": {
-                "ngram_rows": ngram_rows,
-                "ngram_heads": heads,
-                "ngram_head_dim": ngram_width // heads,
-                "streams": stream_count,
-                "conv_kernel_size": kernel_size,
-                "dilation": longest_ngram,
-                "norm": norm,
-            }
+        ngram_input = {
+            "ngram_rows": ngram_rows,
+            "ngram_heads": heads,
+            "ngram_head_dim": ngram_width // heads,
+            "streams": stream_count,
+            "conv_kernel_size": kernel_size,
+            "dilation": longest_ngram,
+            "norm": norm,
         }
+        ngram_inputs[layer_number] = {"ngram_input": ngram_input}
     return ngram_inputs
 
 

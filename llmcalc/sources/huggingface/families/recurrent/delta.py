@@ -81,9 +81,8 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
         expert = glu(config, ffn_width=config.integer("moe_intermediate_size"))
         num_experts = config.integer("num_experts")
-        ffns_by_kind["_moe"] = moe(
-            num_experts, config.integer("num_experts_per_tok"), expert, shared_expert, shared_expert_gate=True
-        )
+        num_experts_per_tok = config.integer("num_experts_per_tok")
+        ffns_by_kind["_moe"] = moe(num_experts, num_experts_per_tok, expert, shared_expert, shared_expert_gate=True)
     layer_configs = {
         mixer_kind + ffn_kind: layer_table(mixers[mixer_kind], ffns_by_kind[ffn_kind], norm)
         for mixer_kind in mixers
@@ -152,18 +151,16 @@ def linear_attention_config(config: Config, field_defaults: Table | None = None)
         if linear_field not in stated_config
     }
     field_path_prefix = f"{config.location}linear_attn_config."
-    return Config(
-        stated_config, {**outer_fields, **(field_defaults or {})}, config.model_type, location=field_path_prefix
-    )
+    defaults = {**outer_fields, **(field_defaults or {})}
+    return Config(stated_config, defaults, config.model_type, location=field_path_prefix)
 
 
 def _read_kimi_linear(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     linear_config = linear_attention_config(config)
     mixer_kinds = kimi_mixers(config, linear_config, config.integer("num_hidden_layers"))
-    model_fields = latent_decoder(
-        config, kda(config, linear_config), latent_attention(config, mla_use_nope=True), mixer_kinds
-    )
+    linear_attention = kda(config, linear_config)
+    model_fields = latent_decoder(config, linear_attention, latent_attention(config, mla_use_nope=True), mixer_kinds)
     linear_config.finish(frozenset(), config)
     return {**model_fields, **mtp_modules(config)}
 

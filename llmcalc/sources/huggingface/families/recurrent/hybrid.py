@@ -135,9 +135,8 @@ def _read_jamba(config: Config) -> Table:
         _periodic_kinds(config, "expert", "moe" if expert_count > 1 else "dense", "dense"),
         strict=True,
     )
-    return mixed_decoder(
-        config, layer_configs, [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in mixer_and_ffn_kinds]
-    )
+    layer_kinds = [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in mixer_and_ffn_kinds]
+    return mixed_decoder(config, layer_configs, layer_kinds)
 
 
 def _read_bamba(config: Config) -> Table:
@@ -170,9 +169,8 @@ def _read_granitemoehybrid(config: Config) -> Table:
     position_fields: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
     mamba = mamba2(config, _expanded_width(config))
     mixers = {"attention": hybrid_attention(config, **position_fields, **attention_biases(config)), "mamba": mamba}
-    layer_kinds = listed_kinds(
-        config, "layer_types", MIXER_BY_LAYER_TYPE, ["mamba"] * config.integer("num_hidden_layers")
-    )
+    default_layer_kinds = ["mamba"] * config.integer("num_hidden_layers")
+    layer_kinds = listed_kinds(config, "layer_types", MIXER_BY_LAYER_TYPE, default_layer_kinds)
     return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 
 

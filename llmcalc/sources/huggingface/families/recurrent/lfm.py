@@ -34,9 +34,8 @@ CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
 def _mixer_tables(config: Config, norm: Table, **attention_fields: Any) -> dict[str, Table]:
-    full_attention = attention(
-        config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm), **attention_fields
-    )
+    position = {"rope_theta": 1_000_000.0, **rope(config)}
+    full_attention = attention(config, position=position, **qk_norm_fields(norm), **attention_fields)
     conv = {"type": "short_conv", "conv_L_cache": config.integer("conv_L_cache"), "conv_bias": config.flag("conv_bias")}
     return {"conv": conv, "full": {"type": "attention", **full_attention}}
 
@@ -112,14 +111,12 @@ def _read_lfm3(config: Config) -> Table:
         "full" if layer_index % 4 == 2 else "sliding" if layer_index % 4 == 0 and layer_index > 0 else "conv"
         for layer_index in range(depth)
     ]
-    layer_kinds = listed_kinds(
-        config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_layer_kinds
-    )
+    kind_by_type = {**CONV_OR_FULL, "sliding_attention": "sliding"}
+    layer_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)
     block: Table = {"feed_forward": _swiglu(config.integer("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
-    stack = stack_of_kinds(
-        {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in mixers.items()}, layer_kinds
-    )
+    layer_configs = {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in mixers.items()}
+    stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)
 
 

@@ -105,9 +105,8 @@ def _moe(config: Config, activation: str) -> Table:
     latent_field = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, "bias": has_bias}}
     router_fields = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     n_routed_experts = config.integer("n_routed_experts")
-    return moe(
-        n_routed_experts, config.integer("num_experts_per_tok"), expert, shared_expert, **latent_field, **router_fields
-    )
+    num_experts_per_tok = config.integer("num_experts_per_tok")
+    return moe(n_routed_experts, num_experts_per_tok, expert, shared_expert, **latent_field, **router_fields)
 
 
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:

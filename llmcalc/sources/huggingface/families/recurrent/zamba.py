@@ -84,9 +84,8 @@ def _double_width_attention(config: Config, position: Table | None) -> Table:
     double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     if (config.optional_integer("attention_hidden_size") or double_width) != double_width:
         raise config.field_error("attention_hidden_size", f"2 × hidden_size = {double_width}")
-    return attention(
-        config, head_dim=config.optional_integer("attention_head_dim") or double_width // heads, position=position
-    )
+    head_dim = config.optional_integer("attention_head_dim") or double_width // heads
+    return attention(config, head_dim=head_dim, position=position)
 
 
 def _read_zamba(config: Config) -> Table:
@@ -113,12 +112,10 @@ def _read_zamba(config: Config) -> Table:
     if layer_types is None:
         layer_kinds = [*FIRST_LAYER_KINDS, *later_kinds]
     else:
-        layer_kinds = listed_kinds(
-            config, "layers_block_type", KIND_BY_LAYER_TYPE, [""] * config.integer("num_hidden_layers")
-        )
-    return _hybrid_decoder(
-        config, mixer, {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}, layer_kinds, 1
-    )
+        default_layer_kinds = [""] * config.integer("num_hidden_layers")
+        layer_kinds = listed_kinds(config, "layers_block_type", KIND_BY_LAYER_TYPE, default_layer_kinds)
+    block = {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}
+    return _hybrid_decoder(config, mixer, block, layer_kinds, 1)
 
 
 def _read_zamba2(config: Config) -> Table:
@@ -159,9 +156,8 @@ def _read_zamba2(config: Config) -> Table:
     layer_types: Any = config.get("layers_block_type", "layer_types")
     layer_kinds = ZAMBA2_LAYER_KINDS
     if layer_types is not None:
-        layer_kinds = listed_kinds(
-            config, "layers_block_type", KIND_BY_LAYER_TYPE, [""] * config.integer("num_hidden_layers")
-        )
+        default_layer_kinds = [""] * config.integer("num_hidden_layers")
+        layer_kinds = listed_kinds(config, "layers_block_type", KIND_BY_LAYER_TYPE, default_layer_kinds)
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
     return _hybrid_decoder(config, mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
 

@@ -56,9 +56,8 @@ def _read_jina_bert(config: Config) -> Table:
     """
     config.require("position_embedding_type", "alibi")
     norm = layernorm(config.number("layer_norm_eps"))
-    mixer_fields = (
-        qk_norm_fields(norm, "projection") if "qk-post-norm" in str(config.config_fields.get("auto_map", "")) else {}
-    )
+    auto_map = config.config_fields.get("auto_map", "")
+    mixer_fields = qk_norm_fields(norm, "projection") if "qk-post-norm" in str(auto_map) else {}
     activation = config.choice({"geglu": "gelu", "reglu": "relu"}, "feed_forward_type")
     return _gated_alibi_encoder(config, norm, mixer_fields, activation)
 

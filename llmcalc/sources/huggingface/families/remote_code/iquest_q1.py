@@ -39,9 +39,8 @@ def _read_iquest_q1(config: Config) -> Table:
     }
     dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
     experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
-    unrotated_layers, dense_layers = (
-        _layer_indices(config, list_field) for list_field in ("no_rope_layers", "mlp_only_layers")
-    )
+    list_fields = ("no_rope_layers", "mlp_only_layers")
+    unrotated_layers, dense_layers = (_layer_indices(config, list_field) for list_field in list_fields)
     config.fields_read.add("sliding_window")  # also where no layer has one
     layers: list[tuple[str, Table]] = []
     for layer_index, attention_kind in enumerate(_attention_kinds(config, depth)):

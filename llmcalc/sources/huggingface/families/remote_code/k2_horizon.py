@@ -41,9 +41,8 @@ def _read_k2_horizon(config: Config) -> Table:
         raise config.error("rope_head_dim", rotary_dim, f"an even number up to head_dim, {head_dim}")
     output_gate: Table = {}
     if config.get("attention_gate_func") is not None:
-        output_gate = {
-            "output_gate": {"per": "element", "gate_func": config.choice(GATE_ACTIVATIONS, "attention_gate_func")}
-        }
+        gate_func = config.choice(GATE_ACTIVATIONS, "attention_gate_func")
+        output_gate = {"output_gate": {"per": "element", "gate_func": gate_func}}
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     mixer = attention(
         config,

@@ -75,9 +75,8 @@ def block_residual_decoder(
     }
     blocks = ceil_div(len(layers), block_size)
     residual_streams = {"type": "block_residual", "blocks": blocks, "norm": base_layer["norm"]}
-    return decoder(
-        config, block, base_layer["norm"], stack={**stack_of_layers(layer_variants), "streams": residual_streams}
-    )
+    stack = {**stack_of_layers(layer_variants), "streams": residual_streams}
+    return decoder(config, block, base_layer["norm"], stack=stack)
 
 
 class _LayerMixers(NamedTuple):
@@ -102,9 +101,8 @@ def _attention_mixers(config: Config, depth: int) -> _LayerMixers:
         lower_bound_fields = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
         if lower_bound_fields["kda_lower_bound"] >= 0:
             raise linear_config.error("gate_lower_bound", stated_bound, "a number below 0")
-    linear_attention = kda(
-        config, linear_config, full_rank_output_gate=linear_config.flag("use_full_rank_gate"), **lower_bound_fields
-    )
+    full_rank_output_gate = linear_config.flag("use_full_rank_gate")
+    linear_attention = kda(config, linear_config, full_rank_output_gate=full_rank_output_gate, **lower_bound_fields)
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
     full_attention = latent_attention(config, mla_use_nope=config.flag("mla_use_nope"), **output_gate)
     layer_kinds = kimi_mixers(config, linear_config, depth)

@@ -69,12 +69,10 @@ def _read_lara_mini(config: Config) -> Table:
         router={"type": "linear", "float32_product": True},
     )
     default_layer_kinds = [LARA_PATTERN[layer_index % len(LARA_PATTERN)] for layer_index in range(depth)]
-    layer_kinds = listed_kinds(
-        config, "layer_types", {**LINEAR_OR_FULL, "sliding_attention": "sliding"}, default_layer_kinds
-    )
-    stack = stack_of_kinds(
-        {mixer_kind: layer_table(mixer, experts, norm) for mixer_kind, mixer in mixers.items()}, layer_kinds
-    )
+    kind_by_type = {**LINEAR_OR_FULL, "sliding_attention": "sliding"}
+    layer_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)
+    layer_configs = {mixer_kind: layer_table(mixer, experts, norm) for mixer_kind, mixer in mixers.items()}
+    stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)
 
 

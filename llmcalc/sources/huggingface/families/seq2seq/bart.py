@@ -61,10 +61,9 @@ def _read_marian(config: Config) -> Table:
     if decoder_vocab_size == config.integer("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
         return model_fields
     if "encoder" not in model_fields:
+        vocab_size = config.integer("vocab_size")
         raise config.error(
-            "decoder_vocab_size",
-            decoder_vocab_size,
-            f"vocab_size ({config.integer('vocab_size')}), the size of the decoder's head",
+            "decoder_vocab_size", decoder_vocab_size, f"vocab_size ({vocab_size}), the size of the decoder's head"
         )
     if shares_embeddings:
         raise config.error(
@@ -113,19 +112,17 @@ def _read_fsmt(config: Config) -> Table:
         raise config.error("architectures", class_name_of_config(config), "FSMTForConditionalGeneration")
     model_fields = bart_model(config, "post", position=learned_positions(config, padding_id + 1))
     if "encoder" not in model_fields:
+        architectures = config.config_fields.get("architectures")
         raise config.error(
-            "architectures",
-            config.config_fields.get("architectures"),
-            "a class of both stacks: FSMT has none for its decoder alone",
+            "architectures", architectures, "a class of both stacks: FSMT has none for its decoder alone"
         )
     if not model_fields["tie_word_embeddings"]:
         model_fields.pop("unused_embedding")
         model_fields["encoder"]["vocab_size"] = source_vocab_size
     elif source_vocab_size != config.integer("vocab_size"):
+        vocab_size = config.integer("vocab_size")
         raise config.error(
-            "src_vocab_size",
-            source_vocab_size,
-            f"tgt_vocab_size ({config.integer('vocab_size')}), with which it shares an embedding",
+            "src_vocab_size", source_vocab_size, f"tgt_vocab_size ({vocab_size}), with which it shares an embedding"
         )
     return {**model_fields, "head": {"type": "lm"}}
 
@@ -188,9 +185,8 @@ def bart_block(config: Config, stack_side: StackSide, norm_placement: str, bias:
     config.quotient(f"{stack_side}_attention_heads", config.integer("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(bias, *QKVO_BIASES)}
     block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": norm_placement}
-    block_fields["feed_forward"] = mlp(
-        config.integer(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
-    )
+    ffn_width = config.integer(f"{stack_side}_ffn_dim")
+    block_fields["feed_forward"] = mlp(ffn_width, config.choice(ACTIVATIONS, "activation_function"))
     return {**block_fields, "cross_attention": attention} if stack_side == "decoder" else block_fields
 
 

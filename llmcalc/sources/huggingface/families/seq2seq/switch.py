@@ -74,9 +74,8 @@ def _read_nllb_moe(config: Config) -> Table:
         expert_interval = config.count(f"{stack_name}_sparse_step")
         depth = model_fields[stack_name]["num_hidden_layers"]
         ffn_width = config.integer(f"{stack_name}_ffn_dim")
-        experts = moe(
-            config.integer("num_experts"), 2, mlp(ffn_width, activation), router=_router(config), expert_loop=True
-        )
+        num_experts = config.integer("num_experts")
+        experts = moe(num_experts, 2, mlp(ffn_width, activation), router=_router(config), expert_loop=True)
         model_fields[stack_name] |= _sparse_stack(
             [expert_interval > 0 and (layer_index + 1) % expert_interval == 0 for layer_index in range(depth)], experts
         )
