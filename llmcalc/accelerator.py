@@ -158,10 +158,8 @@ class Hardware(Record):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
         memory_configurations: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
         for configuration in memory_configurations:
-            if (
-                configuration.usable_memory_bytes is not None
-                and configuration.usable_memory_bytes > configuration.memory_bytes
-            ):
+            usable_memory_bytes = configuration.usable_memory_bytes
+            if usable_memory_bytes is not None and usable_memory_bytes > configuration.memory_bytes:
                 raise ValueError(f"usable_memory_bytes: {configuration.usable_memory_bytes} is more than memory_bytes")
         memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
         if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):

@@ -731,14 +731,10 @@ def diff(
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = sort_options(options, diff)
     reading_options = parsed_options.reading_options
+    head = reading_options.get("head")
+    allow_unknown = reading_options.get("allow_unknown", False)
     changes = changes_to_compare(
-        models,
-        parsed_options.read_model,
-        git,
-        models_only,
-        reading_options.get("head"),
-        reading_options.get("allow_unknown", False),
-        bool(reading_options.get("set")),
+        models, parsed_options.read_model, git, models_only, head, allow_unknown, bool(reading_options.get("set"))
     )
     return ask_diff(changes, optional_tokens(seq), cache_format_of(kv_dtype))
 

@@ -20,11 +20,9 @@ def one_line(message_text: str) -> str:
         message_text = message_text[:LONGEST_MESSAGE] + message_text[-LONGEST_MESSAGE:]
     printable_line = printable(message_text)
     half_length = LONGEST_MESSAGE // 2
-    return (
-        printable_line
-        if len(printable_line) <= LONGEST_MESSAGE
-        else f"{printable_line[:half_length]} … {printable_line[-half_length:]}"
-    )
+    if len(printable_line) <= LONGEST_MESSAGE:
+        return printable_line
+    return f"{printable_line[:half_length]} … {printable_line[-half_length:]}"
 
 
 class InputError(ValueError):
@@ -169,11 +167,10 @@ def edit_distance(first_name: str, second_name: str) -> int:
 def short_repr(wrong_value: Any) -> str:
     """Formats a wrong value for an error message, in at most 60 characters."""
     try:
-        value_text = (
-            repr(wrong_value)
-            if isinstance(wrong_value, str | int | float | bool)
-            else _TOML_NAMES.get(type(wrong_value), f"a {type(wrong_value).__name__}")
-        )
+        if isinstance(wrong_value, str | int | float | bool):
+            value_text = repr(wrong_value)
+        else:
+            value_text = _TOML_NAMES.get(type(wrong_value), f"a {type(wrong_value).__name__}")
     except ValueError:  # Python refuses to print an int with so many digits
         return "a number of thousands of digits"
     return value_text if len(value_text) <= 60 else value_text[:57] + "…"

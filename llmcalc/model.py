@@ -52,10 +52,8 @@ if TYPE_CHECKING:
 else:
     Pooler, ContactHead = component_type("pooler:Pooler"), component_type("contact_head:ContactHead")
     Proposal = component_type("block_proposal:Proposal")
-    MultiTokenPrediction, UnusedEmbedding = (
-        component_type("mtp:MultiTokenPrediction"),
-        component_type("unused_modules:UnusedEmbedding"),
-    )
+    MultiTokenPrediction = component_type("mtp:MultiTokenPrediction")
+    UnusedEmbedding = component_type("unused_modules:UnusedEmbedding")
 
 
 VECTOR_HEADS = {"projection": "projection", "latents": "latent_attention"}
@@ -376,11 +374,9 @@ class ModelSpec(Part):
         recorder = Flow() if flow is None else flow
         recorder.dropouts = {} if self.dropout is None else self.dropout.probabilities()
         hidden_axis, vocab_axis = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
-        token_axis = (
-            vocab_axis
-            if self.additional_vocab_size is None
-            else Axis("vocab", self.vocab_size + self.additional_vocab_size)
-        )
+        token_axis = vocab_axis
+        if self.additional_vocab_size is not None:
+            token_axis = Axis("vocab", self.vocab_size + self.additional_vocab_size)
         embedding_axis = hidden_axis if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
         if has_two_stacks and self._has_separate_encoder_input:
@@ -406,17 +402,12 @@ class ModelSpec(Part):
             if not has_two_stacks:
                 x = stack.flow(recorder, x, None if stack.input_size is None else hidden_axis)
                 continue
-            x = (
-                x
-                if stack_name == "encoder"
-                else self._projected_embeddings(recorder, recorder.look_up(embedding_table, TOKENS), hidden_axis)
-            )
+            if stack_name != "encoder":
+                x = self._projected_embeddings(recorder, recorder.look_up(embedding_table, TOKENS), hidden_axis)
             with recorder.scope(stack_name) as stack_scope:
                 if stack_name == "encoder":
-                    stack_scope.is_separate_model, stack_scope.module_argument = (
-                        True,
-                        None if self._has_separate_encoder_input else x,
-                    )
+                    stack_scope.is_separate_model = True
+                    stack_scope.module_argument = None if self._has_separate_encoder_input else x
                     x = recorder.encoder_output = stack_scope.output = self._encoder_output(recorder, stack, x)
                 else:
                     stack_scope.module_argument = x
@@ -653,11 +644,9 @@ def _reference_class() -> type[nn.Module]:
                 return spec.embedding_size if spec.head.transform is None else None
             if spec.head.type == "classification" and spec.head.over == "sequence":
                 return None
-            return (
-                None
-                if output_stack.input_size is not None or spec.embedding_kernel is not None or spec.tied_projection
-                else spec.embedding_size
-            )
+            if output_stack.input_size is not None or spec.embedding_kernel is not None or spec.tied_projection:
+                return None
+            return spec.embedding_size
 
         def repeats(self) -> dict[str, str]:
             """Returns the path of each layer that repeats an earlier one → the path of the first layer of its kind."""

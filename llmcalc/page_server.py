@@ -166,11 +166,8 @@ def export_page(page_folder: Path, export_folder: Path) -> None:
 def _is_outdated(page_folder: Path, web_folder: Path) -> bool:
     """Whether a source file has changed since the page was built."""
     page_changed_at = (page_folder / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
-    file_patterns = (
-        (web_folder.parent / "llmcalc", "*.py"),
-        (web_folder.parent / "presets", "*.toml"),
-        (web_folder / "src", "*"),
-    )
+    parent = web_folder.parent
+    file_patterns = ((parent / "llmcalc", "*.py"), (parent / "presets", "*.toml"), (web_folder / "src", "*"))
     return any(
         source_path.stat().st_mtime > page_changed_at
         for source_folder, file_pattern in file_patterns

@@ -58,11 +58,9 @@ def dtype(format_name: str) -> str:
     if full_name not in DTYPE_BITS:
         format_names = [DTYPE_NAMES.get(name_of_dtype, name_of_dtype) for name_of_dtype in DTYPE_BITS]
         is_scheme = re.match(r"i?q[0-9]|nf4|awq|gptq|mxfp|nvfp|mlx|exl|[0-9]-?bit", plain_name)
-        suggestion = (
-            " Schemes of quantized weights are values of --quantize."
-            if is_scheme
-            else suggest(format_name, format_names)
-        )
+        suggestion = " Schemes of quantized weights are values of --quantize."
+        if not is_scheme:
+            suggestion = suggest(format_name, format_names)
         raise InputError(f"unknown dtype '{format_name}': expected one of {', '.join(format_names)}.{suggestion}")
     return full_name
 

@@ -40,11 +40,9 @@ def command(
     from ..sources.hardware import find_hardware
     from ..sources.preset import target_in_errors
 
+    preset = target_options.load(target)
     run_question = RunQuestion(
-        preset=target_options.load(target),
-        settings=settings,
-        layout=layout_request,
-        accelerators=(find_hardware(hardware),),
+        preset=preset, settings=settings, layout=layout_request, accelerators=(find_hardware(hardware),)
     )
     with target_in_errors(run_question.preset):
         cost_answer = ask_cost(run_question, options, lambda name: is_option_typed(context, name))

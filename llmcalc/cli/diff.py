@@ -47,14 +47,9 @@ def command(
     """
     from ..questions.differences import ask_diff, changes_to_compare
 
+    has_overrides = bool(target_options.overrides)
     preset_changes = changes_to_compare(
-        targets,
-        target_options.load,
-        git,
-        models_only,
-        target_options.head,
-        target_options.allow_unknown,
-        bool(target_options.overrides),
+        targets, target_options.load, git, models_only, target_options.head, target_options.allow_unknown, has_overrides
     )
     diff_answer = ask_diff(preset_changes, seq, kv_dtype)
     for skipped_path, skip_reason in preset_changes.skip_reasons.items():

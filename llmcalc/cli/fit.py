@@ -95,13 +95,11 @@ def command(
         return
     assert target is not None
     included_parts = included_part_names(with_mtp, with_towers)
+    training_option_name = "" if global_batch is None else "--global-batch"
     run_question = RunQuestion(
         preset=target_options.load(target, included_parts),
         settings=with_implied_phase(
-            settings,
-            layout_request,
-            lambda name: is_option_typed(context, name),
-            "" if global_batch is None else "--global-batch",
+            settings, layout_request, lambda name: is_option_typed(context, name), training_option_name
         ),
         layout=layout_request,
         include=included_parts,

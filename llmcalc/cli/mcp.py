@@ -63,10 +63,8 @@ def tool_server() -> Server[Any]:
         except InputError as error:
             return types.CallToolResult(content=[types.TextContent(text=f"error: {error}")], is_error=True)
         tool_answer = types.TextContent(text=json.dumps(answer_document, ensure_ascii=False))
-        return types.CallToolResult(
-            content=[tool_answer],
-            structured_content=answer_document if isinstance(answer_document, dict) else {"documents": answer_document},
-        )
+        structured_content = answer_document if isinstance(answer_document, dict) else {"documents": answer_document}
+        return types.CallToolResult(content=[tool_answer], structured_content=structured_content)
 
     return Server(
         "llmcalc", version=__version__, instructions=INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool

@@ -281,8 +281,7 @@ KindOption: TypeAlias = Annotated[
     str | None, value_option("--kind", "KIND", f"Only models of a kind: {', '.join(MODEL_KINDS)}.")
 ]
 AttentionKindOption: TypeAlias = Annotated[
-    str | None,
-    value_option("--attention", "KIND", f"Only models with such layers: {ATTENTION_EXAMPLES}"),
+    str | None, value_option("--attention", "KIND", f"Only models with such layers: {ATTENTION_EXAMPLES}")
 ]
 ExpertsOption: TypeAlias = Annotated[
     bool | None, typer.Option("--moe/--dense", help="Only mixtures of experts, or none.", show_default=False)

@@ -109,8 +109,7 @@ def replace_parameter(
 
         def run(**typed_values: Any) -> None:
             command(
-                **{parameter_name: build_argument({name: typed_values.pop(name) for name in options})},
-                **typed_values,
+                **{parameter_name: build_argument({name: typed_values.pop(name) for name in options})}, **typed_values
             )
 
         return with_signature(run, command, parameters)

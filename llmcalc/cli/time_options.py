@@ -128,10 +128,8 @@ def add_timed_run_options(command: CommandFunction) -> CommandFunction:
     run_options, layout = settings_options(), layout_options()
     target_options, read_options = OPTIONS_BY_PARAMETER["target_options"]
     context = {"command_context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
-    model_options = {
-        "target": OptionOfCommand(OptionalTargetArgument, None),
-        "with_mtp": OptionOfCommand(WithMtpOption, False),
-    }
+    target = OptionOfCommand(OptionalTargetArgument, None)
+    model_options = {"target": target, "with_mtp": OptionOfCommand(WithMtpOption, False)}
     time_options = {
         **context,
         **run_options,

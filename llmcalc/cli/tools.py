@@ -82,12 +82,8 @@ class Tool(NamedTuple):
             "maxItems": 100,
             "description": KEYS_DESCRIPTION,
         }
-        return {
-            "type": "object",
-            "properties": common_schemas,
-            "required": list(self.required_arguments),
-            "additionalProperties": False,
-        }
+        required = list(self.required_arguments)
+        return {"type": "object", "properties": common_schemas, "required": required, "additionalProperties": False}
 
 
 @cache

@@ -50,9 +50,8 @@ class SubsamplingStem(Stem):
         return self
 
     def input_frames(self) -> Value:
-        frame_rows = MultipliedRows(
-            "frames", source_rows=SOURCE_TOKENS, rows_per_source=2 ** len(self.conv_kernel_sizes)
-        )
+        rows_per_source = 2 ** len(self.conv_kernel_sizes)
+        frame_rows = MultipliedRows("frames", source_rows=SOURCE_TOKENS, rows_per_source=rows_per_source)
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:

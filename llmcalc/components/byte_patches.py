@@ -6,7 +6,7 @@ predict, so the number of patches depends on the text. transformers: models/blt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import BytePatchRows, MultipliedRows, PatchVectors
-from .base import Flag, InnerWidth, LayerParts, Layers, ModelProperties, Part, StackPosition, Vocab
+from .base import Flag, InnerWidth, Layers, ModelProperties, Part, StackPosition, Vocab
 from .layers.block import Block
 from .norm import Norm
 from .reading import Reading
@@ -117,9 +117,6 @@ class PatchStreams(ResidualStreams):
     def embedding_width(self) -> int:
         return self.local_size
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Raises no error, because the component accepts all kinds of layers."""
-
     def check_stack_position(self, stack_position: StackPosition) -> None:
         error_location, width = stack_position.error_path, self.local_size
         if stack_position.stack_name != "decoder":
@@ -186,9 +183,8 @@ class PatchStreams(ResidualStreams):
 
     def _view_as_vectors(self, projected_patches: Value, x: Value, patch_rows: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
-        return projected_patches.view(
-            *x.axes, new_rows=PatchVectors(patch_rows=patch_rows, vectors_per_patch=self.vectors)
-        )
+        new_rows = PatchVectors(patch_rows=patch_rows, vectors_per_patch=self.vectors)
+        return projected_patches.view(*x.axes, new_rows=new_rows)
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)

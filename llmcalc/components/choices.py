@@ -217,9 +217,6 @@ AnyBlockIndexer: TypeAlias = Annotated[Any, BLOCK_INDEXERS]
 
 def load_all_components() -> tuple[type[Component], ...]:
     """Returns every component class with a reference and examples, except layers, for the contract tests."""
-    classes = [
-        cls
-        for part_choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHER_COMPONENTS)
-        for cls in part_choice.load_component_classes()
-    ]
+    part_choices = (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHER_COMPONENTS)
+    classes = [cls for part_choice in part_choices for cls in part_choice.load_component_classes()]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

@@ -48,9 +48,6 @@ def evidence_of_parts(spec: Part, included_parts: frozenset[str] = frozenset()) 
     included_parts: the names of optional parts that run too. Encoders of images and audio never do: no text passes
         them, and a run holds their weights alone.
     """
-    evidence = (
-        evidence_of_component(component)
-        for component in nested_components(spec, included_parts - {TOWERS.name})
-        if component is not spec
-    )
+    components = nested_components(spec, included_parts - {TOWERS.name})
+    evidence = (evidence_of_component(component) for component in components if component is not spec)
     return list(dict.fromkeys(evidence))

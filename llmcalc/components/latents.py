@@ -5,7 +5,6 @@ Jaegle et al. 2021 (Perceiver IO, arXiv:2107.14795). transformers: models/percei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -16,7 +15,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import MultipliedRows
 from ..workload.rows import SEQUENCES
-from .base import InnerWidth, LayerParts, ModelProperties, StackPosition
+from .base import InnerWidth, ModelProperties, StackPosition
 from .reading import Reading
 from .residual_streams import ResidualStreams
 from .runtime import PassState, vector_module
@@ -51,9 +50,6 @@ class LatentStreams(ResidualStreams):
 
     def embedding_width(self) -> int:
         return self.query_size
-
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        """Raises no error, because the component accepts all kinds of layers."""
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.stack_name != "encoder":

@@ -84,6 +84,5 @@ class SpectrumStem(Stem):
     def examples(cls) -> list[Self]:
         first_convolution = SpectrumConv(channels=4, bias=True)
         separable_conv = SpectrumConv(channels=4, separable=True, bias=True)
-        return [
-            cls(subsampling=Subsampling(num_mel_bins=9, convolutions=(first_convolution, separable_conv), bias=True))
-        ]
+        subsampling = Subsampling(num_mel_bins=9, convolutions=(first_convolution, separable_conv), bias=True)
+        return [cls(subsampling=subsampling)]

@@ -257,13 +257,11 @@ class Stack(Component):
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer or component that cannot be used at its position in the stack."""
         for layer_name, layer in self.layers_by_kind().items():
-            layer.check_stack_position(
-                replace(
-                    stack_position,
-                    error_path=f"{stack_position.error_path}."
-                    f"{BASE_LAYER_NAME if layer_name == BASE_LAYER_NAME else f'variants.{layer_name}'}",
-                )
+            error_path = (
+                f"{stack_position.error_path}."
+                f"{BASE_LAYER_NAME if layer_name == BASE_LAYER_NAME else f'variants.{layer_name}'}"
             )
+            layer.check_stack_position(replace(stack_position, error_path=error_path))
         for layer_name, component in self.components_by_field().items():
             component.check_stack_position(
                 replace(stack_position, error_path=f"{stack_position.error_path}.{layer_name}")
@@ -465,9 +463,8 @@ class Stack(Component):
         from .target_states import TargetStates
 
         block = Block.examples()[0]
-        layers_by_kind: dict[str, AnyLayer] = {
-            "wide": block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
-        }
+        wide = block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
+        layers_by_kind: dict[str, AnyLayer] = {"wide": wide}
         rmsnorm, dense_network = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
         grouped_attention = Attention(
             num_attention_heads=4,
@@ -484,11 +481,8 @@ class Stack(Component):
         gemma_layer = Gemma4Layer(
             attention=grouped_attention, feed_forward=dense_network, norm=rmsnorm, per_layer_input=gate
         )
-        sharing_layers: dict[str, AnyLayer] = {
-            "shares": gemma_layer.model_copy(
-                update={"attention": grouped_attention.model_copy(update={"kv_shared": True})}
-            )
-        }
+        shares = gemma_layer.model_copy(update={"attention": grouped_attention.model_copy(update={"kv_shared": True})})
+        sharing_layers: dict[str, AnyLayer] = {"shares": shares}
         embedding_table = PerLayerEmbedding(vocab_size_per_layer_input=40, hidden_size_per_layer_input=6, norm=rmsnorm)
         altup = AltUpLayer(
             attention=grouped_attention,
@@ -516,6 +510,9 @@ class Stack(Component):
             layer_name: delayed_hyper_example(attention=mixer, ngram_input=ngram_inputs.get(layer_name))
             for layer_name, mixer in shared_entry_layers.items()
         }
+        pattern = (BASE_LAYER_NAME, BASE_LAYER_NAME, "wide")
+        streams = TargetStates(states=2, start="embedding", output_norm=rmsnorm)
+        per_layer_embedding = PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rmsnorm)
         return [
             build_stack(
                 2, altup, per_layer_embedding=embedding_table, streams=AltUp(altup_num_inputs=3), final_norm=rmsnorm
@@ -534,12 +531,7 @@ class Stack(Component):
             build_stack(2, hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
             build_stack(2, block, streams=SelfConditioning(feed_forward=dense_network, norm=rmsnorm)),
             build_stack(2, block, streams=TargetStates(states=1, start="joined", bias=True)),
-            build_stack(
-                2,
-                grouped_conv_example(),
-                streams=TargetStates(states=2, start="embedding", output_norm=rmsnorm),
-                final_norm=rmsnorm,
-            ),
+            build_stack(2, grouped_conv_example(), streams=streams, final_norm=rmsnorm),
             build_stack(
                 1, draft_example(), streams=TargetStates(states=3, size=12, state_norm=rmsnorm), final_norm=rmsnorm
             ),
@@ -552,13 +544,7 @@ class Stack(Component):
                 final_norm=rmsnorm,
             ),
             build_stack(3, block, shared_layers=(BASE_LAYER_NAME,), embedding_norm=Norm(type="layernorm")),
-            build_stack(
-                5,
-                block,
-                variants=layers_by_kind,
-                pattern=(BASE_LAYER_NAME, BASE_LAYER_NAME, "wide"),
-                shared_layers=(BASE_LAYER_NAME, "wide"),
-            ),
+            build_stack(5, block, variants=layers_by_kind, pattern=pattern, shared_layers=(BASE_LAYER_NAME, "wide")),
             build_stack(
                 4,
                 block_residual_example(attention_blocks=1, starts_block=False),
@@ -589,9 +575,7 @@ class Stack(Component):
                 streams=BlockResiduals(blocks=2, norm=unweighted_rms, normed_values=True),
                 final_norm=rmsnorm,
             ),
-            build_stack(
-                2, gemma_layer, per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rmsnorm)
-            ),
+            build_stack(2, gemma_layer, per_layer_embedding=per_layer_embedding),
         ]
 
 

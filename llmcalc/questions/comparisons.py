@@ -145,13 +145,10 @@ class ShapeQuestion:
         target_model = None if target is None else preset.model
         seq = default_sequence_tokens(preset.model) if self.seq is None else self.seq
         with target_in_errors(None if target is None else preset):
+            kv_ratio = parse_ratio(self.kv_ratio, "--kv-ratio")
+            ffn_ratio = parse_ratio(self.ffn_ratio, "--ffn-ratio")
             model_family = build_family(
-                preset.model,
-                self.head_dim,
-                parse_ratio(self.kv_ratio, "--kv-ratio"),
-                parse_ratio(self.ffn_ratio, "--ffn-ratio"),
-                _parse_count(self.vocab, "--vocab"),
-                self.tie,
+                preset.model, self.head_dim, kv_ratio, ffn_ratio, _parse_count(self.vocab, "--vocab"), self.tie
             )
             budget = budget_for(target_model, *budget_options, seq)
             matching_shapes = find_shapes(

@@ -34,11 +34,9 @@ def ask_cost(
     from ..reports.cost import report
 
     if (options.tokens is None) == (options.requests is None):
-        expected_text = (
-            "one of the two"
-            if options.tokens is not None
-            else "--tokens 15T --devices 64 to train, or --requests 1M --input 1000 --output 200 to serve"
-        )
+        expected_text = "--tokens 15T --devices 64 to train, or --requests 1M --input 1000 --output 200 to serve"
+        if options.tokens is not None:
+            expected_text = "one of the two"
         raise InputError(
             f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_text}"
         )
@@ -154,10 +152,10 @@ def _serving_cost(
     assert options.output is not None
     assert options.requests is not None
     assert run_question.hardware is not None
-    if options.concurrency is not None and options.concurrency > options.requests:
+    concurrency = options.concurrency
+    if concurrency is not None and concurrency > options.requests:
         raise InputError(
-            f"--concurrency {options.concurrency}: --requests {options.requests} are fewer; expected at most "
-            f"{options.requests}"
+            f"--concurrency {concurrency}: --requests {options.requests} are fewer; expected at most {options.requests}"
         )
     layout, settings = run_question.layout, run_question.settings
     _refuse_training_options(settings, ("phase", "quantize", "kv_dtype"))
@@ -170,7 +168,7 @@ def _serving_cost(
         ServeOptions(
             options.input,
             options.output,
-            concurrency=options.concurrency,
+            concurrency=concurrency,
             devices=layout.devices,
             tp=layout.tp,
             pp=layout.pp,
@@ -191,12 +189,8 @@ def _serving_cost(
     if load_point.concurrency > options.requests:  # no more requests at a time than there are
         limited_options = replace(options, concurrency=options.requests)
         return _serving_cost(run_question, limited_options, watts, hourly_price)
-    cost = Cost(
-        load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency),
-        load_point.devices,
-        watts,
-        hourly_price,
-    )
+    seconds = load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency)
+    cost = Cost(seconds, load_point.devices, watts, hourly_price)
     chosen_server = studied_servers.servers[studied_servers.chosen_server.server_index]
     return RunCost(
         cost,

@@ -297,17 +297,10 @@ class CacheQuestion:
 
         selected_rank = _selected_rank(self.rank, preset.model, lambda model: cache(model).bytes, "caches")
         cache_size = cache(preset.model if selected_rank is None else selected_rank.model)
-        sequence_fields = {
-            "batch": cache_size.workload.batch,
-            "seq": cache_size.workload.seq,
-            "kv_dtype": self.kv_dtype,
-        }
-        return Cache.of_result(
-            cache_size,
-            preset=preset,
-            share=selected_rank,
-            draft=_draft_of_target(preset, self.draft, **sequence_fields),
-        )
+        workload = cache_size.workload
+        sequence_fields = {"batch": workload.batch, "seq": workload.seq, "kv_dtype": self.kv_dtype}
+        draft = _draft_of_target(preset, self.draft, **sequence_fields)
+        return Cache.of_result(cache_size, preset=preset, share=selected_rank, draft=draft)
 
 
 QUANTITIES_BY_SETTING = {
@@ -384,7 +377,8 @@ class ExplainQuestion:
         from ..symbolic.formulas import FormulaSetting, TrainingSetting
         from ..symbolic.symbolic_model import has_sympy, missing_sympy_error
 
-        if self.latex and not has_sympy():
+        latex = self.latex
+        if latex and not has_sympy():
             raise missing_sympy_error("--latex")
         spec, quantity = preset.model, self.quantity
         seq = default_sequence_tokens(spec) if self.seq is None else self.seq
@@ -408,14 +402,9 @@ class ExplainQuestion:
                 self.include,
             )
         built_report = report(
-            preset,
-            explanation,
-            self.latex,
-            as_records=has_raw_values,
-            with_bibtex=self.bibtex,
-            selected_rank=selected_rank,
+            preset, explanation, latex, as_records=has_raw_values, with_bibtex=self.bibtex, selected_rank=selected_rank
         )
-        if quantity == "kv" and self.node is None and not self.latex:
+        if quantity == "kv" and self.node is None and not latex:
             counted_model = spec if selected_rank is None else selected_rank.model
             built_report = built_report.with_document_entry(*self._whole_cache_value(counted_model, seq))
         return ReportedAnswer(explanation, lambda: built_report)

@@ -77,14 +77,12 @@ def changes_to_compare(
     model_paths = [Path(model_target) for model_target in model_targets]
     skip_reasons = {path: _reason_to_skip(path, commit) for path in model_paths} if models_only else {}
     skipped_files = {path: skip_reason for path, skip_reason in skip_reasons.items() if skip_reason}
-    return ModelPairs(
-        [
-            _versions_of_file(path, commit, read_model, head_choice, allow_unknown)
-            for path in model_paths
-            if path not in skipped_files
-        ],
-        skipped_files,
-    )
+    pairs = [
+        _versions_of_file(path, commit, read_model, head_choice, allow_unknown)
+        for path in model_paths
+        if path not in skipped_files
+    ]
+    return ModelPairs(pairs, skipped_files)
 
 
 def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
@@ -158,9 +156,5 @@ def _versions_of_file(
         unread_reason = str(error)
     if earlier_model is None and current_model is None:
         raise InputError(f"{path}: exists neither here nor in {commit}; expected a config.json or a .toml description")
-    return ModelPair(
-        earlier_model,
-        current_model,
-        f"{path} since {commit[:SHORT_COMMIT_DIGITS] if COMMIT_HASH.fullmatch(commit) else commit}",
-        unread_reason,
-    )
+    title = f"{path} since {commit[:SHORT_COMMIT_DIGITS] if COMMIT_HASH.fullmatch(commit) else commit}"
+    return ModelPair(earlier_model, current_model, title, unread_reason)

@@ -127,6 +127,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     engine_fit = partial(fit_under_usual_engine, preset)
     answer_on_device = engine_answer or fit(run_memory, hardware, engine_fit)
     served_users = ServedUsers.of_answer(answer_on_device, usual_engine)
+    option_with_engine = partial(option_under_usual_engine, preset, run_memory)
     device_options = hardware_options(
         run_memory,
         run_question.accelerators,
@@ -162,9 +163,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     fit_answer = with_decoding_seconds(answer_on_device, hardware, served_users.users)
     fit_answer = replace(fit_answer, find_changes=find_changes)
     return ReportedAnswer(
-        fit_answer,
-        lambda: report(preset, fit_answer, device_options, served_users.notes),
-        memory_fit.verdict != "no",
+        fit_answer, lambda: report(preset, fit_answer, device_options, served_users.notes), memory_fit.verdict != "no"
     )
 
 

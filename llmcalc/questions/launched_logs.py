@@ -36,11 +36,8 @@ def launched_run(
     for option_name, option_value in engine_options.items():
         if option_value is not None:
             raise InputError(f"{option_name}: is of engines; remove it, or --launch")
-    run_options = RunOptions(
-        settings=Settings(),
-        layout=LayoutRequest(),
-        accelerators=tuple(find_accelerators([hardware] if hardware else ())),
-    )
+    accelerators = tuple(find_accelerators([hardware] if hardware else ()))
+    run_options = RunOptions(settings=Settings(), layout=LayoutRequest(), accelerators=accelerators)
     return memory_question(target, read_model, run_options, launch_file=launch_file, **model_options)
 
 

@@ -52,14 +52,10 @@ def select_presets(model_filter: ModelFilter, preset_names: Sequence[str] | None
 
     Raises `InputError` if none passes.
     """
-    counted_presets = [
-        (preset, params(preset.model))
-        for preset in map(load_preset, model_names() if preset_names is None else preset_names)
-    ]
-    model_filter = replace(
-        model_filter,
-        attention=require_attention(model_filter.attention, [preset.model for preset, _ in counted_presets]),
-    )
+    presets = map(load_preset, model_names() if preset_names is None else preset_names)
+    counted_presets = [(preset, params(preset.model)) for preset in presets]
+    attention = require_attention(model_filter.attention, [preset.model for preset, _ in counted_presets])
+    model_filter = replace(model_filter, attention=attention)
     selected_presets = [
         (preset, parameter_count)
         for preset, parameter_count in counted_presets

@@ -194,16 +194,10 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     wrong_term, suggested_flag = _wrong_term_and_flag(parsed_log, compared_terms, suggested_flag)
     if is_too_large:
         wrong_term, suggested_flag = "process", ""
+    missing_inputs = tuple(logged_run.missing_inputs)
+    notes = tuple(dict.fromkeys(logged_run.notes))
     return ExplainedLog(
-        parsed_log,
-        compared_terms,
-        preset,
-        hardware,
-        version,
-        wrong_term,
-        suggested_flag,
-        tuple(logged_run.missing_inputs),
-        tuple(dict.fromkeys(logged_run.notes)),
+        parsed_log, compared_terms, preset, hardware, version, wrong_term, suggested_flag, missing_inputs, notes
     )
 
 
@@ -246,14 +240,12 @@ def _engine_memory_of_log(
     uses_logged_cache: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
     parsed_log = logged_run.parsed_log
-    engine_name = logged_run.log_question.engine or parsed_log.program + (
-        f"=={parsed_log.version}" if parsed_log.version else ""
-    )
+    log_question = logged_run.log_question
+    engine_name = log_question.engine or parsed_log.program + (f"=={parsed_log.version}" if parsed_log.version else "")
     engine, version = engine_and_version(engine_name)
     if engine.name != parsed_log.program:
         raise InputError(
-            f"--engine {logged_run.log_question.engine}: the log is of {parsed_log.title}; expected "
-            f"{parsed_log.program}"
+            f"--engine {log_question.engine}: the log is of {parsed_log.title}; expected {parsed_log.program}"
         )
     engine_flags, notes = read_flags(parsed_log, engine)
     logged_run.notes.extend([*notes, *filter(None, [parsed_log.layout_note, parsed_log.note])])
@@ -266,14 +258,14 @@ def _engine_memory_of_log(
         and any(flag.field_name == CACHE_BYTES_FLAG for flag in engine.known_flags())
     ):
         engine_flags[CACHE_BYTES_FLAG] = logged_cache_bytes
-    scheme_name = logged_run.log_question.quantize or parsed_log.scheme or logged_run.scheme_in_name
+    scheme_name = log_question.quantize or parsed_log.scheme or logged_run.scheme_in_name
     if scheme_name:
         engine_flags["quantize"] = scheme_name
     try:
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
     except InputError as error:
         engine_flags.pop("quantization", None)
-        if logged_run.log_question.quantize is None:
+        if log_question.quantize is None:
             engine_flags.pop("quantize", None)
         logged_run.notes.append(f"computed without {error}")
         try:
@@ -283,7 +275,7 @@ def _engine_memory_of_log(
             return version, None, ""
     if engine.budgets_free_memory and parsed_log.free_bytes is not None:
         engine_flags[RECEIPT_FIELD] = LoggedSizes(
-            logged_run.log_question.log_file, bytes_in_use_before_run(parsed_log, hardware), engine_memory.settings
+            log_question.log_file, bytes_in_use_before_run(parsed_log, hardware), engine_memory.settings
         )
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
     fp8_format = _fp8_flag_value(engine, engine_flags)
@@ -298,11 +290,8 @@ def _engine_memory_of_log(
     if not parsed_log.refused_to_start:
         return version, engine_memory, ""
     measured_bytes = {term.name: term.value for term in parsed_log.terms if term.unit == "bytes"}
-    logged_sizes = LoggedSizes(
-        logged_run.log_question.log_file,
-        bytes_in_use_before_run(parsed_log, hardware) | measured_bytes,
-        engine_memory.settings,
-    )
+    bytes_by_term = bytes_in_use_before_run(parsed_log, hardware) | measured_bytes
+    logged_sizes = LoggedSizes(log_question.log_file, bytes_by_term, engine_memory.settings)
     flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
 

@@ -121,11 +121,7 @@ EngineName: TypeAlias = Annotated[
 ]
 PriceSetting: TypeAlias = Annotated[
     float | None,
-    common_setting(
-        "Price of a device and hour, in any currency.",
-        parse_value=parse_price,
-        metavar="MONEY",
-    ),
+    common_setting("Price of a device and hour, in any currency.", parse_value=parse_price, metavar="MONEY"),
 ]
 StackSetting: TypeAlias = Annotated[
     str | None,

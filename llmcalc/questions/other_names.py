@@ -183,11 +183,9 @@ def _python_argument_text(option: re.Match[str]) -> str:
     argument_name, option_value = option[1].replace("-", "_"), option[2]
     if option_value is None:
         return argument_name
-    return (
-        f"{argument_name}={option_value}"
-        if option_value.isupper() or option_value.isdigit()
-        else f'{argument_name}="{option_value}"'
-    )
+    if option_value.isupper() or option_value.isdigit():
+        return f"{argument_name}={option_value}"
+    return f'{argument_name}="{option_value}"'
 
 
 def engine_of_flag(flag_name: str) -> str:

@@ -101,10 +101,8 @@ class ReceiptFile:
         except InputError:  # flags of the log that do not hold for this model
             engine_memory = self.engine.memory_on(self.preset, hardware, self.version, engine_flags)
         bytes_in_use = bytes_in_use_before_run(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}
-        return {
-            **engine_flags,
-            RECEIPT_FIELD: LoggedSizes(self.file, bytes_in_use | self.terms, engine_memory.settings),
-        }
+        bytes_by_term = bytes_in_use | self.terms
+        return {**engine_flags, RECEIPT_FIELD: LoggedSizes(self.file, bytes_by_term, engine_memory.settings)}
 
     def notes(self, engine_memory: EngineMemory) -> Iterator[str]:
         """Yields notes on logged terms that are not used, with the reason, and on terms that the log lacks."""

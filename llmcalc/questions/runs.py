@@ -549,11 +549,8 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
         if setting_name != "precision"
     }
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
-    return replace(
-        launched_run,
-        settings={**settings, "dtype": preset.dtype, "master_weights": "none"},
-        notes=(*launched_run.notes, dtype_note),
-    )
+    notes = (*launched_run.notes, dtype_note)
+    return replace(launched_run, settings={**settings, "dtype": preset.dtype, "master_weights": "none"}, notes=notes)
 
 
 def check_loss(settings: Settings, framework_record: Framework) -> None:

@@ -67,11 +67,9 @@ def _calibration_of_options(
         return None
     from .measured_rows import calibration_of_file
 
+    layout = LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp)
     run_question = RunQuestion(
-        preset=preset,
-        settings=settings_of(phase="decode"),
-        layout=LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp),
-        accelerators=(hardware,),
+        preset=preset, settings=settings_of(phase="decode"), layout=layout, accelerators=(hardware,)
     )
     time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
     return calibration_of_file(options.calibrate, run_question, time_options, read_model, timed_run)

@@ -372,11 +372,8 @@ def training_run(run_question: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
     if run_question.launch is not None:
         framework_record = framework(run_question.launch.framework)
-        return (
-            run_question.with_framework(framework_record).memory_on_one_device(),
-            framework_record,
-            run_question.launch.layout,
-        )
+        memory_on_one_device = run_question.with_framework(framework_record).memory_on_one_device()
+        return (memory_on_one_device, framework_record, run_question.launch.layout)
     layout = run_question.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
         needs_framework = layout.framework is not None and run_question.settings.lora_rank is not None
@@ -400,12 +397,10 @@ def _without_adapters(run_question: RunQuestion) -> RunQuestion:
         for setting, declaration in declarations_of(Settings).items()
         if "lora_rank" in (setting, declaration.setting.required_setting)
     ]
-    return replace(
-        run_question,
-        settings=run_question.settings.with_changes(
-            **{setting: getattr(default_settings, setting) for setting in adapter_settings}
-        ),
+    settings = run_question.settings.with_changes(
+        **{setting: getattr(default_settings, setting) for setting in adapter_settings}
     )
+    return replace(run_question, settings=settings)
 
 
 def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: int | None) -> int:
@@ -549,7 +544,8 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             raise InputError(f"{option(field_name)}: is of prompts; expected {expected_option}")
     hardware = run_question.hardware
     assert hardware is not None
-    engine_notes = _check_served_model(run_question, options.engine)
+    engine = options.engine
+    engine_notes = _check_served_model(run_question, engine)
     layout_request, run_memory = run_question.layout, run_question.memory_on_one_device()
     for field_name in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field_name) not in (None, 1, 0):
@@ -562,18 +558,12 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
-        pass_settings = TimeSettings(
+        stack = (
             options.stack
             or framework_stack
-            or (
-                software_stack_of_engine(options.engine, hardware)
-                if options.engine
-                else usual_stack(hardware, run_memory)
-            ),
-            options.overlap,
-            options.nic,
-            factors=options.factors or UNIT_FACTORS,
+            or (software_stack_of_engine(engine, hardware) if engine else usual_stack(hardware, run_memory))
         )
+        pass_settings = TimeSettings(stack, options.overlap, options.nic, factors=options.factors or UNIT_FACTORS)
         run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()

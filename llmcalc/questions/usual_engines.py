@@ -112,11 +112,9 @@ class UsualEngine:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
         server_options = dict(self.options)
         scheme_name = server_options.pop("quantize", None)
+        flags = self.engine_record.known_flags()
         engine_flags = read_flag_values(
-            self.engine_record.title,
-            self.engine_record.known_flags(),
-            server_options,
-            self.engine_record.flags_by_option,
+            self.engine_record.title, flags, server_options, self.engine_record.flags_by_option
         )
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.engine_record.shows_alternatives:  # layers on the host are another run
@@ -250,14 +248,8 @@ class UsualEngine:
                 device_change = SettingChange(larger_option.command_options, larger_option.fit)
                 all_changes = (device_change, *fit_answer.changes)
                 fit_answer = replace(fit_answer, find_changes=partial(tuple, all_changes))
-        return ServingFitAnswer(
-            run_memory,
-            tuple(replicas),
-            best_replica,
-            None if fewest_layout is None else fewest_layout.replica_devices,
-            fewest_layout,
-            fit_answer,
-        )
+        fewest_devices = None if fewest_layout is None else fewest_layout.replica_devices
+        return ServingFitAnswer(run_memory, tuple(replicas), best_replica, fewest_devices, fewest_layout, fit_answer)
 
     def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
         """Returns the replicas of `fit_replicas`, most replicas first; empty if the bytes of a replica are unknown."""

@@ -56,9 +56,8 @@ class Answer(ABC):
         from .formats.plain import table_records
 
         report = self.report()
-        return table_records(
-            (report.with_only_table(table_name) if table_name else report).with_split_lists().tables[0], leaves_only
-        )
+        table = (report.with_only_table(table_name) if table_name else report).with_split_lists().tables[0]
+        return table_records(table, leaves_only)
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 

@@ -58,11 +58,8 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
         for model_target in model_targets
     ]
     summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
-    return Report(
-        _budget_data(file_name, budget_checks),
-        with_notes_below([summary_table, *model_tables], notes),
-        warnings=warnings,
-    )
+    tables = with_notes_below([summary_table, *model_tables], notes)
+    return Report(_budget_data(file_name, budget_checks), tables, warnings=warnings)
 
 
 def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) -> list[Row]:
@@ -131,25 +128,22 @@ def _int_or_float(fraction: Fraction) -> int | float:
 
 
 def _budget_data(file_name: str, budget_checks: list[BudgetCheck]) -> dict[str, Any]:
-    return {
-        "budget": file_name,
-        "ok": not count_violations(budget_checks),
-        "checks": [
-            {
-                "target": budget_check.target,
-                "key": budget_check.key,
-                "on": budget_check.accelerator or None,
-                "settings": budget_check.settings,
-                "measured": _int_or_float(budget_check.measured_value),
-                "bounds": [
-                    {"operator": checked_limit.operator, "value": _int_or_float(checked_limit.value)}
-                    for checked_limit in budget_check.limits
-                ],
-                "ok": budget_check.ok,
-            }
-            for budget_check in budget_checks
-        ],
-    }
+    checks = [
+        {
+            "target": budget_check.target,
+            "key": budget_check.key,
+            "on": budget_check.accelerator or None,
+            "settings": budget_check.settings,
+            "measured": _int_or_float(budget_check.measured_value),
+            "bounds": [
+                {"operator": checked_limit.operator, "value": _int_or_float(checked_limit.value)}
+                for checked_limit in budget_check.limits
+            ],
+            "ok": budget_check.ok,
+        }
+        for budget_check in budget_checks
+    ]
+    return {"budget": file_name, "ok": not count_violations(budget_checks), "checks": checks}
 
 
 def junit(file_name: str, budget_checks: list[BudgetCheck]) -> str:
@@ -157,12 +151,9 @@ def junit(file_name: str, budget_checks: list[BudgetCheck]) -> str:
     suites_element = ET.Element("testsuites", name="llmcalc budget")
     for model_target in dict.fromkeys(budget_check.target for budget_check in budget_checks):
         model_checks = [budget_check for budget_check in budget_checks if budget_check.target == model_target]
+        failures = str(count_violations(model_checks))
         test_suite = ET.SubElement(
-            suites_element,
-            "testsuite",
-            name=model_target,
-            tests=str(len(model_checks)),
-            failures=str(count_violations(model_checks)),
+            suites_element, "testsuite", name=model_target, tests=str(len(model_checks)), failures=failures
         )
         for budget_check in model_checks:
             test_case = ET.SubElement(
@@ -177,7 +168,6 @@ def failure_message(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> st
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     quantity_kind = KIND_BY_QUANTITY.get(budget_check.key, "bytes")
     unit_name = "parameters" if quantity_kind == "count" else quantity_kind
-    measured_text, bound_text = (
-        f"{_int_or_float(checked_value):,}" for checked_value in (budget_check.measured_value, checked_limit.value)
-    )
+    checked_values = (budget_check.measured_value, checked_limit.value)
+    measured_text, bound_text = (f"{_int_or_float(checked_value):,}" for checked_value in checked_values)
     return f"{_check_name(budget_check)}: {measured_text} {unit_name}; expected {checked_limit.operator} {bound_text}"

@@ -18,9 +18,8 @@ def with_calibration(report: Report, calibration: Calibration | None) -> Report:
         return report
     first_table, *other_tables = report.tables
     first_table = first_table._replace(notes=[*_calibration_notes(calibration), *first_table.notes])
-    return report._replace(
-        data=report.data | {"calibration": calibration_data(calibration)}, tables=[first_table, *other_tables]
-    )
+    tables = [first_table, *other_tables]
+    return report._replace(data=report.data | {"calibration": calibration_data(calibration)}, tables=tables)
 
 
 def calibration_data(calibration: Calibration) -> dict[str, Any]:
@@ -74,8 +73,7 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
         notes = [f"not calibrated: {calibration.refusal_reason} (median error {error_text})"]
     if errors_before.regret is not None and errors_after.regret is not None:
         headline = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
-        errors_text = (
-            f"{units.percent(errors_before.best_of_three or 0)}, {units.percent(errors_after.best_of_three or 0)}"
-        )
+        percent = units.percent(errors_before.best_of_three or 0)
+        errors_text = f"{percent}, {units.percent(errors_after.best_of_three or 0)}"
         notes.append(f"regret of the first layout {headline}; of the best of three {errors_text}")
     return notes

@@ -23,6 +23,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
         name_prefix = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
         elements_by_prefix[name_prefix] = elements_by_prefix.get(name_prefix, 0) + tensor.elements
+    children = [{"name": prefix, "params": element_count} for prefix, element_count in elements_by_prefix.items()]
     report_document: dict[str, Any] = {
         "model": {"name": file_name, "kind": "checkpoint"},
         "params": {"total": checkpoint.elements, "by_component": elements_by_prefix},
@@ -35,13 +36,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
                 for dtype, (tensor_count, element_count, byte_count) in checkpoint.by_dtype().items()
             },
         },
-        "tree": {
-            "name": file_name,
-            "params": checkpoint.elements,
-            "children": [
-                {"name": prefix, "params": element_count} for prefix, element_count in elements_by_prefix.items()
-            ],
-        },
+        "tree": {"name": file_name, "params": checkpoint.elements, "children": children},
     }
     prefix_columns = (
         Column("component", "component", justify="left"),
@@ -72,23 +67,17 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         "a header does not describe an architecture: flops, kv and the other commands need a description or a "
         "config.json",
     ]
-    return Report(
-        report_document,
-        [
-            Table(
-                f"{file_name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
-                prefix_columns,
-                prefix_rows,
-                notes=notes,
-                name="tensors",
-            ),
-            Table("By format", format_columns, format_rows, name="formats"),
-        ],
-    ).with_target(file_name)
+    title = f"{file_name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}"
+    tables = [
+        Table(title, prefix_columns, prefix_rows, notes=notes, name="tensors"),
+        Table("By format", format_columns, format_rows, name="formats"),
+    ]
+    return Report(report_document, tables).with_target(file_name)
 
 
 def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tensor_match: TensorMatch) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
+    buffers = tensor_match.buffers
     report_document = {
         "model": model_data(preset),
         "checkpoint": {
@@ -114,7 +103,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
             for expected_tensor, stored_tensor in tensor_match.shape_mismatches
         ],
         "stored_again": [stored_tensor.name for stored_tensor in tensor_match.tied_copies],
-        "buffers": [stored_tensor.name for stored_tensor in tensor_match.buffers],
+        "buffers": [stored_tensor.name for stored_tensor in buffers],
     }
     columns = (
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", may_wrap=True),
@@ -139,22 +128,11 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
     if tensor_match.tied_copies:
         names_text = ", ".join(stored_tensor.name for stored_tensor in tensor_match.tied_copies[:3])
         notes.append(f"the tied output head is stored again: {names_text}")
-    if tensor_match.buffers:
-        notes.append(
-            f"{len(tensor_match.buffers):,} buffers are stored beside the parameters, such as "
-            f"{tensor_match.buffers[0].name}"
-        )
-    return Report(
-        report_document,
-        [
-            Table(
-                f"{model_origin} against {preset.display}: {verdict}",
-                columns,
-                table_rows[:MOST_SHOWN_TENSORS],
-                notes=notes,
-            )
-        ],
-    ).with_target(model_origin)
+    if buffers:
+        notes.append(f"{len(buffers):,} buffers are stored beside the parameters, such as {buffers[0].name}")
+    title = f"{model_origin} against {preset.display}: {verdict}"
+    tables = [Table(title, columns, table_rows[:MOST_SHOWN_TENSORS], notes=notes)]
+    return Report(report_document, tables).with_target(model_origin)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -166,15 +166,10 @@ def report(
     ranks_table = Table(
         f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", has_priority=has_stages
     )
-    phase_table = Table(
-        f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, phase_rows(largest_rank.device), name="phases"
-    )
-    message_table = Table(
-        f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}",
-        MESSAGE_COLUMNS,
-        _message_rows(cluster),
-        name="communication",
-    )
+    rows = phase_rows(largest_rank.device)
+    phase_table = Table(f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, rows, name="phases")
+    title = f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}"
+    message_table = Table(title, MESSAGE_COLUMNS, _message_rows(cluster), name="communication")
     fits_table = accelerators_table(
         accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}"
     )
@@ -465,11 +460,9 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         cluster.framework_settings, "moe_expert_capacity_factor", None
     ) or cluster.settings.moe not in (None, DROPLESS_VALUE)
     if cluster.trains and cluster.layout.ep > 1 and not has_expert_capacity:
-        uneven_text = (
-            ""
-            if cluster.framework_settings is not None
-            else f"; --moe {CAPACITY_PREFIX}1.5 for ranks that get 1.5 times as many"
-        )
+        uneven_text = ""
+        if cluster.framework_settings is None:
+            uneven_text = f"; --moe {CAPACITY_PREFIX}1.5 for ranks that get 1.5 times as many"
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.settings.precision in PRODUCT_FORMAT_BY_PRECISION:
         estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")

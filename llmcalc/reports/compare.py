@@ -144,13 +144,9 @@ def report(
         model_blocks = [list(compared_models)]
     else:
         model_blocks = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
-    return Report(
-        json_documents,
-        with_notes_below(
-            [_block_table(model_block, lines) for model_block in model_blocks],
-            [*_compare_notes(compared_models, decoding_load), *warnings],
-        ),
-    )
+    tables = [_block_table(model_block, lines) for model_block in model_blocks]
+    notes = [*_compare_notes(compared_models, decoding_load), *warnings]
+    return Report(json_documents, with_notes_below(tables, notes))
 
 
 def _model_blocks(
@@ -403,11 +399,10 @@ def _rows_by_model(
     cache_byte_scale = units.memory_scale(
         _lower_quartile(counts.kv_bytes_per_token for _, counts in compared_models if counts.kv_bytes_per_token)
     )
+    title = f"params, {parameter_scale.name}" if parameter_scale.name else "params"
     table_columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
-        Column(
-            "parameters", f"params, {parameter_scale.name}" if parameter_scale.name else "params", parameter_scale.write
-        ),
+        Column("parameters", title, parameter_scale.write),
         Column("active", "active", parameter_scale.write),
         Column("num_hidden_layers", "L"),
         Column("hidden_size", "h", units.exact_text),
@@ -474,8 +469,5 @@ def _flat_rows(compared_models: Sequence[PresetQuantities], decoding_load: Decod
         for preset, model_quantities in compared_models
     ]
     column_keys = [column_key for column_key, raw_value in flat_rows[0].items() if not isinstance(raw_value, dict)]
-    return Table(
-        "",
-        [Column(column_key, column_key) for column_key in column_keys],
-        [Row([flat_row[column_key] for column_key in column_keys]) for flat_row in flat_rows],
-    )
+    columns = [Column(column_key, column_key) for column_key in column_keys]
+    return Table("", columns, [Row([flat_row[column_key] for column_key in column_keys]) for flat_row in flat_rows])

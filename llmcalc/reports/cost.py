@@ -58,15 +58,9 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     else:
         run_text = f"{units.count(run_cost.requests or 0)} request{'' if run_cost.requests == 1 else 's'}"
     title = f"{preset.display}, {run_text}"
-    table = Table(
-        title,
-        COLUMNS,
-        table_rows,
-        _subtitle_text(hardware, run_cost),
-        [*_library_tag_notes(preset, run_cost), *_cost_notes(hardware, run_cost)],
-        _answer_text(run_cost),
-        name="cost",
-    )
+    notes = [*_library_tag_notes(preset, run_cost), *_cost_notes(hardware, run_cost)]
+    subtitle = _subtitle_text(hardware, run_cost)
+    table = Table(title, COLUMNS, table_rows, subtitle, notes, _answer_text(run_cost), name="cost")
     return Report(_cost_data(preset, hardware, run_cost), [table]).with_target(preset.target)
 
 

@@ -64,9 +64,8 @@ def skipped_files_report(reason_by_file: Mapping[Path, str]) -> Report:
     reason_by_file: file → why it is not compared.
     """
     table_rows = [row(str(path), skip_reason) for path, skip_reason in reason_by_file.items()]
-    return Report(
-        [], [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, table_rows, name="skipped")]
-    )
+    tables = [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, table_rows, name="skipped")]
+    return Report([], tables)
 
 
 def report(model_difference: ModelDifference, title: str = "", unread_files: str = "") -> Report:
@@ -81,30 +80,20 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
     title = title or " → ".join(preset.display for preset in (model_before, model_after) if preset is not None)
     warnings = [*([unread_files] if unread_files else []), *_length_warnings(model_difference)]
     added_model_text = "could not be read before" if unread_files else "added"
-    headline_text = (
-        added_model_text
-        if model_before is None
-        else "removed"
-        if model_after is None
-        else _answer_text(model_difference)
-    )
+    if model_before is None:
+        headline_text = added_model_text
+    elif model_after is None:
+        headline_text = "removed"
+    else:
+        headline_text = _answer_text(model_difference)
     notes = [
         *warnings,
         f"at {model_difference.seq:,} tokens of one sequence, cache in "
         f"{units.short_dtype(model_difference.cache_dtype)}",
         flops_per_token_note(model_difference.seq),
     ]
-    tables = [
-        Table(
-            title,
-            QUANTITY_COLUMNS,
-            [_quantity_row(quantity_change) for quantity_change in model_difference.quantities],
-            "",
-            notes,
-            headline_text,
-            name="quantities",
-        )
-    ]
+    rows = [_quantity_row(quantity_change) for quantity_change in model_difference.quantities]
+    tables = [Table(title, QUANTITY_COLUMNS, rows, "", notes, headline_text, name="quantities")]
     if model_difference.fields:
         table_rows = [
             row(field_change.name, _field_text(field_change.before), _field_text(field_change.after))
@@ -176,11 +165,9 @@ def _both_values_text(quantity_change: QuantityChange) -> list[str]:
 
 def _scaled_text(unit_scale: units.UnitScale, quantity_change: QuantityChange, amount: float) -> str:
     """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
-    return (
-        f"{unit_scale.write(amount)} {unit_scale.name}"
-        if amount and unit_scale.factor > 1
-        else WRITER_BY_UNIT[quantity_change.unit](amount)
-    )
+    if amount and unit_scale.factor > 1:
+        return f"{unit_scale.write(amount)} {unit_scale.name}"
+    return WRITER_BY_UNIT[quantity_change.unit](amount)
 
 
 def _change_text(quantity_change: QuantityChange) -> str:
@@ -190,11 +177,8 @@ def _change_text(quantity_change: QuantityChange) -> str:
 
 def _relative_change(quantity_change: QuantityChange) -> float | None:
     """Returns the relative change; None without a change, or without an old value other than 0."""
-    return (
-        quantity_change.after / quantity_change.before - 1
-        if quantity_change.has_changed and quantity_change.before and quantity_change.after is not None
-        else None
-    )
+    before, after = quantity_change.before, quantity_change.after
+    return after / before - 1 if quantity_change.has_changed and before and after is not None else None
 
 
 def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) -> Table:
@@ -223,20 +207,13 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
         for node in shown_nodes
     ]
     hidden_count = len(changed_nodes) - len(table_rows)
-    notes = (
-        [f"{plural(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"]
-        if hidden_count
-        else []
-    )
+    if hidden_count:
+        notes = [f"{plural(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"]
+    else:
+        notes = []
     unit_text = f", in {unit_scale.name}" if unit_scale.name else ""
-    return Table(
-        f"{quantity_name[0].upper()}{quantity_name[1:]} by node{unit_text}",
-        NODE_COLUMNS,
-        table_rows,
-        "",
-        notes,
-        name=quantity_name,
-    )
+    title = f"{quantity_name[0].upper()}{quantity_name[1:]} by node{unit_text}"
+    return Table(title, NODE_COLUMNS, table_rows, "", notes, name=quantity_name)
 
 
 def _field_text(field_value: Any) -> str:
@@ -249,14 +226,13 @@ def _field_text(field_value: Any) -> str:
 
 
 def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
+    spec = [{"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields]
     return {
         "before": model_difference.before and model_data(model_difference.before),
         "after": model_difference.after and model_data(model_difference.after),
         "changed": model_difference.has_changed,
         "workload": {"batch": 1, "seq": model_difference.seq, "dtype": model_difference.cache_dtype, "pairs": "full"},
-        "spec": [
-            {"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields
-        ],
+        "spec": spec,
         "quantities": [_quantity_data(quantity_change) for quantity_change in model_difference.quantities],
         "components": {
             quantity_name: [_quantity_data(quantity_change) for quantity_change in changed_nodes]
@@ -266,6 +242,5 @@ def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
 
 
 def _quantity_data(quantity_change: QuantityChange) -> dict[str, Any]:
-    return {
-        field_name: getattr(quantity_change, field_name) for field_name in ("name", "unit", "before", "after", "change")
-    }
+    field_names = ("name", "unit", "before", "after", "change")
+    return {field_name: getattr(quantity_change, field_name) for field_name in field_names}

@@ -198,10 +198,8 @@ class Report(NamedTuple):
 
         Raises `InputError` if none has it.
         """
-        tables_and_lists = [
-            *self.tables,
-            *(second_list for table in self.tables for second_list in table.split_lists()[1:]),
-        ]
+        tables = self.tables
+        tables_and_lists = [*tables, *(second_list for table in tables for second_list in table.split_lists()[1:])]
         table_names = list(dict.fromkeys(table.name for table in tables_and_lists if table.name))
         if table_or_list not in table_names:
             expected_text = "expected no --table, since the answer is one table"
@@ -217,9 +215,8 @@ class Report(NamedTuple):
         extended_data = {**self.data, entry_name: document_entry}
         if "notes" in extended_data:
             extended_data["notes"] = [note, *extended_data["notes"]]
-        return self._replace(
-            data=extended_data, tables=[first_table._replace(notes=[note, *first_table.notes]), *other_tables]
-        )
+        tables = [first_table._replace(notes=[note, *first_table.notes]), *other_tables]
+        return self._replace(data=extended_data, tables=tables)
 
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns the JSON document, with `schema_version` and all notes of the tables."""
@@ -312,9 +309,8 @@ def _report_with_changed_texts(report: Report, change_text: Callable[[str], str]
         for table in report.tables
     ]
     report_text = "\n".join(change_text(text_line) for text_line in report.text.split("\n"))
-    return report._replace(
-        tables=tables, text=report_text, warnings=[change_text(warning) for warning in report.warnings]
-    )
+    warnings = [change_text(warning) for warning in report.warnings]
+    return report._replace(tables=tables, text=report_text, warnings=warnings)
 
 
 def cell_text(column: Column, cell_value: Any) -> str:

@@ -21,9 +21,8 @@ def with_draft(report: Report, draft: DraftCosts | None, is_counted: bool = Fals
     if draft is None or not isinstance(report.data, dict):
         return report
     note_text = draft_note(draft, is_counted)
-    return report.with_document_entry("draft", draft_data(draft), note_text)._replace(
-        warnings=[note_text, *report.warnings]
-    )
+    warnings = [note_text, *report.warnings]
+    return report.with_document_entry("draft", draft_data(draft), note_text)._replace(warnings=warnings)
 
 
 def draft_data(draft: DraftCosts) -> dict[str, Any]:
@@ -39,10 +38,8 @@ def draft_data(draft: DraftCosts) -> dict[str, Any]:
 
 def draft_note(draft: DraftCosts, is_counted: bool = False) -> str:
     """Writes the size of a draft model: `draft eagle3, …: 424,689,664 parameters, 4.00 KiB of cache per token`."""
-    draft_texts = [
-        f"{units.exact_text(draft.params)} parameters",
-        f"{units.memory(draft.cache.bytes_per_token)} of cache per token",
-    ]
+    exact_text = units.exact_text(draft.params)
+    draft_texts = [f"{exact_text} parameters", f"{units.memory(draft.cache.bytes_per_token)} of cache per token"]
     if draft.cache.workload.seq > 1:
         draft_texts.append(f"{units.memory(draft.cache.bytes)} in all")
     if draft.flop_count is not None:

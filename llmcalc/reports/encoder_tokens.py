@@ -11,11 +11,8 @@ def with_encoder_tokens(report: Report, encoded_inputs: EncodedInputs | None) ->
     """Returns the report with image and audio tokens in the document and in a note on the first table."""
     if encoded_inputs is None or not isinstance(report.data, dict):
         return report
-    return report.with_document_entry(
-        "inputs",
-        {"image_tokens": encoded_inputs.image_tokens, "audio_tokens": encoded_inputs.audio_tokens},
-        encoder_tokens_note(encoded_inputs),
-    )
+    document_entry = {"image_tokens": encoded_inputs.image_tokens, "audio_tokens": encoded_inputs.audio_tokens}
+    return report.with_document_entry("inputs", document_entry, encoder_tokens_note(encoded_inputs))
 
 
 def encoder_tokens_note(inputs: EncodedInputs) -> str:

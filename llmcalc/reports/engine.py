@@ -90,15 +90,9 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         for engine_use in engine_uses
     ]
     answer_text = ", ".join(f"{engine_use.memory.kv_tokens:,} tokens" for engine_use in engine_uses)
-    table = Table(
-        _title_text(engine_uses[0]),
-        table_columns,
-        table_rows,
-        _heading_subtitle(engine_uses[0]),
-        _memory_notes(engine_uses[0].memory),
-        answer_text,
-        name="cache",
-    )
+    title = _title_text(engine_uses[0])
+    notes = _memory_notes(engine_uses[0].memory)
+    table = Table(title, table_columns, table_rows, _heading_subtitle(engine_uses[0]), notes, answer_text, name="cache")
     json_documents = [
         {
             memory_key: memory_bytes
@@ -142,11 +136,10 @@ def fit_report(
         *_memory_notes(best_option.memory),
         *_launch_notes(engine_use),
     ]
-    answer_text = (
-        f"{users_text} on {devices_text}"
-        if best_option.serves_all_users
-        else f"no: not {users_text} on up to {devices_text}"
-    )
+    if best_option.serves_all_users:
+        answer_text = f"{users_text} on {devices_text}"
+    else:
+        answer_text = f"no: not {users_text} on up to {devices_text}"
     table_rows = [
         row(
             engine_option.hardware.name,
@@ -258,28 +251,22 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     launched_run = engine_use.launch
     if launched_run is None:
         return []
-    defaults_text = ", ".join(
-        f"{flag_name} {flag_value}" for flag_name, flag_value in engine_use.memory.assumed_flags.items()
-    )
+    memory = engine_use.memory
+    defaults_text = ", ".join(f"{flag_name} {flag_value}" for flag_name, flag_value in memory.assumed_flags.items())
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     gpu_notes: list[str] = []
-    if launched_run.gpu_count is not None and launched_run.gpu_count < engine_use.memory.devices:
-        gpu_notes = [
-            f"the file has {launched_run.gpu_count} accelerators, and the layout needs {engine_use.memory.devices}"
-        ]
+    if launched_run.gpu_count is not None and launched_run.gpu_count < memory.devices:
+        gpu_notes = [f"the file has {launched_run.gpu_count} accelerators, and the layout needs {memory.devices}"]
     unknown_notes = [f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown_flags.items()]
     return [*default_notes, *gpu_notes, *launched_run.notes, *unknown_notes]
 
 
 def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
     """Returns the launch file's entry in a JSON document; empty without a file."""
-    if engine_use.launch is None:
+    launch = engine_use.launch
+    if launch is None:
         return {}
-    return {
-        "launch": engine_use.launch.data(
-            engine_use.engine.title, engine_use.version.version, engine_use.memory.assumed_flags
-        )
-    }
+    return {"launch": launch.data(engine_use.engine.title, engine_use.version.version, engine_use.memory.assumed_flags)}
 
 
 def _memory_notes(engine_memory: EngineMemory) -> list[str]:
@@ -340,11 +327,10 @@ def _terms_table(engine_use: EngineUse) -> Table:
     table_rows = []
     has_budget = any(memory_term.name == "budget" for memory_term in engine_use.memory.terms)
     for memory_term in engine_use.memory.terms:
-        title = (
-            f"{TERM_TITLES[memory_term.name]}, {memory_term.device}"
-            if memory_term.device
-            else TERM_TITLES[memory_term.name]
-        )
+        if memory_term.device:
+            title = f"{TERM_TITLES[memory_term.name]}, {memory_term.device}"
+        else:
+            title = TERM_TITLES[memory_term.name]
         row_cells = [
             title,
             _signed_bytes(memory_term, has_budget),
@@ -354,23 +340,13 @@ def _terms_table(engine_use: EngineUse) -> Table:
         table_rows.append(Row(row_cells, is_bold=memory_term.name in CACHE_TERMS))
     engine_memory = engine_use.memory
     table_rows += _device_rows(engine_use)
-    row_cells = [
-        "tokens",
-        None,
-        "",
-        f"{engine_memory.kv_tokens:,}, {_users_text(engine_memory.max_users())} users at once",
-    ]
+    user_count = engine_memory.max_users()
+    row_cells = ["tokens", None, "", f"{engine_memory.kv_tokens:,}, {_users_text(user_count)} users at once"]
     table_rows.append(Row(row_cells))
     notes = [*_limit_notes(engine_use), *_memory_notes(engine_memory), *_launch_notes(engine_use)]
-    return Table(
-        _title_text(engine_use),
-        TERM_COLUMNS,
-        table_rows,
-        _heading_subtitle(engine_use),
-        notes,
-        _answer_text(engine_memory),
-        name="terms",
-    )
+    subtitle = _heading_subtitle(engine_use)
+    answer = _answer_text(engine_memory)
+    return Table(_title_text(engine_use), TERM_COLUMNS, table_rows, subtitle, notes, answer, name="terms")
 
 
 def _device_rows(engine_use: EngineUse) -> list[Row]:

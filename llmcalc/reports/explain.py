@@ -127,13 +127,9 @@ def _json_number(exact_value: Fraction) -> int | float:
 
 def _style_with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
     """Returns a style that writes the number of every symbol except S, the sequence length."""
+    meanings = explanation.formulas.meanings.values()
     return FormulaStyle(
-        is_latex=latex,
-        values={
-            meaning.name: meaning.value
-            for meaning in explanation.formulas.meanings.values()
-            if meaning.name != KEYS_LETTER
-        },
+        is_latex=latex, values={meaning.name: meaning.value for meaning in meanings if meaning.name != KEYS_LETTER}
     )
 
 
@@ -165,15 +161,12 @@ def _node_tables(preset: Preset, explanation: Explanation, selected_rank: Select
         line_width = LINE_LENGTH - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
         table_rows: list[Row] = []
         for formula in formula_section.formulas:
-            table_rows += _formula_rows(
-                QUANTITY_NAMES[formula.quantity][0], _formula_steps(explanation, formula), line_width
-            )
+            formula_name = QUANTITY_NAMES[formula.quantity][0]
+            table_rows += _formula_rows(formula_name, _formula_steps(explanation, formula), line_width)
             if formula.hidden_expression is not None:
                 table_rows += _formula_rows("in units of h", [write_expression(formula.hidden_expression)], line_width)
-        table_columns = (
-            Column("quantity", "quantity", justify="left"),
-            Column("formula", _section_heading(formula_section), justify="left"),
-        )
+        title = _section_heading(formula_section)
+        table_columns = (Column("quantity", "quantity", justify="left"), Column("formula", title, justify="left"))
         notes = [_formula_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
         model_text = subtitle_with_rank(headline(preset.model), selected_rank) if is_first_table else ""
         tables.append(
@@ -384,9 +377,8 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
             positions_in_brackets.update(range(open_brackets.pop(), position))
         elif character == ")" and open_brackets:
             open_brackets.pop()
-    term_starts = [
-        match.start() for match in re.finditer(r" [+−] ", formula_text) if match.start() not in positions_in_brackets
-    ]
+    matches = re.finditer(r" [+−] ", formula_text)
+    term_starts = [match.start() for match in matches if match.start() not in positions_in_brackets]
     return [
         formula_text[term_start:term_end].strip()
         for term_start, term_end in zip([0, *term_starts], [*term_starts, len(formula_text)], strict=True)
@@ -410,14 +402,11 @@ def _section_heading(formula_section: FormulaSection) -> str:
 
 def _formula_paths_text(formula_section: FormulaSection) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
-    counted_paths = [formula_node for formula_node in formula_section.formula_nodes if not formula_node.optional_part]
+    formula_nodes = formula_section.formula_nodes
+    counted_paths = [formula_node for formula_node in formula_nodes if not formula_node.optional_part]
     repeat_count = sum(formula_node.copies for formula_node in counted_paths)
-    paths_text = ", ".join(
-        formula_node.path or "model" for formula_node in counted_paths or formula_section.formula_nodes
-    )
-    left_out_paths = (
-        ", ".join(path.path for path in formula_section.formula_nodes if path.optional_part) if counted_paths else ""
-    )
+    paths_text = ", ".join(formula_node.path or "model" for formula_node in counted_paths or formula_nodes)
+    left_out_paths = ", ".join(path.path for path in formula_nodes if path.optional_part) if counted_paths else ""
     left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_paths or repeat_count == 1:
         return f"at {paths_text}{left_out_text}"
@@ -468,9 +457,8 @@ def _convention_notes(explanation: Explanation) -> list[str]:
     if experts_note and quantities & {"active", "flops"}:
         notes.append(experts_note)
     if "kv" in quantities:
-        has_sliding_layers = any(
-            symbol_meaning.field == "sliding_window" for symbol_meaning in explanation.formulas.meanings.values()
-        )
+        symbol_meanings = explanation.formulas.meanings.values()
+        has_sliding_layers = any(symbol_meaning.field == "sliding_window" for symbol_meaning in symbol_meanings)
         notes.append(
             cache_per_token_note(formula_setting.dtype)
             + ("; a sliding layer holds at most its window" if has_sliding_layers else "")
@@ -505,13 +493,9 @@ def _record_tables(
     preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], selected_rank: SelectedRank | None
 ) -> Table:
     cells_by_row = [[row[column.key] for column in RECORD_COLUMNS] for row in record_rows]
-    return Table(
-        preset.display,
-        RECORD_COLUMNS,
-        [Row(column) for column in cells_by_row],
-        subtitle_with_rank(headline(preset.model), selected_rank),
-        [*_training_notes(explanation), *_convention_notes(explanation)],
-    )
+    rows = [Row(column) for column in cells_by_row]
+    notes = [*_training_notes(explanation), *_convention_notes(explanation)]
+    return Table(preset.display, RECORD_COLUMNS, rows, subtitle_with_rank(headline(preset.model), selected_rank), notes)
 
 
 def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, selected_rank: SelectedRank | None) -> str:
@@ -519,10 +503,10 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
 
     with_bibtex: whether BibTeX entries of the papers are added.
     """
-    latex_lines: list[str] = [
-        _latex_comment(preset.display + ("" if selected_rank is None else f", {rank_text(selected_rank)}"))
-    ]
-    for formula_section in explanation.sections:
+    comment_text = preset.display + ("" if selected_rank is None else f", {rank_text(selected_rank)}")
+    latex_lines: list[str] = [_latex_comment(comment_text)]
+    sections = explanation.sections
+    for formula_section in sections:
         latex_lines.append(
             _latex_comment(", ".join(formula_node.path or "model" for formula_node in formula_section.formula_nodes))
         )
@@ -550,10 +534,7 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
     latex_lines += [r"\begin{align*}", " \\\\\n".join(legend_lines), r"\end{align*}"]
     node_sources = list(
         dict.fromkeys(
-            formula_node.source
-            for section in explanation.sections
-            for formula_node in section.formula_nodes
-            if formula_node.source
+            formula_node.source for section in sections for formula_node in section.formula_nodes if formula_node.source
         )
     )
     latex_lines += [_latex_comment(f"source: {source}") for source in node_sources]

@@ -99,9 +99,8 @@ def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> st
         return _write_product(expression, formula_style)
     if isinstance(expression, sympy.Min | sympy.Max):
         function_name = "min" if isinstance(expression, sympy.Min) else "max"
-        arguments_text = ", ".join(
-            write_expression(argument, formula_style) for argument in sorted(expression.args, key=_term_sort_key)
-        )
+        arguments = sorted(expression.args, key=_term_sort_key)
+        arguments_text = ", ".join(write_expression(argument, formula_style) for argument in arguments)
         return (
             rf"\{function_name}({arguments_text})" if formula_style.is_latex else f"{function_name}({arguments_text})"
         )
@@ -150,9 +149,8 @@ def _write_product(expression: Any, formula_style: FormulaStyle) -> str:
         numerator_factors[0] = ("-" if formula_style.is_latex else "−") + numerator_factors[0]
     elif coefficient_value != 1 or not numerator_factors:
         numerator_factors.insert(0, formula_style.write_number(coefficient_value))
-    multiplication_sign = (
-        r"\cdot " if formula_style.is_latex and formula_style.values else r"\," if formula_style.is_latex else "·"
-    )
+    is_latex = formula_style.is_latex
+    multiplication_sign = r"\cdot " if is_latex and formula_style.values else r"\," if is_latex else "·"
     numerator, denominator = multiplication_sign.join(numerator_factors), multiplication_sign.join(denominator_factors)
     if not denominator_factors:
         return numerator

@@ -122,15 +122,8 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         "usable_bytes": first_option.fit.capacity_bytes,
         "options": options_data(hardware_options),
     }
-    table = Table(
-        preset.display,
-        OPTION_COLUMNS,
-        table_rows,
-        settings_text(run_memory, run_memory.attention),
-        notes,
-        answer_text,
-        name="options",
-    )
+    subtitle = settings_text(run_memory, run_memory.attention)
+    table = Table(preset.display, OPTION_COLUMNS, table_rows, subtitle, notes, answer_text, name="options")
     return Report(json_document, [table], warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
@@ -164,20 +157,15 @@ def report(
         row("tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
-    report_content = _FitReportContent(
-        f"{VERDICT_TEXTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
-        run_text(memory_use),
-        table_rows,
-        [
-            *(() if fit_answer.decoding else engine_notes),
-            *_layer_split_notes(fit_answer, options),
-            *_search_notes(fit_answer),
-        ],
-    )
-    json_document = _fit_document(preset, fit_answer) | {
-        "options": options_data(options),
-        "decoding": [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding],
-    }
+    answer = f"{VERDICT_TEXTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}"
+    notes = [
+        *(() if fit_answer.decoding else engine_notes),
+        *_layer_split_notes(fit_answer, options),
+        *_search_notes(fit_answer),
+    ]
+    report_content = _FitReportContent(answer, run_text(memory_use), table_rows, notes)
+    decoding = [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
+    json_document = _fit_document(preset, fit_answer) | {"options": options_data(options), "decoding": decoding}
     if fit_answer.decoding:
         report_content = report_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     changes_note = CHANGES_NOTE
@@ -223,11 +211,8 @@ def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
 
 def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]:
     """Returns a note if the weights are counted in float32, as published, and timed in the engine's 16 bits."""
-    if (
-        run_memory.states.dtype != "float32"
-        or timed_run.number_formats.product_format == "fp32"
-        or run_memory.states.quantized_size
-    ):
+    states = run_memory.states
+    if states.dtype != "float32" or timed_run.number_formats.product_format == "fp32" or states.quantized_size:
         return []
     return [
         f"times are in 16 bits, in which {timed_run.stack.title} loads weights published in float32; bytes are of "
@@ -544,6 +529,7 @@ def _changes_data(run_changes: Sequence[SettingChange]) -> list[dict[str, Any]]:
 def _fit_document(preset: Preset, fit_answer: FitAnswer) -> dict[str, Any]:
     """Returns the JSON document of `accelerator_fit` on one accelerator. Bytes are exact integers."""
     accelerator_fit, is_training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
+    batch = fit_answer.batch if is_training else None
     return {
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
@@ -551,11 +537,7 @@ def _fit_document(preset: Preset, fit_answer: FitAnswer) -> dict[str, Any]:
         "hardware": accelerator_fit.hardware.name,
         "engine": fit_answer.engine_title or None,
         **_fit_data(accelerator_fit),
-        "largest": {
-            "batch": fit_answer.batch if is_training else None,
-            "seq": fit_answer.seq,
-            "users": None if is_training else fit_answer.batch,
-        },
+        "largest": {"batch": batch, "seq": fit_answer.seq, "users": None if is_training else fit_answer.batch},
         "changes": _changes_data(fit_answer.changes),
         "memory": device_data(fit_answer.memory.device),
     }

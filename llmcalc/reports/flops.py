@@ -115,9 +115,8 @@ def report(
 
 def _tree_without_towers(node_tree: Node) -> Node:
     """Returns the tree without uncounted encoders, whose 0 would look like a count."""
-    return replace(
-        node_tree, children=tuple(child for child in node_tree.children if child.optional not in PARTS_WITHOUT_FLOPS)
-    )
+    children = tuple(child for child in node_tree.children if child.optional not in PARTS_WITHOUT_FLOPS)
+    return replace(node_tree, children=children)
 
 
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
@@ -211,9 +210,8 @@ def _component_table(
         )
     )
     pass_text = subtitle_with_rank(headline(flop_count), selected_rank)
-    return Table(
-        preset.display, table_columns, table_rows, pass_text, notes, units.flops(total_flops), name="components"
-    )
+    answer = units.flops(total_flops)
+    return Table(preset.display, table_columns, table_rows, pass_text, notes, answer, name="components")
 
 
 def headline(flop_count: FlopCount) -> str:
@@ -241,9 +239,8 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
         )
         notes += _decoding_notes(flop_count)
     elif workload.phase == "prefill":
-        context_text = (
-            f"after {plural(workload.context, 'token')} of each sequence in its cache; " if workload.context else ""
-        )
+        context = workload.context
+        context_text = f"after {plural(context, 'token')} of each sequence in its cache; " if context else ""
         notes.append(f"prefill: {context_text}logits at the last position only")
     elif "lm_head" in flop_count.by_component:
         notes.append("logits at every position")

@@ -43,10 +43,8 @@ DETAIL_COLUMNS = (
 def report(accelerators: Sequence[Hardware], has_details: bool) -> Report:
     """Returns the report: one row per accelerator, or one table per accelerator with `has_details`."""
     json_document = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
-    return Report(
-        json_document,
-        [_detail_table(hardware) for hardware in accelerators] if has_details else [_list_table(accelerators)],
-    )
+    tables = [_detail_table(hardware) for hardware in accelerators] if has_details else [_list_table(accelerators)]
+    return Report(json_document, tables)
 
 
 def _list_table(accelerators: Sequence[Hardware]) -> Table:

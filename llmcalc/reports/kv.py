@@ -74,15 +74,12 @@ def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None 
         "notes": notes,
     }
     byte_scale = units.memory_scale(cache.bytes)
-    return Report(
-        json_document,
-        [
-            _kinds_table(preset, cache, byte_scale, notes, selected_rank),
-            _changed_model_rows(cache, model_changes, byte_scale),
-            *([_growth_table(cache, byte_scale)] if cache.bytes_per_token else []),
-        ],
-        warnings=warnings_of_notes(preset, warnings),
-    ).with_target(preset.target)
+    tables = [
+        _kinds_table(preset, cache, byte_scale, notes, selected_rank),
+        _changed_model_rows(cache, model_changes, byte_scale),
+        *([_growth_table(cache, byte_scale)] if cache.bytes_per_token else []),
+    ]
+    return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
 def _dtype_names(cache_size: CacheSize) -> list[str]:
@@ -93,9 +90,8 @@ def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> li
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
     if selected_rank is None:
         return []
-    undivided_bytes = bits_to_bytes(
-        selected_rank.model.undivided_tree.total(cache_bits_of(cache_size.dtype), RunConfig(cache_size.workload))
-    )
+    bits = selected_rank.model.undivided_tree.total(cache_bits_of(cache_size.dtype), RunConfig(cache_size.workload))
+    undivided_bytes = bits_to_bytes(bits)
     copies_per_group = cache_size.bytes * selected_rank.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
         *(["--batch: sequences of each replica"] if selected_rank.layout.dp > 1 else []),
@@ -145,9 +141,8 @@ def _kinds_table(
     ]
     table_rows.append(row("total", None, None, None, cache_size.bytes, 1.0, is_bold=True, is_sum=True))
     cache_text = subtitle_with_rank(headline(cache_size), selected_rank)
-    return Table(
-        preset.display, table_columns, table_rows, cache_text, notes, units.memory(cache_size.bytes), name="layers"
-    )
+    answer = units.memory(cache_size.bytes)
+    return Table(preset.display, table_columns, table_rows, cache_text, notes, answer, name="layers")
 
 
 def headline(cache_size: CacheSize) -> str:

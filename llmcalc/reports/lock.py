@@ -37,11 +37,8 @@ CHANGE_COLUMNS = (
 def report(lock_entries: Sequence[LockEntry]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
     table_rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
-    json_document = {
-        "lock": 1,
-        "llmcalc": program_version(),
-        "models": [lock_entry.data for lock_entry in lock_entries],
-    }
+    models = [lock_entry.data for lock_entry in lock_entries]
+    json_document = {"lock": 1, "llmcalc": program_version(), "models": models}
     return Report(json_document, [Table("Lock", COLUMNS, table_rows, answer=plural(len(lock_entries), "model"))])
 
 
@@ -91,9 +88,8 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
             for lock_change in changes
         ],
     }
-    return Report(
-        json_document, [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)], warnings=notes
-    )
+    tables = [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)]
+    return Report(json_document, tables, warnings=notes)
 
 
 def _locked_value_text(locked_value: Any) -> str:

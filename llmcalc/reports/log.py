@@ -48,15 +48,9 @@ def log_report(log_answer: ExplainedLog) -> Report:
         *(f"not computed without {missing_input}" for missing_input in log_answer.missing_inputs),
         *log_answer.notes,
     ]
-    table = Table(
-        _heading_text(log_answer),
-        LOG_COLUMNS,
-        table_rows,
-        f"of one device, in {units.GIB.name}",
-        notes,
-        _answer_text(log_answer),
-        name="terms",
-    )
+    subtitle = f"of one device, in {units.GIB.name}"
+    title = _heading_text(log_answer)
+    table = Table(title, LOG_COLUMNS, table_rows, subtitle, notes, _answer_text(log_answer), name="terms")
     target = log_answer.preset.target if log_answer.preset is not None else ""
     return Report(_log_data(log_answer), [table]).with_target(target)
 
@@ -105,12 +99,9 @@ def _displayed_value(compared_term: ComparedTerm, logged_bytes: int | None) -> D
 
 def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
     parsed_log = log_answer.parsed_log
+    record = log_answer.version.record if log_answer.version is not None else None
     return {
-        "engine": {
-            "name": parsed_log.program,
-            "version": parsed_log.version or None,
-            "record": log_answer.version.record if log_answer.version is not None else None,
-        },
+        "engine": {"name": parsed_log.program, "version": parsed_log.version or None, "record": record},
         "model": model_data(log_answer.preset) if log_answer.preset is not None else None,
         "model_in_log": parsed_log.model or None,
         "hardware": log_answer.hardware.name if log_answer.hardware is not None else None,

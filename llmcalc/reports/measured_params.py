@@ -21,14 +21,10 @@ COLUMNS = (
 def report(config_name: str, class_name: str, module_tree: ModuleTree) -> Report:
     """Returns the report of a class's measured parameters as data and as a table."""
     total_params = module_tree.params
+    by_component = {module_size.name: module_size.params * module_size.repeat for module_size in module_tree.children}
     json_document = {
         "model": {"name": config_name, "kind": "measured", "class": class_name},
-        "params": {
-            "total": total_params,
-            "by_component": {
-                module_size.name: module_size.params * module_size.repeat for module_size in module_tree.children
-            },
-        },
+        "params": {"total": total_params, "by_component": by_component},
         "measured": True,
         "tree": module_data(module_tree),
     }
@@ -40,10 +36,8 @@ def report(config_name: str, class_name: str, module_tree: ModuleTree) -> Report
         f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
         "of this architecture"
     ]
-    return Report(
-        json_document,
-        [Table(f"{config_name}: {units.count(total_params)} parameters, measured", COLUMNS, table_rows, notes=notes)],
-    ).with_target(config_name)
+    title = f"{config_name}: {units.count(total_params)} parameters, measured"
+    return Report(json_document, [Table(title, COLUMNS, table_rows, notes=notes)]).with_target(config_name)
 
 
 def _short_name(module_names: str) -> str:

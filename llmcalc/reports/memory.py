@@ -123,10 +123,9 @@ def report(
     )
     phase_table = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fits_table = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
+    tables = [memory_kinds_table, phase_table, fits_table]
     return Report(
-        memory_data(preset, run_memory, accelerator_fits),
-        [memory_kinds_table, phase_table, fits_table],
-        warnings=warnings_of_notes(preset, warnings),
+        memory_data(preset, run_memory, accelerator_fits), tables, warnings=warnings_of_notes(preset, warnings)
     ).with_target(preset.target)
 
 
@@ -218,11 +217,9 @@ def memory_kind_columns_and_rows(
         kind_name: str, dtype: str, byte_count: int, depth: int = 0, is_bold: bool = False, memory_kind: str = ""
     ) -> Row:
         peak_fraction = byte_count / device.device_bytes
-        text_bar = (
-            None
-            if depth or is_bold
-            else TextBar(peak_fraction, palette.MEMORY_KIND_COLOURS.get(memory_kind, palette.OTHER_COLOUR))
-        )
+        text_bar = None
+        if not (depth or is_bold):
+            text_bar = TextBar(peak_fraction, palette.MEMORY_KIND_COLOURS.get(memory_kind, palette.OTHER_COLOUR))
         formats_cell = [] if memory_use is None else [units.short_dtype(dtype) if dtype else None]
         return row(
             kind_name, *formats_cell, byte_count, peak_fraction, text_bar, depth=depth, is_bold=is_bold, is_sum=is_bold

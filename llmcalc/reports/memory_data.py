@@ -101,14 +101,11 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
     adapters = memory_use.adapters
     execution_entry: dict[str, Any] = {"attn_implementation": attention_kernel, "norm": kernel_options.norm}
     if is_training:
+        cross_entropy = kernel_options.cross_entropy
         execution_entry |= {
-            "cross_entropy": kernel_options.cross_entropy,
+            "cross_entropy": cross_entropy,
             "logits_dtype": kernel_options.logits_dtype
-            or (
-                "float32"
-                if kernel_options.cross_entropy == "eager" and kernel_options.float32_loss
-                else memory_use.dtype
-            ),
+            or ("float32" if cross_entropy == "eager" and kernel_options.float32_loss else memory_use.dtype),
             "recompute": run_settings.recompute or "none",
             "dropout": {} if run_memory.spec.dropout is None else run_memory.spec.dropout.probabilities(),
             "compile": bool(run_settings.compile),
@@ -133,10 +130,8 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
             "kv_block": cache_block_tokens(run_settings, memory_use) or None,
             "mla": run_settings.mla or "auto",
         }
-    return {
-        **execution_entry,
-        "allocator": "expandable" if run_memory.cuda_runtime.has_expandable_segments else "segments",
-    }
+    allocator = "expandable" if run_memory.cuda_runtime.has_expandable_segments else "segments"
+    return {**execution_entry, "allocator": allocator}
 
 
 def device_data(device: DeviceMemory) -> dict[str, Any]:
@@ -172,12 +167,9 @@ def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
     quantized_size = memory_use.quantized_size
     if quantized_size is None:
         return {"quantization": None, "weights_by_part": None, "weights_by_component": None}
+    scheme = quantized_size.scheme
     return {
-        "quantization": {
-            "scheme": quantized_size.scheme.label,
-            "source": quantized_size.scheme.source,
-            "unconverted_dtype": quantized_size.dtype,
-        },
+        "quantization": {"scheme": scheme.label, "source": scheme.source, "unconverted_dtype": quantized_size.dtype},
         "weights_by_part": quantized_size.by_part.data(),
         "weights_by_component": {
             component: component_bytes.data() for component, component_bytes in quantized_size.by_component.items()

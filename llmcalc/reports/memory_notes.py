@@ -243,11 +243,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str, e
             "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
             "--allocator expandable reuses them"
         )
-    notes[:0] = [
-        *tag_notes(preset, run_settings.quantize),
-        engine_note,
-        concatenation_note(run_memory),
-    ]
+    notes[:0] = [*tag_notes(preset, run_settings.quantize), engine_note, concatenation_note(run_memory)]
     notes.append(_kernels_note(run_memory))
     uncounted_texts = uncounted_tensors_note(memory_use)
     notes += [f"not counted: {'; '.join(uncounted_texts)}" if uncounted_texts else "", binary_unit_note(units.GIB)]
@@ -271,9 +267,8 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str, e
 
 def concatenation_note(run_memory: Memory) -> str:
     """Writes a note on blocks that a cache growing by concatenation leaves free; empty for other runs."""
-    is_cache_concatenated = bool(run_memory.states.kv_dtype) and not cache_block_tokens(
-        run_memory.settings, run_memory.states
-    )
+    states = run_memory.states
+    is_cache_concatenated = bool(states.kv_dtype) and not cache_block_tokens(run_memory.settings, states)
     if run_memory.settings.phase != "decode" or not is_cache_concatenated or not keeps_small_segments(run_memory):
         return ""
     free_bytes = run_memory.device.reserved_bytes - run_memory.device.peak_bytes

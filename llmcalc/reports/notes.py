@@ -77,9 +77,8 @@ def plural(noun_count: int, noun: str) -> str:
 
 def workload_text(spec: ModelSpec, workload: Workload) -> str:
     """Writes a workload's tokens: `2,048 tokens`, `16 × 1 tokens after 8,192`, `2,048 tokens, 2,048 in the encoder`."""
-    new_tokens = (
-        plural(workload.seq, "token") if workload.batch == 1 else f"{workload.batch:,} × {workload.seq:,} tokens"
-    )
+    batch = workload.batch
+    new_tokens = plural(workload.seq, "token") if batch == 1 else f"{batch:,} × {workload.seq:,} tokens"
     context_text = f" after {workload.context:,}" if workload.context else ""
     return (
         new_tokens

@@ -42,22 +42,20 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
     selected_rank: the counted rank; default the whole model.
     """
     total_params = parameter_count.total
-    json_document = {
-        "model": model_data(preset),
-        **rank_data(selected_rank),
-        "params": {
-            "total": total_params,
-            "active": parameter_count.active,
-            "embedding": parameter_count.embedding,
-            "non_embedding": parameter_count.non_embedding,
-            "by_component": parameter_count.by_component,
-            "buffers": parameter_count.buffers,
-            "left_out": parameter_count.left_out,
-            "published": preset.published.parameters,
-        },
-        "tree": tree_data(parameter_count.tree.root_position(), _node_figures_function(parameter_count.include)),
+    active = parameter_count.active
+    params = {
+        "total": total_params,
+        "active": active,
+        "embedding": parameter_count.embedding,
+        "non_embedding": parameter_count.non_embedding,
+        "by_component": parameter_count.by_component,
+        "buffers": parameter_count.buffers,
+        "left_out": parameter_count.left_out,
+        "published": preset.published.parameters,
     }
-    if parameter_count.active_at_least != parameter_count.active:
+    tree = tree_data(parameter_count.tree.root_position(), _node_figures_function(parameter_count.include))
+    json_document = {"model": model_data(preset), **rank_data(selected_rank), "params": params, "tree": tree}
+    if parameter_count.active_at_least != active:
         json_document["params"] |= {
             "active_at_least": parameter_count.active_at_least,
             "active_evenly": parameter_count.active_evenly,
@@ -66,18 +64,9 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
         json_document["params"]["copied"] = selected_rank.model.copied_parameters(parameter_count.include)
     table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
     table_rows.append(row("total", None, None, total_params, 1.0, None, is_bold=True, is_sum=True))
-    if parameter_count.active != total_params:
+    if active != total_params:
         table_rows.append(
-            row(
-                "active per token",
-                None,
-                None,
-                parameter_count.active,
-                parameter_count.active / total_params,
-                None,
-                is_bold=True,
-                is_sum=True,
-            )
+            row("active per token", None, None, active, active / total_params, None, is_bold=True, is_sum=True)
         )
     model_text = subtitle_with_rank(headline(preset.model), selected_rank)
     notes = _params_notes(preset, parameter_count, selected_rank)
@@ -192,11 +181,9 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, selected_rank
             f"active per token with identity experts among its own: {average_text} on average if all experts "
             f"are chosen alike, {minimum_text} at least"
         )
-    if parameter_count.buffers:
-        notes.append(
-            f"not counted: {units.exact_text(parameter_count.buffers)} non-trainable buffer elements stored in the "
-            "checkpoint"
-        )
+    buffers = parameter_count.buffers
+    if buffers:
+        notes.append(f"not counted: {units.exact_text(buffers)} non-trainable buffer elements stored in the checkpoint")
     return without_repetitions(notes)
 
 
@@ -230,10 +217,8 @@ def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[st
             if parameter_difference and parameter_count.include
             else ""
         )
-        return [
-            f"published {units.exact_text(published_figures.parameters)}: "
-            f"{difference_text}{reason_text if parameter_difference else ''}"
-        ]
+        exact_text = units.exact_text(published_figures.parameters)
+        return [f"published {exact_text}: {difference_text}{reason_text if parameter_difference else ''}"]
     if not published_figures.nominal:
         return []
     active_text = f", {published_figures.active} active" if published_figures.active else ""

@@ -253,9 +253,8 @@ def _order_notes(plan: LayoutPlan) -> list[str]:
         ]
     fastest_plan, fastest_candidate = plan.first_row
     first_time = None if fastest_candidate is None else fastest_plan.step_time_range(fastest_candidate)
-    software_stack = (
-        fastest_plan.training_times.stack if fastest_plan.training_times is not None else plan.training_times.stack
-    )
+    training_times = fastest_plan.training_times
+    software_stack = training_times.stack if training_times is not None else plan.training_times.stack
     timed_rows = _rows_with_ties(plan)
     tie_text = (
         f"=: within {TIE_SHARE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of "
@@ -398,6 +397,7 @@ def unreplayed_data(layout_candidate: Candidate) -> dict[str, Any]:
 
 def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
     ranked_layouts = plan.ranked_layouts
+    nearest = None if ranked_layouts.nearest_candidate is None else candidate_data(ranked_layouts.nearest_candidate)
     return {
         "model": model_data(preset),
         "hardware": plan.hardware.name,
@@ -419,8 +419,6 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
         "unreplayed": [],
         "feasible_with_recompute": plan.recomputed,
         "refused": ranked_layouts.refusal_counts,
-        "nearest": None
-        if ranked_layouts.nearest_candidate is None
-        else candidate_data(ranked_layouts.nearest_candidate),
+        "nearest": nearest,
         "nearest_expandable_bytes": plan.expandable_bytes,
     }

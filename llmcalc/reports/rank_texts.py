@@ -103,10 +103,8 @@ def counted_rank_notes(selected_rank: SelectedRank | None, *notes: str) -> list[
     """Returns notes on a counted rank, such as the reason for its choice; empty for a full model."""
     if selected_rank is None:
         return []
-    return [
-        f"rank {selected_rank.rank:,} is {selected_rank.selection_reason}" if selected_rank.selection_reason else "",
-        *notes,
-    ]
+    selection_reason = selected_rank.selection_reason
+    return [f"rank {selected_rank.rank:,} is {selection_reason}" if selection_reason else "", *notes]
 
 
 def replicated_parameters_text(replicated_params: dict[str, Number]) -> str:

@@ -63,9 +63,8 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
     @cached_property
     def phases(self) -> list[RolloutPhase]:
         """The reinforcement-learning phases on the first named or assumed accelerator."""
-        return self.phases_on_hardware(
-            self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED_ACCELERATOR.lower()}-sxm")
-        )
+        hardware = self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED_ACCELERATOR.lower()}-sxm")
+        return self.phases_on_hardware(hardware)
 
     @cached_property
     def fits(self) -> list[MemoryFit]:

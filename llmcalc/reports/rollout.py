@@ -80,15 +80,8 @@ def phases_table(
         if any(phase_sums):
             table_rows.append(row(row_name, *(term_bytes or None for term_bytes in phase_sums)))
     total_row = row("total", *(phase.bytes for phase in phases), is_bold=True, is_sum=True)
-    return Table(
-        table_heading,
-        table_columns,
-        [*table_rows, total_row],
-        subtitle,
-        [*notes, PHASES_NOTE],
-        answer_text,
-        name="rollout",
-    )
+    rows = [*table_rows, total_row]
+    return Table(table_heading, table_columns, rows, subtitle, [*notes, PHASES_NOTE], answer_text, name="rollout")
 
 
 def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:

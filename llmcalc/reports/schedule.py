@@ -86,9 +86,8 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
-    timetable_chart = TimetableChart.from_timetable(
-        timetable, width - len(INDENT) - sum(column_widths) - len(COLUMN_GAP) * len(column_widths)
-    )
+    free_width = width - len(INDENT) - sum(column_widths) - len(COLUMN_GAP) * len(column_widths)
+    timetable_chart = TimetableChart.from_timetable(timetable, free_width)
     table_columns += [Column("time", "time →", justify="left", mark_colours=PASS_COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
@@ -104,14 +103,8 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
             table_rows.append(row(*stage_cells, chart_line, peak_texts[rank][model_chunk]))
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
     sends_text = "" if pipeline.ranks == 1 else f"{timetable.message_count:,} sends between ranks"
-    table = Table(
-        schedule_title(layout, timetable),
-        table_columns,
-        table_rows,
-        sends_text,
-        list(_schedule_notes(timetable, in_flight_counts, timetable_chart)),
-        headline_text,
-    )
+    notes = list(_schedule_notes(timetable, in_flight_counts, timetable_chart))
+    table = Table(schedule_title(layout, timetable), table_columns, table_rows, sends_text, notes, headline_text)
     return Report(schedule_data(layout, timetable), [table])
 
 
@@ -195,11 +188,10 @@ class TimetableChart(NamedTuple):
             # its name is outside the window
             if visible_columns.start > first_column or len(pass_name) > len(visible_columns):
                 pass_name = ""
-            pass_name = (
-                pass_name.ljust(len(visible_columns), FILL_CHARACTER)
-                if span_chunk == model_chunk
-                else " " * len(visible_columns)
-            )
+            if span_chunk == model_chunk:
+                pass_name = pass_name.ljust(len(visible_columns), FILL_CHARACTER)
+            else:
+                pass_name = " " * len(visible_columns)
             line_text = (
                 line_text[: visible_columns.start - shown_columns.start]
                 + pass_name
@@ -211,6 +203,15 @@ class TimetableChart(NamedTuple):
 def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
     """Returns a pipeline schedule's JSON document: the passes of every rank with times."""
     pipeline = timetable.pipeline
+    by_rank = [
+        {
+            "rank": rank,
+            "stages": [pipeline.stage(rank, model_chunk) for model_chunk in range(pipeline.chunk_count)],
+            "most_in_flight": pipeline.most_in_flight(rank),
+            "actions": [[*span.action[:3], span.start_time, span.end_time] for span in timetable.spans_by_rank[rank]],
+        }
+        for rank in range(pipeline.ranks)
+    ]
     return {
         "schedule": effective_schedule(layout),
         "pp": layout.pp,
@@ -219,15 +220,5 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
         "time": timetable.time,
         "bubble": timetable.bubble,
         "sends": timetable.message_count,
-        "by_rank": [
-            {
-                "rank": rank,
-                "stages": [pipeline.stage(rank, model_chunk) for model_chunk in range(pipeline.chunk_count)],
-                "most_in_flight": pipeline.most_in_flight(rank),
-                "actions": [
-                    [*span.action[:3], span.start_time, span.end_time] for span in timetable.spans_by_rank[rank]
-                ],
-            }
-            for rank in range(pipeline.ranks)
-        ],
+        "by_rank": by_rank,
     }

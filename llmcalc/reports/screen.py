@@ -66,9 +66,8 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
         shorter_tables[longest_index] = table._replace(rows=shown_rows)
         omitted_rows += 1
     if omitted_rows or left_out_table_count:
-        shorter_tables[-1] = shorter_tables[-1]._replace(
-            omission_text=_omission_text(left_out_table_count, omitted_rows)
-        )
+        omission_text = _omission_text(left_out_table_count, omitted_rows)
+        shorter_tables[-1] = shorter_tables[-1]._replace(omission_text=omission_text)
     return shorter_tables
 
 
@@ -87,9 +86,8 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     free_lines = SCREEN_LINES
     placed_tables: dict[int, Table] = {}
     for table_index in sorted(range(len(tables)), key=lambda index: (index > 0, not tables[index].has_priority, index)):
-        shorter_table = _trim_table(
-            tables[table_index], free_lines - bool(placed_tables), is_required=not placed_tables
-        )
+        line_limit = free_lines - bool(placed_tables)
+        shorter_table = _trim_table(tables[table_index], line_limit, is_required=not placed_tables)
         if shorter_table is not None:
             placed_tables[table_index] = shorter_table
             free_lines -= line_count(shorter_table, SCREEN_COLUMNS) + (len(placed_tables) > 1)

@@ -121,17 +121,8 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
     if serve_study.trace is not None:
         table_rows, table_columns = _trace_rows(serve_study, servers), list(TRACE_COLUMNS)
     table_columns = _server_columns(table_columns, serve_study)
-    tables = [
-        Table(
-            title,
-            table_columns,
-            table_rows,
-            _subtitle_text(serve_study),
-            notes,
-            _answer_text(serve_study, servers),
-            name="servers",
-        )
-    ]
+    answer = _answer_text(serve_study, servers)
+    tables = [Table(title, table_columns, table_rows, _subtitle_text(serve_study), notes, answer, name="servers")]
     if chosen_server is not None:
         server = servers.servers[chosen_server.server_index]
         table_rows = [
@@ -216,13 +207,12 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
         shown_point = (
             load_point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
         )
-        verdict = (
-            "no"
-            if not is_within_limits
-            else AT_RISK_VERDICT
-            if serve_study.latency_limits.are_at_risk(shown_point.ttft)
-            else "ok"
-        )
+        if not is_within_limits:
+            verdict = "no"
+        elif serve_study.latency_limits.are_at_risk(shown_point.ttft):
+            verdict = AT_RISK_VERDICT
+        else:
+            verdict = "ok"
         row_cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
         table_rows.append(
             Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
@@ -248,13 +238,9 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     table_rows = []
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
         server, trace_times = servers.servers[server_index], servers.traces[server_index]
+        seconds_ranges = (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
         seconds_cells = [
-            DisplayedValue(seconds_range.estimate, _range_cell(seconds_range))
-            for seconds_range in (
-                trace_times.ttft[50],
-                trace_times.ttft[LIMIT_PERCENTILE],
-                trace_times.tpot[LIMIT_PERCENTILE],
-            )
+            DisplayedValue(seconds_range.estimate, _range_cell(seconds_range)) for seconds_range in seconds_ranges
         ]
         output_rate = trace_times.output_tokens_per_second
         rate_or_cost: float | None = output_rate / server.devices
@@ -291,9 +277,8 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
     """Writes a range of seconds in the upper end's unit (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
     time_unit = range_unit(low_seconds, high_seconds)
-    range_end_texts = (
-        duration_text(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in (low_seconds, high_seconds)
-    )
+    range_ends = (low_seconds, high_seconds)
+    range_end_texts = (duration_text(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in range_ends)
     return f"{'-'.join(range_end_texts)} {time_unit}"
 
 
@@ -392,10 +377,8 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
             f"{duration_text(load_point.replica_latencies.ttft_of_burst)}; times "
             "without --disaggregate are those of requests that arrive at once, and a note has those of spread arrivals"
         ]
-    spread_texts, wave_texts = (
-        (duration_text(load.ttft), duration_text(load.tpot))
-        for load in (load_point.spread_latencies, load_point.replica_latencies)
-    )
+    loads = (load_point.spread_latencies, load_point.replica_latencies)
+    spread_texts, wave_texts = ((duration_text(load.ttft), duration_text(load.tpot)) for load in loads)
     if spread_texts == wave_texts:
         return []
     return [
@@ -476,6 +459,7 @@ def _users_data(users: float) -> float:
 
 def point_data(load_point: LoadPoint) -> dict[str, Any]:
     """Returns one load point of a server (a concurrency with times, rates and cost) as plain data."""
+    cost_per_million = None if load_point.cost_per_million is None else round_to_digits(load_point.cost_per_million)
     return {
         "concurrency": _users_data(load_point.concurrency),
         "ttft": load_point.ttft.amount.as_data(),
@@ -483,9 +467,7 @@ def point_data(load_point: LoadPoint) -> dict[str, Any]:
         "end_to_end": load_point.end_to_end_seconds.as_data(),
         "output_tokens_per_second": round_to_digits(load_point.output_tokens_per_second),
         "per_device": round_to_digits(load_point.tokens_per_second_per_device),
-        "cost_per_million": None
-        if load_point.cost_per_million is None
-        else round_to_digits(load_point.cost_per_million),
+        "cost_per_million": cost_per_million,
     }
 
 
@@ -497,10 +479,8 @@ def _group_data(server: Server) -> dict[str, int] | None:
     """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
     if server.disaggregated_server is None:
         return None
-    return {
-        "prefill": server.disaggregated_server.prefill_replicas,
-        "decode": server.disaggregated_server.decode_replicas,
-    }
+    disaggregated_server = server.disaggregated_server
+    return {"prefill": disaggregated_server.prefill_replicas, "decode": disaggregated_server.decode_replicas}
 
 
 def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:

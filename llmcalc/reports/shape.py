@@ -84,16 +84,14 @@ def report(
             {**shape_data, **shape_data["literature"], "head_sizes": " ".join(map(str, shape_data["head_sizes"]))}
             for shape_data in shapes_data
         ]
-        return Report(
-            json_document,
-            [
-                Table(
-                    "",
-                    FULL_COLUMNS,
-                    [Row([shape_data[column.title] for column in FULL_COLUMNS]) for shape_data in raw_rows],
-                )
-            ],
-        ).with_target(preset.target if is_target else "")
+        tables = [
+            Table(
+                "",
+                FULL_COLUMNS,
+                [Row([shape_data[column.title] for column in FULL_COLUMNS]) for shape_data in raw_rows],
+            )
+        ]
+        return Report(json_document, tables).with_target(preset.target if is_target else "")
     budget_value = shape_study.budget.value
     if shape_study.budget.kind == "parameters":
         title = f"{units.count(budget_value)} parameters"
@@ -107,12 +105,9 @@ def report(
     )
     if not with_literature:
         return Report(json_document, [cost_table])
-    findings_table = Table(
-        "What studies of depth and width say",
-        LITERATURE_COLUMNS,
-        [_literature_row(described_shape) for described_shape in shape_study.shapes],
-        notes=_source_notes(shape_study, preset),
-    )
+    rows = [_literature_row(described_shape) for described_shape in shape_study.shapes]
+    notes = _source_notes(shape_study, preset)
+    findings_table = Table("What studies of depth and width say", LITERATURE_COLUMNS, rows, notes=notes)
     return Report(json_document, [cost_table, findings_table])
 
 
@@ -122,11 +117,10 @@ def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:
     flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in shape_study.shapes), "FLOPs")
     kv_bytes_field = "kv_bytes" if _has_windows(shape_study) else "kv_bytes_per_token"
     cache_scale = units.memory_scale(min(getattr(shape, kv_bytes_field) for shape in shape_study.shapes))
+    title = f"params, {parameter_scale.name}" if parameter_scale.name else "params"
     return (
         *SIZE_COLUMNS,
-        Column(
-            "parameters", f"params, {parameter_scale.name}" if parameter_scale.name else "params", parameter_scale.write
-        ),
+        Column("parameters", title, parameter_scale.write),
         Column("budget_difference", "vs budget", units.signed_percent),
         Column("flops_per_token", flops_scale.name, flops_scale.write),
         Column(kv_bytes_field, f"KV {cache_scale.name}", cache_scale.write),
@@ -313,9 +307,8 @@ def _active_parameters(shape_study: ShapeStudy) -> list[int]:
     target_params = [shape.active for shape in shape_study.shapes if shape.is_target]
     if target_params or not shape_study.shapes[0].stack.mixture_of_experts:
         return target_params or [shape_study.budget.value]
-    return sorted(
-        {min(shape.active for shape in shape_study.shapes), max(shape.active for shape in shape_study.shapes)}
-    )
+    shapes = shape_study.shapes
+    return sorted({min(shape.active for shape in shapes), max(shape.active for shape in shapes)})
 
 
 def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:

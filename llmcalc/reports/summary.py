@@ -24,9 +24,8 @@ def headline(spec: ModelSpec) -> str:
     # those beside the others after the others
     ffn_texts = zip_longest(*(layer_spec.networks() for layer_spec in layer_specs))
     for model_parts in ([layer_block.attention for layer_block in layer_specs], *ffn_texts):
-        summary_parts += _merge_texts(
-            unique_texts(describe_part(model_part, spec.hidden_size) for model_part in model_parts)
-        )
+        phrases = unique_texts(describe_part(model_part, spec.hidden_size) for model_part in model_parts)
+        summary_parts += _merge_texts(phrases)
     summary_parts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
     summary_parts += unique_texts(position_encodings(spec))
     return ", ".join(summary_parts)
@@ -89,9 +88,8 @@ def position_encodings(spec: ModelSpec) -> list[str]:
         if stack.relative_bias is not None:
             encoding_names.append("relative bias")
     for block in distinct_blocks(spec):
-        score_position_encoding = (
-            block.attention.score_position_encoding() if isinstance(block.attention, TokenMixer) else None
-        )
+        attention = block.attention
+        score_position_encoding = attention.score_position_encoding() if isinstance(attention, TokenMixer) else None
         encoding_names.append("" if score_position_encoding is None else score_position_encoding.label)
     return unique_texts(encoding_names) or ["no positions"]
 

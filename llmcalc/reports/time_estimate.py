@@ -169,9 +169,8 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     host_launch = timed_run.device.generation.host_launch
     kernel_seconds = 1e6 * software_stack.host_kernel * host_launch
     host_wait_percent = units.percent(timed_run.host_wait_seconds / timed_run.seconds, 0)
-    is_divided = (
-        timed_run.step_plan is not None and timed_run.step_plan.tp > 1 and bool(software_stack.dtensor_operation)
-    )
+    step_plan = timed_run.step_plan
+    is_divided = step_plan is not None and step_plan.tp > 1 and bool(software_stack.dtensor_operation)
     dtensor_text = f" ({1e6 * software_stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
     return [
         f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
@@ -226,9 +225,8 @@ def other_exchange_notes(
     if not software_stack.exchange_stack:
         return []
     other_stack = find_stack(software_stack.exchange_stack)
-    exchange_settings = {
-        field_name: getattr(other_stack, field_name) for field_name in ("gathers_tokens", "sends_copies", "kernels")
-    }
+    field_names = ("gathers_tokens", "sends_copies", "kernels")
+    exchange_settings = {field_name: getattr(other_stack, field_name) for field_name in field_names}
     other_seconds = seconds_on(software_stack.model_copy(update=exchange_settings))
     if max(seconds, other_seconds) <= TIE_RATIO * min(seconds, other_seconds):
         return []

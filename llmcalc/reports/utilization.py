@@ -77,9 +77,8 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         ),
     ]
     rate_text = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
-    return Table(
-        title, columns, table_rows, f"{rate_text}, {headline}", notes, "utilization of a measured run", "utilization"
-    )
+    subtitle = f"{rate_text}, {headline}"
+    return Table(title, columns, table_rows, subtitle, notes, "utilization of a measured run", "utilization")
 
 
 def utilization_data(utilization: Utilization) -> dict[str, Any]:

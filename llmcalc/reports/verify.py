@@ -47,11 +47,8 @@ def report(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Rep
         {"model": {"name": model_name}, "checks": [], "ok": None, "skipped": skip_reason}
         for model_name, skip_reason in skipped_models.items()
     ]
-    return Report(
-        single_document_or_list(json_documents),
-        [_summary_table(model_verdicts, skipped_models), *_failure_tables(model_verdicts)],
-        warnings=_untested_warnings(model_verdicts),
-    )
+    tables = [_summary_table(model_verdicts, skipped_models), *_failure_tables(model_verdicts)]
+    return Report(single_document_or_list(json_documents), tables, warnings=_untested_warnings(model_verdicts))
 
 
 def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
@@ -100,21 +97,14 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
         for model_name in skipped_models
     ]
     notes = _verify_notes(model_verdicts, skipped_models)
-    return Table(
-        "",
-        table_columns[:column_count],
-        [Row(table_row[:column_count]) for table_row in table_rows],
-        notes=notes,
-        name="checks",
-    )
+    columns = table_columns[:column_count]
+    return Table("", columns, [Row(table_row[:column_count]) for table_row in table_rows], notes=notes, name="checks")
 
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
     """Writes one line about the measured speed of a forward pass."""
-    flops_rate_text = (
-        f"{units.amount(measured_speed['flops_per_second'], 'FLOP/s')} over a forward pass of "
-        f"{measured_speed['tokens']:,} tokens"
-    )
+    amount = units.amount(measured_speed["flops_per_second"], "FLOP/s")
+    flops_rate_text = f"{amount} over a forward pass of {measured_speed['tokens']:,} tokens"
     memory_text = (
         f"; weights {units.memory(measured_speed['weights_bytes'])}, peak "
         f"{units.memory(measured_speed['peak_allocated_bytes'])}"
@@ -325,11 +315,9 @@ def _node_path_or_peak_moment(comparison: Check) -> str:
     peak_moment = comparison.quantity.removeprefix(MEMORY_PREFIX).removesuffix("_bytes").replace("_", " ")
     if not comparison.node:
         return peak_moment
-    return (
-        f"{comparison.location}: {peak_moment}"
-        if comparison.quantity.startswith(MEMORY_PREFIX)
-        else comparison.location
-    )
+    if comparison.quantity.startswith(MEMORY_PREFIX):
+        return f"{comparison.location}: {peak_moment}"
+    return comparison.location
 
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:

@@ -140,11 +140,8 @@ def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[d
     published_storage = published_nvfp4().get(preset_name)
     if published_storage is None or publisher in PUBLISHERS_OF_ALL_LINEAR_LAYERS:
         return None
-    quantization_config = {
-        "quant_method": "modelopt",
-        "quant_algo": "NVFP4",
-        "exclude_modules": published_storage.get("exclude_modules", []),
-    }
+    exclude_modules = published_storage.get("exclude_modules", [])
+    quantization_config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": exclude_modules}
     if "quantized_layers" in published_storage:
         quantization_config["quant_algo"] = "MIXED_PRECISION"
         quantization_config["quantized_layers"] = {
@@ -159,9 +156,8 @@ def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[d
             "quantized_layers": quantization_config["quantized_layers"],
         }, "nvfp4, with the other layers as in the model's own release"
     if publisher == "nvidia":
-        return quantization_config | {
-            "kv_cache_quant_algo": published_storage.get("kv_cache")
-        }, "nvfp4, with its layers in 8 or 16 bits"
+        kv_cache = published_storage.get("kv_cache")
+        return quantization_config | {"kv_cache_quant_algo": kv_cache}, "nvfp4, with its layers in 8 or 16 bits"
     return quantization_config, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
 
 
@@ -200,15 +196,11 @@ def recipe_quantization_config(
     ):
         return (quantization_config, scheme) if is_block_recipe else None
     module_patterns = [f".*{re.escape(module)}.*" for module in recipe["ignore"]]
+    ignore = [*quantization_config.get("ignore", []), *(f"re:{module_pattern}" for module_pattern in module_patterns)]
     ignored_modules_by_method: dict[str, dict[str, Any]] = {
         "awq": {"modules_to_not_convert": recipe["ignore"]},
         "gptq": {"dynamic": {f"-:{module_pattern}": {} for module_pattern in module_patterns}},
-        "compressed-tensors": {
-            "ignore": [
-                *quantization_config.get("ignore", []),
-                *(f"re:{module_pattern}" for module_pattern in module_patterns),
-            ]
-        },
+        "compressed-tensors": {"ignore": ignore},
     }
     formats_text = f"{scheme}, with the layers in 16 bits of the published recipe of this model"
     return quantization_config | ignored_modules_by_method[str(quant_method)], formats_text
@@ -223,9 +215,8 @@ def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: st
     nvfp4_config = nvfp4_config or recipe_quantization_config(checkpoint_name, preset_name, scheme)
     if nvfp4_config is not None or scheme != "gptq-int4-g128" or preset_name not in published_gptq():
         return nvfp4_config
-    rules_by_pattern: dict[str, dict[str, Any]] = {
-        module_pattern: {} for module_pattern in published_gptq()[preset_name]["dynamic"]
-    }
+    module_patterns = published_gptq()[preset_name]["dynamic"]
+    rules_by_pattern: dict[str, dict[str, Any]] = {module_pattern: {} for module_pattern in module_patterns}
     quantization_config = TABLES_BY_SCHEME[scheme] | {"dynamic": rules_by_pattern}
     return quantization_config, f"{scheme}, with attention and shared experts in 16 bits"
 

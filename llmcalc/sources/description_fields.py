@@ -85,9 +85,8 @@ def reachable_models(model: type[BaseModel]) -> list[type[BaseModel]]:
         visited_class = unvisited_classes.pop()
         if visited_class not in model_classes:
             model_classes[visited_class] = None
-            unvisited_classes += [
-                member_class for field in visited_class.model_fields.values() for member_class in models_of_field(field)
-            ]
+            fields = visited_class.model_fields.values()
+            unvisited_classes += [member_class for field in fields for member_class in models_of_field(field)]
     return list(model_classes)
 
 

@@ -161,8 +161,7 @@ def require_finite(parsed_value: Any, error_location: str) -> None:
     """Raises `InputError` for Infinity and NaN, which Python's reader of JSON accepts."""
     for values_at_depth in takewhile(bool, _values_by_depth(parsed_value)):
         non_finite_number = next(
-            (value for value in values_at_depth if isinstance(value, float) and not isfinite(value)),
-            None,
+            (value for value in values_at_depth if isinstance(value, float) and not isfinite(value)), None
         )
         if non_finite_number is not None:
             raise InputError(f"{error_location}: {non_finite_number} is no number of JSON; expected finite numbers")

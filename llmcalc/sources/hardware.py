@@ -55,10 +55,8 @@ BYTES_BY_UNIT = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2*
 
 def hardware_sort_key(hardware_name: str) -> list[tuple[int, int, str]]:
     """Returns a sort key that compares numbers in names by value: a10, a40, a100."""
-    return [
-        (0, int(name_part), "") if name_part.isdigit() else (1, 0, name_part)
-        for name_part in re.findall(r"[0-9]+|[^0-9]+", hardware_name.lower())
-    ]
+    name_parts = re.findall(r"[0-9]+|[^0-9]+", hardware_name.lower())
+    return [(0, int(name_part), "") if name_part.isdigit() else (1, 0, name_part) for name_part in name_parts]
 
 
 MAKER_WORDS = re.compile(
@@ -77,10 +75,7 @@ APPLE_COMPUTERS = {
 }
 """Apple's computers without their chip → chips with which they are sold, for the error message."""
 
-NOTEBOOK_SERVICES = {
-    "colab": "t4 (without a subscription), l4 or a100-40gb",
-    "kaggle": "p100, or t4 with --devices 2",
-}
+NOTEBOOK_SERVICES = {"colab": "t4 (without a subscription), l4 or a100-40gb", "kaggle": "p100, or t4 with --devices 2"}
 """Services that lend notebooks → accelerators of those, for the error message.
 
 Sources: https://mccormickml.com/2024/04/23/colab-gpus-features-and-pricing and
@@ -150,9 +145,8 @@ def hardware_names() -> tuple[str, ...]:
 def load_hardware(hardware_name: str) -> Hardware:
     """Loads the preset with exactly this file name."""
     file_name = f"{hardware_name}.toml"
-    return validate(
-        ListedHardware, {**parse_toml(_preset_text(hardware_name), file_name), "name": hardware_name}, file_name
-    )
+    toml_text = _preset_text(hardware_name)
+    return validate(ListedHardware, {**parse_toml(toml_text, file_name), "name": hardware_name}, file_name)
 
 
 @cache
@@ -186,9 +180,8 @@ def read_hardware(file_name: str) -> Hardware:
     if isinstance(hardware_description.get("like"), str):
         try:
             _require_short_name(hardware_description["like"])
-            hardware_description = _override_preset(
-                _find_hardware_by_name(hardware_description["like"]), hardware_description
-            )
+            preset = _find_hardware_by_name(hardware_description["like"])
+            hardware_description = _override_preset(preset, hardware_description)
         except InputError as error:
             raise InputError(f"{file_name}: like: {error}") from error
     return validate(Hardware, {"title": path.stem, **hardware_description, "name": path.name}, file_name)
@@ -227,14 +220,10 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
         )
     memory_text = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit_text, unit_text.upper())
     is_decimal_unit = unit_text in ("mb", "gb", "tb")
-    notes = (
-        (
-            f"{memory_text}: 1 {unit_text.upper()} = {BYTES_BY_UNIT[unit_text]:,} bytes; "
-            "cards are sold in GiB, called GB",
-        )
-        if is_decimal_unit
-        else ()
-    )
+    notes: tuple[str, ...] = ()
+    if is_decimal_unit:
+        unit_bytes = f"1 {unit_text.upper()} = {BYTES_BY_UNIT[unit_text]:,} bytes"
+        notes = (f"{memory_text}: {unit_bytes}; cards are sold in GiB, called GB",)
     return Hardware(
         name=memory_text,
         title=memory_text,
@@ -388,11 +377,8 @@ def _normalized_arguments(hardware_argument: str) -> set[str]:
     """Returns an argument without case and punctuation, with and without the names of the vendor and the computer."""
     clean_argument = TRADEMARK.sub(" ", hardware_argument)
     bare_argument = SURROUNDING_WORDS.sub(" ", clean_argument)
-    spellings = (
-        hardware_argument,
-        *(MAKER_WORDS.sub("", text) for text in (clean_argument, bare_argument)),
-        bare_argument,
-    )
+    texts = (clean_argument, bare_argument)
+    spellings = (hardware_argument, *(MAKER_WORDS.sub("", text) for text in texts), bare_argument)
     return set(map(normalized, spellings)) - {""}
 
 

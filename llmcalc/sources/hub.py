@@ -202,16 +202,12 @@ def _fetch_tensors(repository: str, revision: str | None, deadline: float) -> Ch
         )
         weight_map = parse_index(index_bytes, f"{repository}/{index_name}")
         headers_by_file = _fetch_all({name: url_of(name) for name in dict.fromkeys(weight_map.values())}, deadline)
+        error_location = f"{repository}/{index_name}"
         return join_shards(
-            weight_map,
-            lambda file_name, limit: (headers_by_file[file_name], None),
-            f"{repository}/{index_name}",
-            f"{repository}/",
+            weight_map, lambda file_name, limit: (headers_by_file[file_name], None), error_location, f"{repository}/"
         )
-    return parse_header(
-        _fetch_all({single_file_name: url_of(single_file_name)}, deadline)[single_file_name],
-        f"{repository}/{single_file_name}",
-    )
+    header_json = _fetch_all({single_file_name: url_of(single_file_name)}, deadline)[single_file_name]
+    return parse_header(header_json, f"{repository}/{single_file_name}")
 
 
 def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]:

@@ -40,9 +40,8 @@ def description_schema() -> dict[str, Any]:
     )
     layer_class_names = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
     class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
-    class_schemas["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
-        class_schemas["Stack"]["properties"]["block"]
-    )
+    schema = class_schemas["Stack"]["properties"]["block"]
+    class_schemas["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(schema)
     for class_name in sorted(layer_class_names):
         class_definition = class_schemas[class_name]
         class_schemas[class_name + PARTIAL_ENDING] = {

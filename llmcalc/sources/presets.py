@@ -446,9 +446,8 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
                 quantization_scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
             )
             if quantization_scheme == "fp8-dynamic" and not last_segment.lower().endswith("dynamic"):
-                has_scale_blocks = preset.name.startswith(
-                    PUBLISHERS_OF_BLOCKS.get(publisher_of(checkpoint_name, preset.name), "none")
-                )
+                name_prefix = PUBLISHERS_OF_BLOCKS.get(publisher_of(checkpoint_name, preset.name), "none")
+                has_scale_blocks = preset.name.startswith(name_prefix)
                 return preset, "fp8-block128" if has_scale_blocks else quantization_scheme
             if (
                 quantization_scheme in SCHEMES_OF_WHOLE_GROUPS

@@ -92,18 +92,12 @@ def diff(
             model_figures.get(quantity_name, (None, quantity_unit)) for model_figures in (old_figures, new_figures)
         )
         quantities.append(QuantityChange(quantity_name, old_value, new_value, quantity_unit))
-    return ModelDifference(
-        earlier_preset,
-        later_preset,
-        seq,
-        cache_dtype,
-        tuple(_changed_fields(earlier_preset, later_preset)),
-        tuple(quantities),
-        {
-            quantity_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, quantity_name))
-            for quantity_name in COMPARED_COSTS
-        },
-    )
+    fields = tuple(_changed_fields(earlier_preset, later_preset))
+    components = {
+        quantity_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, quantity_name))
+        for quantity_name in COMPARED_COSTS
+    }
+    return ModelDifference(earlier_preset, later_preset, seq, cache_dtype, fields, tuple(quantities), components)
 
 
 def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, QuantityValue]:
@@ -187,11 +181,10 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         for head_field in (*head_fields, "v_head_dim"):
             field_path = f"{attention_path}.{head_field}"
             if field_path in completed_fields and completed_fields[field_path] is None:
-                completed_fields[field_path] = (
-                    head_fields[head_field]
-                    if head_field in head_fields
-                    else completed_fields[f"{attention_path}.head_dim"]
-                )
+                if head_field in head_fields:
+                    completed_fields[field_path] = head_fields[head_field]
+                else:
+                    completed_fields[field_path] = completed_fields[f"{attention_path}.head_dim"]
     return completed_fields
 
 

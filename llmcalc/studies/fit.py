@@ -268,11 +268,9 @@ def _number_at_capacity(excess_by_number: Mapping[int, int], fitting_number: int
         default=fitting_number,
     )
     excess_difference = excess_by_number[fitting_number] - excess_by_number[lower_number]
-    return (
-        fitting_number + (fitting_number - lower_number) * -excess_by_number[fitting_number] // excess_difference
-        if excess_difference > 0
-        else LARGEST_GROWTH_FACTOR * fitting_number
-    )
+    if excess_difference > 0:
+        return fitting_number + (fitting_number - lower_number) * -excess_by_number[fitting_number] // excess_difference
+    return LARGEST_GROWTH_FACTOR * fitting_number
 
 
 def _memory_saving_changes(
@@ -322,11 +320,8 @@ def _memory_saving_changes(
         (setting_change for setting_change in candidates if setting_change.changed_fit.verdict == "no"),
         key=lambda setting_change: setting_change.changed_fit.needed_bytes,
     )
-    return list(
-        {
-            change.option: change for change in (*fitting_changes, *insufficient_changes[:MOST_INSUFFICIENT_CHANGES])
-        }.values()
-    )
+    changes = (*fitting_changes, *insufficient_changes[:MOST_INSUFFICIENT_CHANGES])
+    return list({change.option: change for change in changes}.values())
 
 
 WIDE_CACHES = ("bfloat16", "float16", "float32")
@@ -384,8 +379,7 @@ def _evaluate_changes(
         try:
             if not has_recorded_bound:
                 heappush(
-                    runs_by_bound,
-                    (max(least_bytes, changed_run.least_device_bytes), change_index, True, changed_run),
+                    runs_by_bound, (max(least_bytes, changed_run.least_device_bytes), change_index, True, changed_run)
                 )
                 continue
             hardware = current_fit.hardware

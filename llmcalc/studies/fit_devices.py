@@ -123,19 +123,11 @@ def fit_devices(
     if best_fit.verdict == "fits":
         workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MOST_SEQ
         batch = _largest_number(devices_question, best_candidate, "batch", 1, int(workload.batch), MOST_BATCH)
-        seq = _largest_number(
-            devices_question,
-            best_candidate,
-            "seq",
-            _length_multiple(best_candidate.layout),
-            int(workload.seq),
-            longest_length,
-        )
-    setting_changes = (
-        ()
-        if best_fit.verdict == "fits"
-        else tuple(_changes_that_fit(devices_question, plan.devices, fewest_devices, fewest_candidate))
-    )
+        size_unit = _length_multiple(best_candidate.layout)
+        seq = _largest_number(devices_question, best_candidate, "seq", size_unit, int(workload.seq), longest_length)
+    setting_changes: tuple[SettingChange, ...] = ()
+    if best_fit.verdict != "fits":
+        setting_changes = tuple(_changes_that_fit(devices_question, plan.devices, fewest_devices, fewest_candidate))
     return DevicesFitAnswer(
         plan,
         best_candidate,
@@ -363,12 +355,10 @@ def _changes_that_fit(
     """Yields changes that make the run fit: more options for a typed layout, full recomputation, more accelerators."""
     if fewest_candidate is not None and fewest_devices == devices:
         yield SettingChange(fewest_candidate.layout.options(), devices_question.fit_of(fewest_candidate))
-    if (
-        devices_question.estimates.memory.settings.recompute in (None, "none")
-        and not devices_question.budget.is_spent()
-    ):
+    estimates = devices_question.estimates
+    if estimates.memory.settings.recompute in (None, "none") and not devices_question.budget.is_spent():
         try:
-            recomputing_question = replace(devices_question, estimates=devices_question.estimates.recomputed)
+            recomputing_question = replace(devices_question, estimates=estimates.recomputed)
             plan_with_recompute = recomputing_question.plan_devices(devices)
         except InputError:
             plan_with_recompute = None

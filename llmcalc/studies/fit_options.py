@@ -171,13 +171,9 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
             cluster.layout.world_size, cluster.layout, largest_memory, least_bytes, least_tensor_bytes_on
         )
     least_bytes = _least_bytes(cluster.inference_rank(0))
+    layout = cluster.layout
     return _RunOnDevices(
-        cluster.layout.world_size,
-        cluster.layout,
-        largest_memory,
-        least_bytes,
-        least_tensor_bytes_on,
-        memory_of_fullest_rank,
+        layout.world_size, layout, largest_memory, least_bytes, least_tensor_bytes_on, memory_of_fullest_rank
     )
 
 

@@ -156,15 +156,9 @@ def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
     def make_rule(
         rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, rule_remark: str = ""
     ) -> FlopRule:
+        error_full = total_flops / full_flops - 1
         return FlopRule(
-            rule_key,
-            rule_name,
-            formula,
-            source,
-            total_flops,
-            total_flops / full_flops - 1,
-            total_flops / causal_flops - 1,
-            rule_remark,
+            rule_key, rule_name, formula, source, total_flops, error_full, total_flops / causal_flops - 1, rule_remark
         )
 
     flop_rules = [
@@ -199,11 +193,9 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
         )
 
 
-KAPLAN_SOURCE, CHINCHILLA_SOURCE, PALM_SOURCE = (
-    "Kaplan 2020, Table 1",
-    "Hoffmann 2022, appendix F",
-    "Chowdhery 2022, appendix B",
-)
+KAPLAN_SOURCE = "Kaplan 2020, Table 1"
+CHINCHILLA_SOURCE = "Hoffmann 2022, appendix F"
+PALM_SOURCE = "Chowdhery 2022, appendix B"
 MEGATRON_SOURCE, MEGATRON_RECOMPUTE_SOURCE = "Korthikanti 2022, appendix A", "Narayanan 2021, eq. 3"
 KAPLAN_REMARK = "N non-embedding (active); half of all pairs; no logits"
 CHINCHILLA_REMARK = "for MHA and a non-gated FFN; also counts the embedding, as a matrix product, and softmax"

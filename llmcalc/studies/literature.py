@@ -108,12 +108,8 @@ def compare_with_studies(hidden_size: int, num_hidden_layers: int) -> StudyVerdi
     lower_bound, upper_bound = kaplan_range()
     critical_depth_of_width = critical_depth(hidden_size)
     is_in_range = lower_bound <= hidden_size / num_hidden_layers <= upper_bound
-    return StudyVerdicts(
-        is_in_range,
-        num_hidden_layers > TAY_LAYERS[1],
-        critical_depth_of_width,
-        num_hidden_layers > critical_depth_of_width,
-    )
+    past_critical = num_hidden_layers > critical_depth_of_width
+    return StudyVerdicts(is_in_range, num_hidden_layers > TAY_LAYERS[1], critical_depth_of_width, past_critical)
 
 
 def scaled_optimum(hidden_size: int, num_hidden_layers: int, compute_ratio: float) -> tuple[float, float]:

@@ -244,10 +244,8 @@ class LayoutPlan:
             for candidate in framework_plan.ranked_layouts.feasible
         ]
         if self.other_plans and all(plan.training_times is not None for plan, _ in layouts_and_plans):
-            order_by_candidate_id = {
-                id(candidate): i
-                for i, candidate in enumerate(sorted_by_time([candidate for _, candidate in layouts_and_plans]))
-            }
+            candidates = [candidate for _, candidate in layouts_and_plans]
+            order_by_candidate_id = {id(candidate): i for i, candidate in enumerate(sorted_by_time(candidates))}
             layouts_and_plans.sort(key=lambda layout_and_plan: order_by_candidate_id[id(layout_and_plan[1])])
         return layouts_and_plans[: self.rows]
 
@@ -507,13 +505,12 @@ def _layout_times(
     """Returns the seconds per step of layouts, or the reason why they are unknown."""
     if order_name == "memory":
         return None, ""
-    run_settings = (
-        TimeSettings(
+    if time_settings is None:
+        run_settings = TimeSettings(
             framework_record.stack_name(None, False, model_memory.spec.has_experts), loss=framework_record.loss
         )
-        if time_settings is None
-        else time_settings(framework_record)
-    )
+    else:
+        run_settings = time_settings(framework_record)
     try:
         return TrainingTimes(model_memory, hardware, run_settings), ""
     except InputError as error:
@@ -535,10 +532,8 @@ def replayed_bytes(model_memory: Memory, framework: Framework, version: str, can
 def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
     """Whether the tensors of a layout's largest rank fit."""
     try:
-        return (
-            memory_estimate.lower_bound_bytes(layout) <= capacity
-            and memory_estimate.largest_bytes(layout, micro_batches) <= capacity
-        )
+        lower_bound_bytes = memory_estimate.lower_bound_bytes(layout)
+        return lower_bound_bytes <= capacity and memory_estimate.largest_bytes(layout, micro_batches) <= capacity
     except InputError:
         return False
 

@@ -443,11 +443,9 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
     if run_adapters.has_magnitudes:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = run_adapters.base_format != "none"
-    bits_per_element = (
-        8 * stored_bytes(run_adapters.base_format, 1, LARGE_WEIGHT_ELEMENTS) / LARGE_WEIGHT_ELEMENTS
-        if is_in_4_bits
-        else 0.0
-    )
+    bits_per_element = 0.0
+    if is_in_4_bits:
+        bits_per_element = 8 * stored_bytes(run_adapters.base_format, 1, LARGE_WEIGHT_ELEMENTS) / LARGE_WEIGHT_ELEMENTS
     return Adapters(
         run_adapters.rank,
         run_adapters.target_names,
@@ -596,6 +594,7 @@ def time_inference(
     part_seconds = {part_name: float(seconds) for part_name, seconds in inference_pass.seconds_by_part.items()}
     kernel_seconds = sum(run_count * operation.seconds for run_count, operation in timed_operations)
     new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context)
+    untested_reason = untested_layout_text(software_stack, layout)
     return TimedRun(
         spec,
         time_phase,
@@ -608,14 +607,7 @@ def time_inference(
         cached_tokens,
         number_formats,
         None,
-        expected_range(
-            float(inference_pass.seconds),
-            time_phase,
-            device,
-            software_stack,
-            spec,
-            untested_layout_text(software_stack, layout),
-        ),
+        expected_range(float(inference_pass.seconds), time_phase, device, software_stack, spec, untested_reason),
         part_seconds,
         timed_operations,
         tuple(timed_pass.rank_work for timed_pass in inference_pass.timed_passes),

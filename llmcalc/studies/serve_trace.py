@@ -83,13 +83,9 @@ def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, 
     seconds = max(request.end_seconds for request in estimated_run)
     further_tokens = trace.mean_output_tokens - 1
     seconds_in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in estimated_run)
-    return TraceTimes(
-        _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in simulated_runs]),
-        _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in simulated_runs]),
-        seconds,
-        trace.output_tokens / seconds,
-        seconds_in_server / seconds,
-    )
+    ttft = _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in simulated_runs])
+    tpot = _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in simulated_runs])
+    return TraceTimes(ttft, tpot, seconds, trace.output_tokens / seconds, seconds_in_server / seconds)
 
 
 def _serve_scaled(

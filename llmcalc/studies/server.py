@@ -200,8 +200,7 @@ class Server:
         """
         replica_rate = request_rate / self.replicas
         slow_concurrency = largest_number(
-            lambda request_count: self.latencies(request_count).requests_per_second < replica_rate,
-            self.most_sequences,
+            lambda request_count: self.latencies(request_count).requests_per_second < replica_rate, self.most_sequences
         )
         if slow_concurrency == self.most_sequences:
             return None

@@ -81,14 +81,12 @@ class SizesRequest:
             yield self._layouts_by_devices([LayoutSizes(tp, self.pp or 1, attention_dp, ep)], self.devices)
             return
         most_devices = min(MOST_REPLICA_DEVICES, self.devices or MOST_REPLICA_DEVICES)
-        tried_sizes = self._layouts_by_devices(
-            [
-                candidate_sizes
-                for candidate_sizes in _replica_layouts(STAGE_COUNTS, ATTENTION_RANKS, experts)
-                if candidate_sizes.devices <= most_devices
-            ],
-            self.devices,
-        )
+        all_sizes = [
+            candidate_sizes
+            for candidate_sizes in _replica_layouts(STAGE_COUNTS, ATTENTION_RANKS, experts)
+            if candidate_sizes.devices <= most_devices
+        ]
+        tried_sizes = self._layouts_by_devices(all_sizes, self.devices)
         yield tried_sizes
         if self.devices is None:
             return
@@ -409,11 +407,9 @@ class ServeStudy:
     def _replica_count(self, server: Server) -> int | None:
         """Returns the number of replicas or replica groups; None if the load determines the number."""
         replicas = self.sizes.replicas(server.sizes)
-        return (
-            replicas
-            if replicas is None or server.disaggregated_server is None
-            else replicas // server.disaggregated_server.replicas
-        )
+        if replicas is None or server.disaggregated_server is None:
+            return replicas
+        return replicas // server.disaggregated_server.replicas
 
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
         """Returns the server with enough replicas for load and latencies, or the reason why no number suffices.

@@ -129,11 +129,8 @@ class ShapeFamily:
         ]
         has_even_heads = all(head_dim % 2 == 0 and head_dim // 2 >= LEAST_HEAD_DIM for head_dim in head_dims)
         for head_factor in (1,) if keep_heads or not has_even_heads else (2, 1):
-            finer_family = replace(
-                self,
-                size_unit=max(SMALL_SIZE_MULTIPLE, self.size_unit // 2),
-                head_divisor=head_factor * self.head_divisor,
-            )
+            size_unit = max(SMALL_SIZE_MULTIPLE, self.size_unit // 2)
+            finer_family = replace(self, size_unit=size_unit, head_divisor=head_factor * self.head_divisor)
             try:
                 finer_family.scaled_to(finer_family.width_step, finer_family.least_depth)
             except UnscalableError:  # for example, the rotary dimensions may require heads of the model's own size
@@ -160,11 +157,8 @@ class ShapeFamily:
     def _scaled_block(self, block: Layer, hidden_size: Number) -> Layer:
         def scaled_heads(head_sizes: HeadSizes) -> HeadSizes:
             heads_share, kv_share, head_dim = self._head_shares(head_sizes)
-            return HeadSizes(
-                _share_of_width(hidden_size, heads_share),
-                1 if kv_share is None else _share_of_width(hidden_size, kv_share),
-                head_dim,
-            )
+            heads = _share_of_width(hidden_size, heads_share)
+            return HeadSizes(heads, 1 if kv_share is None else _share_of_width(hidden_size, kv_share), head_dim)
 
         return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, hidden_size))
 

@@ -92,15 +92,8 @@ def utilization(
         rule for rule in flop_rules_for(model_flop_count) if rule.key != RULE_WITH_RECOMPUTE
     ]
     recomputed_flops = (kernel_flop_count.causal - model_flop_count.causal) / tokens
-    return Utilization(
-        hardware,
-        devices,
-        dtype,
-        tokens_per_second,
-        peak_flops,
-        recomputed_flops,
-        tuple(map(utilization_of_rule, flop_rules)),
-    )
+    conventions = tuple(map(utilization_of_rule, flop_rules))
+    return Utilization(hardware, devices, dtype, tokens_per_second, peak_flops, recomputed_flops, conventions)
 
 
 @frozen(slots=True)

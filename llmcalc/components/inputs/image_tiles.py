@@ -73,6 +73,5 @@ class ImageTiles(ImageRule):
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_count = prod(self.tile_grid(height, width))
         image_count, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
-        return InputSizes(
-            image_count, patches_per_side, patches_per_side, image_count * (self.tokens + self.tile_marks) + self.marks
-        )
+        tokens = image_count * (self.tokens + self.tile_marks) + self.marks
+        return InputSizes(image_count, patches_per_side, patches_per_side, tokens)

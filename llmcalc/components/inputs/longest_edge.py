@@ -32,6 +32,5 @@ class LongestEdge(ImageRule):
             height, width = floor(height / resize_ratio), floor(width / resize_ratio)
         token_size = self.merge * patch_size
         token_rows, token_columns = ((pixel_length - 1) // token_size + 1 for pixel_length in (height, width))
-        return InputSizes(
-            1, token_rows * self.merge, token_columns * self.merge, token_rows * (token_columns + self.line_marks)
-        )
+        columns = token_columns * self.merge
+        return InputSizes(1, token_rows * self.merge, columns, token_rows * (token_columns + self.line_marks))

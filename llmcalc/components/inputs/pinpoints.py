@@ -58,9 +58,5 @@ class ResolutionPinpoints(ImageRule):
             resize_ratio = sqrt(patch_rows * patch_columns / (self.most_tiles * patches_per_side**2))
             if resize_ratio > 1.1:
                 patch_rows, patch_columns = int(patch_rows // resize_ratio), int(patch_columns // resize_ratio)
-        return InputSizes(
-            1 + tiles_down * tiles_across,
-            patches_per_side,
-            patches_per_side,
-            patch_rows * patch_columns + patch_rows + patches_per_side * patches_per_side,
-        )
+        tokens = patch_rows * patch_columns + patch_rows + patches_per_side * patches_per_side
+        return InputSizes(1 + tiles_down * tiles_across, patches_per_side, patches_per_side, tokens)

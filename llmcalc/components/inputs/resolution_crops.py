@@ -28,6 +28,5 @@ class ResolutionCrops(ResolutionPinpoints):
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         tile_rows, tile_columns = (-(-pixels // self.size) for pixels in self.best_resolution(height, width))
         patches_per_side = self.size // patch_size
-        return InputSizes(
-            tile_rows * tile_columns, patches_per_side, patches_per_side, tile_rows * tile_columns * self.tokens
-        )
+        tokens = tile_rows * tile_columns * self.tokens
+        return InputSizes(tile_rows * tile_columns, patches_per_side, patches_per_side, tokens)

@@ -48,9 +48,5 @@ class SplitImage(ImageRule):
         patches_per_side, tokens_of_tile = self.size // patch_size, self.tokens + 3
         if tile_rows * tile_columns == 1:
             return InputSizes(1, patches_per_side, patches_per_side, tokens_of_tile)
-        return InputSizes(
-            tile_rows * tile_columns + 1,
-            patches_per_side,
-            patches_per_side,
-            tile_rows * (tile_columns * (self.tokens + 2) + 1) + tokens_of_tile,
-        )
+        tokens = tile_rows * (tile_columns * (self.tokens + 2) + 1) + tokens_of_tile
+        return InputSizes(tile_rows * tile_columns + 1, patches_per_side, patches_per_side, tokens)

@@ -34,9 +34,8 @@ class TileCanvas(ImageRule):
         scales_by_grid: dict[tuple[int, int], float] = {}
         for tiles_down in range(1, self.max_tiles + 1):
             for tiles_across in range(1, self.max_tiles // tiles_down + 1):
-                scales_by_grid[tiles_down, tiles_across] = _to_single_precision(
-                    min(tiles_down * self.size / height, tiles_across * self.size / width)
-                )
+                scale = min(tiles_down * self.size / height, tiles_across * self.size / width)
+                scales_by_grid[tiles_down, tiles_across] = _to_single_precision(scale)
         enlarging_scales = [resize_scale for resize_scale in scales_by_grid.values() if resize_scale >= 1]
         resize_scale = min(enlarging_scales) if enlarging_scales else max(scales_by_grid.values())
         return min(
@@ -50,12 +49,8 @@ class TileCanvas(ImageRule):
         image_tokens = 3 + self.tokens
         if tile_count == 1:
             return InputSizes(1, patches_per_side, patches_per_side, image_tokens)
-        return InputSizes(
-            tile_count + 1,
-            patches_per_side,
-            patches_per_side,
-            tile_count * self.tokens + tiles_down * tiles_across + image_tokens,
-        )
+        tokens = tile_count * self.tokens + tiles_down * tiles_across + image_tokens
+        return InputSizes(tile_count + 1, patches_per_side, patches_per_side, tokens)
 
 
 def _to_single_precision(scale: float) -> float:

@@ -155,9 +155,8 @@ class Layer(Component):
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
         for field_name, component, width in self.mixers(stack_position.width):
-            component.check_stack_position(
-                replace(stack_position, error_path=f"{stack_position.error_path}.{field_name}", width=width)
-            )
+            error_path = f"{stack_position.error_path}.{field_name}"
+            component.check_stack_position(replace(stack_position, error_path=error_path, width=width))
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""
@@ -291,9 +290,8 @@ class Block(Layer):
     def formula_source(self) -> str:
         mixer = self.attention
         if isinstance(mixer, TokenMixer) and mixer.kind != "attention":
-            network = (
-                self.feed_forward.formula_source if isinstance(self.feed_forward, Component) else mixer.formula_source
-            )
+            feed_forward = self.feed_forward
+            network = feed_forward.formula_source if isinstance(feed_forward, Component) else mixer.formula_source
             if network == mixer.formula_source:
                 return network
         if self.parallel is not None:
@@ -372,6 +370,7 @@ class Block(Layer):
         rmsnorm, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         base_block = cls(attention=attention, feed_forward=ungated_network, norm=rmsnorm, norm_placement="pre")
         layernorm_block = base_block.model_copy(update={"norm": layernorm})
+        cross_attention = Attention(num_attention_heads=2, q_bias=True)
         return [
             base_block,
             layernorm_block.model_copy(update={"norm_placement": "post"}),
@@ -393,9 +392,7 @@ class Block(Layer):
                 update={"cross_attention": attention, "idle_cross_attention": True, "idle_source_size": 24}
             ),
             base_block.model_copy(update={"residual_scale": "gate"}),
-            layernorm_block.model_copy(
-                update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}
-            ),
+            layernorm_block.model_copy(update={"norm_placement": "post", "cross_attention": cross_attention}),
         ]
 
 

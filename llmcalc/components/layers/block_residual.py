@@ -66,17 +66,11 @@ def record_mix(
         recorder.hold(shares=mix_weights)
         mix_op = ops.Product(query_count, source_axis.size, hidden_axis.size, x.rows)
         mixed_sums = recorder.core(
-            "mix",
-            mix_op,
-            mix_weights.view(query_axis, source_axis),
-            block_sums,
-            axes=(query_axis, hidden_axis),
+            "mix", mix_op, mix_weights.view(query_axis, source_axis), block_sums, axes=(query_axis, hidden_axis)
         )
-        return (
-            [mixed_sums.view(hidden_axis)]
-            if query_count == 1
-            else [recorder.take(mixed_sums, hidden_axis) for _ in range(query_count)]
-        )
+        if query_count == 1:
+            return [mixed_sums.view(hidden_axis)]
+        return [recorder.take(mixed_sums, hidden_axis) for _ in range(query_count)]
 
 
 class BlockResidualLayer(PreNormLayer):

@@ -107,9 +107,8 @@ class Gemma4Layer(WholeLayer):
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
         expert = FeedForward(intermediate_size=16, hidden_act="gelu_tanh", gated=True)
-        experts = MoE(
-            num_experts=5, num_experts_per_tok=2, expert=expert, router=LinearRouter(norm=rmsnorm, expert_scale=True)
-        )
+        router = LinearRouter(norm=rmsnorm, expert_scale=True)
+        experts = MoE(num_experts=5, num_experts_per_tok=2, expert=expert, router=router)
         return [
             cls(attention=attention, feed_forward=dense_network, norm=rmsnorm),
             cls(attention=attention, feed_forward=experts, dense=dense_network, norm=rmsnorm),

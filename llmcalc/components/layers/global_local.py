@@ -191,10 +191,8 @@ class GlobalLocalLayer(PreNormLayer):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        return [
-            cls(attention=attention, feed_forward=network, norm=Norm(type="layernorm"))
-            for attention in GlobalLocalAttention.examples()
-        ]
+        attentions = GlobalLocalAttention.examples()
+        return [cls(attention=attention, feed_forward=network, norm=Norm(type="layernorm")) for attention in attentions]
 
 
 @cache

@@ -194,13 +194,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.loop_cache = cache_class()(self.spec.loop_window_size)
 
         def _attend(
-            self,
-            attention_core: nn.Module,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            pass_state: PassState,
-            window: int | None,
+            self, attention_core: nn.Module, q: Tensor, k: Tensor, v: Tensor, pass_state: PassState, window: int | None
         ) -> Tensor:
             mask = attention_mask(pass_state, q, k, causal=True, window=window)
             return attention_core(q, *self._for_each_query_head(k, v), mask)

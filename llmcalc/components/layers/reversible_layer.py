@@ -95,10 +95,8 @@ class ReversibleLayer(PreNormLayer):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
-        return [
-            cls(attention=attention, feed_forward=network, norm=Norm(type="layernorm"))
-            for attention in ChunkedAttention.examples()
-        ]
+        attentions = ChunkedAttention.examples()
+        return [cls(attention=attention, feed_forward=network, norm=Norm(type="layernorm")) for attention in attentions]
 
 
 @cache

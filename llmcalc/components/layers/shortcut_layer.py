@@ -59,11 +59,8 @@ class ShortcutLayer(PreNormLayer):
     def scaled(
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
-        return (
-            super()
-            .scaled(hidden_size, heads, scale_width)
-            .model_copy(update={"dense": self.dense.with_scaled_widths(scale_width)})
-        )
+        dense = self.dense.with_scaled_widths(scale_width)
+        return super().scaled(hidden_size, heads, scale_width).model_copy(update={"dense": dense})
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         x, normed_x = self._attention_sublayer(recorder, x, 0)

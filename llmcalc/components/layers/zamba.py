@@ -73,11 +73,8 @@ class SharedBlock(Part):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if (
-            not self.feed_forward.gated
-            or self.feed_forward.sub_norm is not None
-            or self.feed_forward.hidden_act == "xielu"
-        ):
+        feed_forward = self.feed_forward
+        if not feed_forward.gated or feed_forward.sub_norm is not None or feed_forward.hidden_act == "xielu":
             raise ValueError(
                 "feed_forward.gated: the shared block has a plain gated network; expected true, no sub_norm, no xielu"
             )
@@ -184,9 +181,8 @@ class ZambaLayer(Layer):
 
     def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         attention = replace_mixer(self.transformer.attention, 2 * hidden_size)
-        changed_block = self.model_copy(
-            update={"transformer": self.transformer.model_copy(update={"attention": attention})}
-        )
+        transformer = self.transformer.model_copy(update={"attention": attention})
+        changed_block = self.model_copy(update={"transformer": transformer})
         return super(ZambaLayer, changed_block).with_replaced_mixers(replace_mixer, hidden_size)
 
     def scaled(

@@ -250,9 +250,8 @@ class Attention(TokenMixer):
 
     def cost_thresholds(self) -> tuple[int, ...]:
         chosen_blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
-        return tuple(
-            length for length in (self.sliding_window, self.attention_chunk_size, chosen_blocks) if length is not None
-        )
+        lengths = (self.sliding_window, self.attention_chunk_size, chosen_blocks)
+        return tuple(length for length in lengths if length is not None)
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         if self.sizes(hidden_size)[1] == kv_heads:
@@ -840,10 +839,7 @@ def _reference_class() -> type[nn.Module]:
             """Computes the attention output. x: the input. value_input: input of the value projection; default x."""
             query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
             q = self._normalize_and_rotate(
-                self._split_heads(self.q_proj(query_input), self.head_dim),
-                "q_norm",
-                pass_state,
-                pass_state.past_tokens,
+                self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", pass_state, pass_state.past_tokens
             )
             k, v = self._computed_or_shared_keys(x, pass_state, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, pass_state)

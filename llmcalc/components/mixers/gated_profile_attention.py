@@ -194,11 +194,7 @@ def _reference_class() -> type[nn.Module]:
             return conv_output.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def forward(
-            self,
-            x: Tensor,
-            pass_state: PassState,
-            key_input: Tensor | None = None,
-            value_input: Tensor | None = None,
+            self, x: Tensor, pass_state: PassState, key_input: Tensor | None = None, value_input: Tensor | None = None
         ) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight

@@ -327,13 +327,11 @@ class MLA(OptionalWindowMixer):
         example_sizes: dict[str, Any] = {"num_attention_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4}
         plain_fields: dict[str, Any] = {**example_sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
         low_rank_fields: dict[str, Any] = {**example_sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
+        input_norm = Norm(type="layernorm", eps=1e-6)
         scaled_indexer = Indexer(
-            index_n_heads=3,
-            index_head_dim=10,
-            index_topk=5,
-            input_norm=Norm(type="layernorm", eps=1e-6),
-            position_scale=True,
+            index_n_heads=3, index_head_dim=10, index_topk=5, input_norm=input_norm, position_scale=True
         )
+        indexer = PooledIndexer(index_n_heads=3, index_head_dim=10, index_topk=4, index_kpool=2)
         return [
             cls(**plain_fields),
             cls(**low_rank_fields, attention_bias=True),
@@ -344,11 +342,7 @@ class MLA(OptionalWindowMixer):
             cls(**low_rank_fields, o_bias=True, norm=None),
             cls(**plain_fields, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
             cls(**plain_fields, position_scale=True, indexer=scaled_indexer),
-            cls(
-                **{**low_rank_fields, "qk_rope_head_dim": 0},
-                mla_use_nope=True,
-                indexer=PooledIndexer(index_n_heads=3, index_head_dim=10, index_topk=4, index_kpool=2),
-            ),
+            cls(**{**low_rank_fields, "qk_rope_head_dim": 0}, mla_use_nope=True, indexer=indexer),
             cls(**{**plain_fields, "qk_rope_head_dim": 0}, mla_use_nope=True, indexer=scaled_indexer),
             cls(**low_rank_fields, norm=Norm(type="rmsnorm", gate_rank=3)),
         ]

@@ -147,8 +147,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, k, v = (self._split_heads(projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
             distance_keys = self._split_heads(
-                "r_proj",
-                pass_state.compute_once(("away", x.shape), lambda: self._encode_distances(pass_state, x)),
+                "r_proj", pass_state.compute_once(("away", x.shape), lambda: self._encode_distances(pass_state, x))
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], distance_keys)
             positions = pass_state.positions(0, x.shape[1], x.device)

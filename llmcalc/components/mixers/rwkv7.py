@@ -67,16 +67,14 @@ class Rwkv7TimeMix(RecurrentMixer):
             for input_name in ("r", "k", "v")
         )
         decay = recorder.act(
-            self._low_rank_output(recorder, "w_lora", mixed_inputs["w"], self.decay_rank, head_axes, "tanh"),
-            "sigmoid",
+            self._low_rank_output(recorder, "w_lora", mixed_inputs["w"], self.decay_rank, head_axes, "tanh"), "sigmoid"
         )
         learning_rate = recorder.act(
             self._low_rank_output(recorder, "a_lora", mixed_inputs["a"], self.rate_rank, head_axes), "sigmoid"
         )
         if not self.first:
             mix_weight = recorder.act(
-                self._low_rank_output(recorder, "v_lora", mixed_inputs["v"], self.value_rank, head_axes),
-                "sigmoid",
+                self._low_rank_output(recorder, "v_lora", mixed_inputs["v"], self.value_rank, head_axes), "sigmoid"
             )
             value = recorder.mul(value, mix_weight)  # the first layer's values are as large
         gate = self._low_rank_output(

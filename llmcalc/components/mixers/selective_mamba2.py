@@ -92,10 +92,8 @@ class SelectiveMamba2(TokenMixer):
     @classmethod
     def examples(cls) -> list[Self]:
         spec_fields: dict[str, Any] = {"num_heads": 4, "head_dim": 6, "state_size": 5, "time_step_rank": 7}
-        return [
-            cls(**spec_fields, chunk_size=4),
-            cls(**spec_fields, conv_kernel=3, norm=Norm(type="rmsnorm", weight=False)),
-        ]
+        norm = Norm(type="rmsnorm", weight=False)
+        return [cls(**spec_fields, chunk_size=4), cls(**spec_fields, conv_kernel=3, norm=norm)]
 
 
 @cache

@@ -103,10 +103,7 @@ class SharedEntryAttention(EntryAttention):
         candidate_spec = None if self.indexer is None else self.indexer.candidates
         if candidate_spec is None:
             return super().cost_thresholds()
-        return (
-            *super().cost_thresholds(),
-            candidate_spec.candidate_topk_blocks * candidate_spec.candidate_block_size,
-        )
+        return (*super().cost_thresholds(), candidate_spec.candidate_topk_blocks * candidate_spec.candidate_block_size)
 
     def fields_of_shared_results(self) -> Mapping[tuple[Any, ...], str]:
         compress_rate, indexer = self.compress_rate, self.indexer

@@ -357,9 +357,8 @@ class MoE(Network):
 
     def describe(self, hidden_size: int) -> str:
         shared_text = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
-        identities_text = (
-            f" + {self.identity_experts.zero_expert_num} identities" if self.identity_experts is not None else ""
-        )
+        identity_experts = self.identity_experts
+        identities_text = f" + {identity_experts.zero_expert_num} identities" if identity_experts is not None else ""
         return (
             f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities_text} × "
             f"{self.expert.describe(hidden_size)}{shared_text}"
@@ -382,15 +381,15 @@ class MoE(Network):
         def build_mixture(**moe_fields: Any) -> Any:
             return cls(**{**expert_counts, "expert": swiglu, **moe_fields})
 
+        router = LinearRouter(score_correction="parameter")
+        latent = Latent(moe_latent_size=8, bias=True)
         return [
             build_mixture(num_experts=6),
             build_mixture(num_experts_per_tok=1, expert=ungated_network, router=LinearRouter(bias=True)),
             build_mixture(output_bias=True),
             build_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
             build_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
-            build_mixture(
-                expert=ungated_network, shared_expert=shared_network, latent=Latent(moe_latent_size=8, bias=True)
-            ),
+            build_mixture(expert=ungated_network, shared_expert=shared_network, latent=latent),
             build_mixture(router=learned_router),
             build_mixture(
                 shared_expert=shared_network, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")
@@ -398,11 +397,7 @@ class MoE(Network):
             build_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
             build_mixture(num_experts_per_tok=1, router=skipping_router),
             build_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
-            build_mixture(
-                shared_expert=shared_network,
-                vision_experts=vision_experts,
-                router=LinearRouter(score_correction="parameter"),
-            ),
+            build_mixture(shared_expert=shared_network, vision_experts=vision_experts, router=router),
             build_mixture(
                 num_experts=3,
                 identity_experts=IdentityExperts(zero_expert_num=5),
@@ -531,11 +526,9 @@ def routed_experts_class() -> type[nn.Module]:
             )
             hidden_units = apply_dropout(self, "activation", hidden_units)
             hidden_units = self.down_proj(hidden_units, row_experts, group_ends)
-            return (
-                hidden_units
-                if is_identity is None
-                else torch.where(is_identity[:, None], self.zero_experts(x), hidden_units)
-            )
+            if is_identity is None:
+                return hidden_units
+            return torch.where(is_identity[:, None], self.zero_experts(x), hidden_units)
 
     class RoutedExperts(nn.Module):
         """A router and its experts; the router's submodules are siblings of the experts."""

@@ -76,13 +76,8 @@ class AudioTower(EncoderTower):
         ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
         block = Block(attention=mixer, feed_forward=ungated_network, norm=layernorm, norm_placement="pre")
         stem = ConvStem(num_mel_bins=5, max_source_positions=9)
-        stack = Stack(
-            num_hidden_layers=2,
-            block=block,
-            stem=stem,
-            position=LearnedPositions(max_position_embeddings=9),
-            final_norm=layernorm,
-        )
+        position = LearnedPositions(max_position_embeddings=9)
+        stack = Stack(num_hidden_layers=2, block=block, stem=stem, position=position, final_norm=layernorm)
         windowed_block = block.model_copy(update={"attention": mixer.model_copy(update={"grid_window": 3})})
         tower_fields: dict[str, Any] = {
             "num_hidden_layers": 2,
@@ -97,10 +92,8 @@ class AudioTower(EncoderTower):
         spectrum_stack = Stack(block=windowed_block, stem=SpectrumStem(subsampling=subsampling), **tower_fields)
         stem_without_chunks = SpectrumStem(subsampling=subsampling.model_copy(update={"chunk": None}))
         conformer_stack = Stack(num_hidden_layers=2, block=ConformerLayer.examples()[0], stem=stem_without_chunks)
-        return [
-            cls(hidden_size=12, stack=tower_stack)
-            for tower_stack in (stack, chunked_stack, spectrum_stack, conformer_stack)
-        ]
+        tower_stacks = (stack, chunked_stack, spectrum_stack, conformer_stack)
+        return [cls(hidden_size=12, stack=tower_stack) for tower_stack in tower_stacks]
 
 
 @cache

@@ -222,12 +222,8 @@ class Conformer(TowerPart):
             num_mel_bins=12, convolutions=(SpectrumConv(channels=6), SpectrumConv(channels=4)), norm=unbiased_layernorm
         )
         separable_conv = SpectrumConv(channels=4, separable=True, bias=True)
-        nemo_subsampling = Subsampling(
-            num_mel_bins=9,
-            convolutions=(SpectrumConv(channels=4, bias=True), separable_conv, separable_conv),
-            bias=True,
-            standardize=True,
-        )
+        convolutions = (SpectrumConv(channels=4, bias=True), separable_conv, separable_conv)
+        nemo_subsampling = Subsampling(num_mel_bins=9, convolutions=convolutions, bias=True, standardize=True)
         ungated_network = FeedForward(intermediate_size=40, hidden_act="silu")
         gated_network = FeedForward(
             intermediate_size=14, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True

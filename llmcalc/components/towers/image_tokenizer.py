@@ -274,11 +274,9 @@ class ImageTokenizer(TowerPart):
     def examples(cls) -> list[Self]:
         norm = Norm(type="layernorm", eps=1e-6)
         attention = Attention(num_attention_heads=1, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
-        generation = ImageGeneration(
-            maps=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=6, bias=True)),
-            head_input_size=24,
-            head=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=11, bias=True)),
-        )
+        maps = (Map(size=6, bias=True, hidden_act="gelu"), Map(size=6, bias=True))
+        head = (Map(size=6, bias=True, hidden_act="gelu"), Map(size=11, bias=True))
+        generation = ImageGeneration(maps=maps, head_input_size=24, head=head)
         tokenizer_with_attention = partial(
             cls,
             base_channels=32,

@@ -343,20 +343,15 @@ class MobileNet(EncoderTower):
             GridStage(groups=(BlockGroup(blocks=inverted_blocks), BlockGroup(blocks=grid_attention, repeat=3))),
             GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
+        blocks = (*edge_residual_blocks[1:], *grid_attention[:1])
+        groups = (BlockGroup(blocks=edge_residual_blocks), BlockGroup(blocks=blocks, repeat=2))
         return [
             cls(hidden_size=12, stem_channels=4, stages=stages, intermediate_size=22, output_side=2, norm=rmsnorm),
             cls(
                 hidden_size=10,
                 num_channels=2,
                 stem_channels=6,
-                stages=(
-                    GridStage(
-                        groups=(
-                            BlockGroup(blocks=edge_residual_blocks),
-                            BlockGroup(blocks=(*edge_residual_blocks[1:], *grid_attention[:1]), repeat=2),
-                        )
-                    ),
-                ),
+                stages=(GridStage(groups=groups),),
                 fused_stages=1,
                 intermediate_size=16,
                 output_side=1,
@@ -380,9 +375,8 @@ def _strided_rows(input_rows: Rows, stride: Stride) -> Rows:
         and isinstance(input_rows.rows_per_source, int)
         and input_rows.rows_per_source % 4 == 0
     ):
-        return MultipliedRows(
-            input_rows.name, source_rows=input_rows.source_rows, rows_per_source=input_rows.rows_per_source // 4
-        )
+        rows_per_source = input_rows.rows_per_source // 4
+        return MultipliedRows(input_rows.name, source_rows=input_rows.source_rows, rows_per_source=rows_per_source)
     return MergedPatchRows(source_rows=input_rows, square_side=2)
 
 

@@ -64,13 +64,9 @@ class PatchEmbedder(EncoderTower):
     @classmethod
     def examples(cls) -> list[Self]:
         layernorm, rmsnorm = Norm(type="layernorm"), Norm(type="rmsnorm")
+        patches = Patches(patch_size=4, bias=True)
         return [
-            cls(
-                hidden_size=10,
-                patches=Patches(patch_size=4, bias=True),
-                positions=PatchPositions(rows=9, axes=2),
-                norm=layernorm,
-            ),
+            cls(hidden_size=10, patches=patches, positions=PatchPositions(rows=9, axes=2), norm=layernorm),
             cls(
                 hidden_size=12,
                 patches=Patches(patch_size=2, num_channels=1, temporal_patch_size=2),

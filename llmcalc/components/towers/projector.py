@@ -146,11 +146,9 @@ class Resampler(LearnedQueries):
             )
         with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
-        return (
-            recorder.linear("attention_out", attn_output, hidden_axis, bias=True)
-            if self.double_projections
-            else attn_output
-        )
+        if self.double_projections:
+            return recorder.linear("attention_out", attn_output, hidden_axis, bias=True)
+        return attn_output
 
 
 RESAMPLERS = PartChoice(
@@ -332,6 +330,7 @@ class Projector(TowerPart):
         )
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
         layer = Block(attention=biased_attention, feed_forward=network, norm=layernorm, norm_placement="pre")
+        maps = (Map(size=12, hidden_act="silu", gated=True), Map(size=24))
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rmsnorm),
             cls(
@@ -341,13 +340,7 @@ class Projector(TowerPart):
                 norm=layernorm,
             ),
             cls(input_size=10, maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)), merge=2),
-            cls(
-                input_size=10,
-                maps=(Map(size=12, hidden_act="silu", gated=True), Map(size=24)),
-                merge=2,
-                norm=layernorm,
-                norm_of="merged",
-            ),
+            cls(input_size=10, maps=maps, merge=2, norm=layernorm, norm_of="merged"),
             cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
             cls(input_size=10, maps=(Map(size=24),), norm=rmsnorm, out_norm=unweighted_norm, vocab_size=7),
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rmsnorm),

@@ -286,15 +286,12 @@ class VisionTower(EncoderTower):
         convolution_block = Block(
             attention=ShortConv(grid=True), feed_forward=gated_network, norm=rmsnorm, norm_placement="pre"
         )
+        variants = {"full": convolution_block.model_copy(update={"attention": biased_attention})}
         mixed_layers_stack = Stack(
-            num_hidden_layers=3,
-            block=convolution_block,
-            variants={"full": convolution_block.model_copy(update={"attention": biased_attention})},
-            pattern=("block", "full"),
+            num_hidden_layers=3, block=convolution_block, variants=variants, pattern=("block", "full")
         )
-        windowed_block = pixtral_block.model_copy(
-            update={"attention": rotary_attention.model_copy(update={"grid_window": 3})}
-        )
+        attention = rotary_attention.model_copy(update={"grid_window": 3})
+        windowed_block = pixtral_block.model_copy(update={"attention": attention})
         windowed_stack = Stack(
             num_hidden_layers=3, block=windowed_block, variants={"full": pixtral_block}, pattern=("block", "full")
         )

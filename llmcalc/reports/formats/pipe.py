@@ -79,19 +79,15 @@ def _bar_length(table: Table, line_width: int) -> int:
     bar_fractions = [cell.fraction for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
     if not bar_fractions:
         return 0
-    bar_width = (
-        line_width
-        - len(INDENT)
-        - sum(len(COLUMN_GAP) + width for width in _column_widths(_cell_texts(table.without_bars())))
-    )
+    widths = _column_widths(_cell_texts(table.without_bars()))
+    bar_width = line_width - len(INDENT) - sum(len(COLUMN_GAP) + width for width in widths)
     return next((bar_length for bar_length in BAR_LENGTHS if round(max(bar_fractions) * bar_length) <= bar_width), 0)
 
 
 def _table_with_bars(table: Table, bar_length: int) -> Table:
     def row_with_bars(row: Row) -> Row:
-        return row._replace(
-            cells=[cell._replace(length=bar_length) if isinstance(cell, TextBar) else cell for cell in row.cells]
-        )
+        cells = [cell._replace(length=bar_length) if isinstance(cell, TextBar) else cell for cell in row.cells]
+        return row._replace(cells=cells)
 
     return table._replace(rows=[row_with_bars(row) for row in table.rows])
 

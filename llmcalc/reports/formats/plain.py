@@ -51,12 +51,8 @@ def write_csv(report: Report, output_stream: IO[str]) -> None:
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == column_keys:
             for row_cells in _rows_with_parents(table):
-                csv_writer.writerow(
-                    [
-                        _escape_spreadsheet_formula(cell)
-                        for cell in (row_cells if has_targets else [table.target, *row_cells])
-                    ]
-                )
+                cells = row_cells if has_targets else [table.target, *row_cells]
+                csv_writer.writerow([_escape_spreadsheet_formula(cell) for cell in cells])
 
 
 FORMULA_CHARACTERS = tuple("=+-@＝＋－＠")
@@ -75,11 +71,9 @@ def _escape_spreadsheet_formula(raw_value: Any) -> Any:
     if isinstance(raw_value, int | float):
         return raw_value
     cell_text = printable(str(raw_value))
-    return (
-        f"'{cell_text}"
-        if cell_text.startswith(FORMULA_CHARACTERS) and not HARMLESS_CELL.fullmatch(cell_text)
-        else cell_text
-    )
+    if cell_text.startswith(FORMULA_CHARACTERS) and not HARMLESS_CELL.fullmatch(cell_text):
+        return f"'{cell_text}"
+    return cell_text
 
 
 def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any]]:
@@ -106,11 +100,9 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
         for row_cells in _rows_with_parents(table)
     ]
     cleaned_rows = [{key: None if raw_value == "" else raw_value for key, raw_value in row.items()} for row in raw_rows]
-    return (
-        cleaned_rows
-        if column_keys[0] == TARGET_COLUMN
-        else [{TARGET_COLUMN: table.target, **row} for row in cleaned_rows]
-    )
+    if column_keys[0] == TARGET_COLUMN:
+        return cleaned_rows
+    return [{TARGET_COLUMN: table.target, **row} for row in cleaned_rows]
 
 
 REST_NAME = "rest"

@@ -94,9 +94,8 @@ def read_gguf(path: Path) -> Checkpoint:
             metadata_key = _read_text(bounded_reader, "metadata key", LONGEST_NAME)
             if metadata_key in metadata:
                 raise InputError(f"{path}: two metadata entries are called {metadata_key[:80]}; not a GGUF file")
-            metadata[metadata_key] = _read_value(
-                bounded_reader, bounded_reader.read_number("I", metadata_key), metadata_key, array_element_counter
-            )
+            value_type = bounded_reader.read_number("I", metadata_key)
+            metadata[metadata_key] = _read_value(bounded_reader, value_type, metadata_key, array_element_counter)
         tensors_by_name: dict[str, StoredTensor] = {}
         data_starts: list[int] = []
         for _ in range(tensor_count):

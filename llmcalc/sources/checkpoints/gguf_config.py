@@ -111,16 +111,13 @@ def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str
 
 def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     config_fields = _read_metadata(checkpoint, architecture, LATENT_FIELD_BY_KEY)
-    head_fields = _read_metadata(
-        checkpoint,
-        architecture,
-        {
-            "attention.key_length_mla": "key_mla",
-            "attention.value_length_mla": "value_mla",
-            "attention.key_length": "key",
-            "attention.value_length": "value",
-        },
-    )
+    fields_by_key = {
+        "attention.key_length_mla": "key_mla",
+        "attention.value_length_mla": "value_mla",
+        "attention.key_length": "key",
+        "attention.value_length": "value",
+    }
+    head_fields = _read_metadata(checkpoint, architecture, fields_by_key)
     key_length = head_fields.get("key_mla", head_fields.get("key", 0))
     value_length = head_fields.get("value_mla", head_fields.get("value", 0))
     has_score_correction, group_count = _has_tensor(checkpoint, "exp_probs_b.bias"), config_fields.get("n_group", 1)

@@ -136,9 +136,8 @@ class BoundedReader:
 
     def read_number(self, struct_format: str, header_field: str) -> Any:
         """Reads a little-endian number in a format of `struct`."""
-        return struct.unpack("<" + struct_format, self.read_bytes(struct.calcsize("<" + struct_format), header_field))[
-            0
-        ]
+        unpack = struct.unpack("<" + struct_format, self.read_bytes(struct.calcsize("<" + struct_format), header_field))
+        return unpack[0]
 
 
 def require_no_overlap(data_starts: Sequence[int], tensors: Sequence[StoredTensor], error_location: str) -> None:

@@ -175,10 +175,8 @@ def _parse_tensor(
         element_bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise _invalid_entry_error(tensor_name, error_location) from None
-    if (
-        any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, data_start, data_end))
-        or len(shape) > 16
-    ):
+    lengths = (*shape, data_start, data_end)
+    if any(type(length) is not int or not 0 <= length <= 2**48 for length in lengths) or len(shape) > 16:
         raise InputError(f"{error_location}: {tensor_name[:80]}: a shape or offset is not a valid size")
     tensor = StoredTensor(tensor_name, dtype, shape, data_end - data_start)
     if (tensor.elements * element_bits + 7) // 8 != tensor.nbytes:

@@ -49,7 +49,5 @@ def _with_unconverted_modules(config: Mapping[str, Any], module_patterns: tuple[
         or not isinstance(quantization_config.get("ignore"), list)
     ):
         return config
-    return {
-        **config,
-        "quantization_config": {**quantization_config, "ignore": [*quantization_config["ignore"], *module_patterns]},
-    }
+    ignore = [*quantization_config["ignore"], *module_patterns]
+    return {**config, "quantization_config": {**quantization_config, "ignore": ignore}}

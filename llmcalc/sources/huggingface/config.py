@@ -140,9 +140,8 @@ class Config:
         missing_error = self.error(
             self._name_in_config(field_names), "missing", f"a field that every {self.model_type} config has"
         )
-        suggested_name = similar_name(
-            field_names[0], [name for name in self.config_fields if name not in self.fields_read]
-        )
+        known_names = [name for name in self.config_fields if name not in self.fields_read]
+        suggested_name = similar_name(field_names[0], known_names)
         raise InputError(f"{missing_error} (the config has '{suggested_name}')") if suggested_name else missing_error
 
     def has(self, field_name: str) -> bool:
@@ -350,9 +349,8 @@ class Config:
         parent_config = parent_config or self
         known_fields = self.fields_read | IRRELEVANT_FIELDS | ignored_fields
         known_fields |= {name for name, alias in self.aliases.items() if alias in known_fields} - self.unread_aliases
-        layer_count = self.config_fields.get(
-            self.aliases.get("num_hidden_layers", ""), self.config_fields.get("num_hidden_layers")
-        )
+        num_hidden_layers = self.config_fields.get("num_hidden_layers")
+        layer_count = self.config_fields.get(self.aliases.get("num_hidden_layers", ""), num_hidden_layers)
         unknown_fields = {
             name: field_value
             for name, field_value in self.config_fields.items()

@@ -151,9 +151,8 @@ def describe_config_data(
     config_remarks = [*form_remarks, *type_remarks, *section_remarks]
     config_description = read_description(config, head)
     if not allow_unknown:
-        require_known(
-            config_description.unknown_fields, config_description.model_type, "encoder" not in config_description.model
-        )
+        is_decoder = "encoder" not in config_description.model
+        require_known(config_description.unknown_fields, config_description.model_type, is_decoder)
         require_read_sizes(config_description)
     config_remarks += [
         *config_description.notes,
@@ -163,18 +162,14 @@ def describe_config_data(
             bool(config.get("auto_map")) and not family_of(config_description.model_type).source,
         ),
     ]
-    model_description: dict[str, Any] = {
-        "model": config_description.model,
-        "config": dict(config),
-        "notes": [one_line(remark_text) for remark_text in config_remarks],
-    }
+    notes = [one_line(remark_text) for remark_text in config_remarks]
+    model_description: dict[str, Any] = {"model": config_description.model, "config": dict(config), "notes": notes}
     dtype = config_data.get("dtype") or config_data.get("torch_dtype")
     if isinstance(dtype, str):
         model_description["dtype"] = dtype
     config_tables = [*_config_tables(config_data)]
     state_dtype = next(
-        (table[dtype_field] for table in config_tables for dtype_field in STATE_DTYPES if dtype_field in table),
-        None,
+        (table[dtype_field] for table in config_tables for dtype_field in STATE_DTYPES if dtype_field in table), None
     )
     if isinstance(state_dtype, str) and state_dtype != "auto":
         model_description["state_dtype"] = state_dtype

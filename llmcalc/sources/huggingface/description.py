@@ -169,7 +169,8 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     where the wrapper's class ties by default. A class that unties by default does so where no section states a value,
     and one that ties by default where the config says nothing of the text model.
     """
-    if family.tying_source == "never":
+    tying_source = family.tying_source
+    if tying_source == "never":
         return {"tie_word_embeddings": False}
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
@@ -177,16 +178,12 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     stated_tying = next(
         (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
     )
-    if stated_tying is None and family.tying_source == "wrapper":
+    if stated_tying is None and tying_source == "wrapper":
         default_tying, text_section = family.defaults.get("tie_word_embeddings"), root_config.get(family.text_section)
         states_no_tying = text_section is None or tying_fields.keys().isdisjoint(text_section)
         counts_default = default_tying is False or (default_tying and not _states_text_model(family, root_config))
         return {"tie_word_embeddings": default_tying} if states_no_tying and counts_default else {}
-    if (
-        stated_tying is None
-        or family.tying_source == "text"
-        or (family.tying_source == "either" and stated_tying is False)
-    ):
+    if stated_tying is None or tying_source == "text" or (tying_source == "either" and stated_tying is False):
         return {}
     if type(stated_tying) is not bool:
         raise InputError(f"tie_word_embeddings: {short_repr(stated_tying)}; expected true or false")
@@ -310,10 +307,8 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
             "beside that section; weights with an lm_head of their own are loaded untied"
         ]
     default_tying, is_tied = family.defaults.get("tie_word_embeddings"), model_fields["tie_word_embeddings"]
-    is_stated = any(
-        root_config.get(field_name) is not None
-        for field_name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
-    )
+    field_names = ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
+    is_stated = any(root_config.get(field_name) is not None for field_name in field_names)
     if (
         family.text_type is None
         or family.tying_source == "text"
@@ -471,10 +466,8 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
     Raises `InputError`, which names the field, its value and the expected value.
     """
     config_description = read_description(config_data, head)
-    return config_description.model, [
-        *config_description.notes,
-        *remark_on_ignored_fields([unknown_field.path for unknown_field in config_description.unknown_fields]),
-    ]
+    ignored_paths = [unknown_field.path for unknown_field in config_description.unknown_fields]
+    return config_description.model, [*config_description.notes, *remark_on_ignored_fields(ignored_paths)]
 
 
 def read_description(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:
@@ -485,9 +478,8 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     config_data, draft_notes = with_draft_type(config_data)
     root_config, (section_path, config_data, model_type) = config_data, text_model_of(config_data)
     root_model_type = usual_name(root_config["model_type"])
-    family = _with_defaults_of_wrapper(
-        family_of(model_type, section_path, root_config), family_of(root_model_type), root_config
-    )
+    text_family = family_of(model_type, section_path, root_config)
+    family = _with_defaults_of_wrapper(text_family, family_of(root_model_type), root_config)
     _check_wrapper_class(root_model_type, root_config)
     if family.read_model is None:
         wrapper_section = section_path.removesuffix(".") or family_of(root_model_type).text_section

@@ -142,9 +142,8 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 
     The class's name, which says nothing of its head, is left out.
     """
-    flattened_fields = (
-        dict(SPECULATORS_DEFAULTS.get(draft_type, {})) if config.get("speculators_model_type") is not None else {}
-    )
+    speculators_model_type = config.get("speculators_model_type")
+    flattened_fields = dict(SPECULATORS_DEFAULTS.get(draft_type, {})) if speculators_model_type is not None else {}
     for section_name in FLATTENED_SECTIONS:
         section_data = config.get(section_name)
         if section_data is None:

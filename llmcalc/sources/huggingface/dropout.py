@@ -52,11 +52,9 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
     probability_by_place = {
         place: _read_probability(config, field_name) for place, field_name in family.dropout_fields.items()
     }
-    return (
-        {"dropout": probability_by_place}
-        if any(probability_by_place.values()) or set(probability_by_place) != {"attention"}
-        else {}
-    )
+    if any(probability_by_place.values()) or set(probability_by_place) != {"attention"}:
+        return {"dropout": probability_by_place}
+    return {}
 
 
 def _read_probability(config: Config, field_name: str) -> float:

@@ -49,9 +49,8 @@ def _tracked_operation(cls: type, method_name: str) -> Callable[[Any, Any], Any]
         operation_result = getattr(cls, method_name)(self, other_operand)
         if operation_result is NotImplemented and isinstance(other_operand, float):
             operation_result = getattr(float, method_name)(float(self), other_operand)
-        return _with_origin_fields(
-            operation_result, self.origin_fields | getattr(other_operand, "origin_fields", frozenset())
-        )
+        origin_fields = self.origin_fields | getattr(other_operand, "origin_fields", frozenset())
+        return _with_origin_fields(operation_result, origin_fields)
 
     return calculate
 
@@ -76,21 +75,16 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
             name: value if name in IRRELEVANT_FIELDS else _tracked_value(value, name)
             for name, value in text_config.items()
         }
-        model_fields = family.read_model(
-            typed_config(tracked_config, model_type, family, head_kind_of_config(config), path_prefix)
-        )
+        head = head_kind_of_config(config)
+        model_fields = family.read_model(typed_config(tracked_config, model_type, family, head, path_prefix))
     except InputError:  # a .toml may have another value under that name
         return ""
     message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
     named_fields = {path.rpartition(".")[2] for path in message_paths}
-    origin_fields = {
-        field_name for number in _tracked_numbers(model_fields, named_fields) for field_name in number.origin_fields
-    }
-    config_paths = [
-        path
-        for path in _field_paths(text_config)
-        if path in origin_fields and path.rpartition(".")[2] not in named_fields
-    ]
+    numbers = _tracked_numbers(model_fields, named_fields)
+    origin_fields = {field_name for number in numbers for field_name in number.origin_fields}
+    paths = _field_paths(text_config)
+    config_paths = [path for path in paths if path in origin_fields and path.rpartition(".")[2] not in named_fields]
     return f" (in the config: {', '.join(path_prefix + path for path in config_paths)})" if config_paths else ""
 
 

@@ -477,11 +477,8 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
                 f"ssm_cfg: headdim {head_dim} does not divide {expansion_factor * hidden_size}, the width of the scan"
             )
         group_count = _positive_size(ssm_config, "ngroups", 1)
-        config |= {
-            "head_dim": head_dim,
-            "num_heads": expansion_factor * hidden_size // head_dim,
-            "n_groups": group_count,
-        }
+        num_heads = expansion_factor * hidden_size // head_dim
+        config |= {"head_dim": head_dim, "num_heads": num_heads, "n_groups": group_count}
     else:
         config["intermediate_size"] = expansion_factor * hidden_size
     return config, [f"arguments of mamba_ssm: read as '{config['model_type']}', with its vocabulary padded"]

@@ -59,11 +59,8 @@ def attention(config: Config, **other_fields: Any) -> Table:
     """
     heads = config.integer("num_attention_heads")
     kv_heads = config.optional_integer("num_key_value_heads")
-    attention_fields: Table = {
-        "num_attention_heads": heads,
-        "head_dim": config.optional_integer("head_dim"),
-        "position": rope(config),
-    }
+    head_dim = config.optional_integer("head_dim")
+    attention_fields: Table = {"num_attention_heads": heads, "head_dim": head_dim, "position": rope(config)}
     if kv_heads is not None and kv_heads != heads:
         attention_fields["num_key_value_heads"] = kv_heads
     return {
@@ -89,11 +86,9 @@ def rope(
         rope_parameters = rope_parameters[layer_kind]
 
     def stated_value(field_name: str, top_level_name: str) -> Any:
-        return (
-            rope_parameters[field_name]
-            if rope_parameters.get(field_name) is not None
-            else config.config_fields.get(top_level_name)
-        )
+        if rope_parameters.get(field_name) is not None:
+            return rope_parameters[field_name]
+        return config.config_fields.get(top_level_name)
 
     rope_base = stated_value("rope_theta", theta_name)
     rotary_fraction = stated_value("partial_rotary_factor", fraction_name)
@@ -284,11 +279,9 @@ def token_types(segment_type_count: int, task_type_count: int | None = None) -> 
 
 def pooler(is_present: bool, score_count: int | None = None) -> Table:
     """Returns BERT's pooler as a model's field `pooler` if `is_present`. score_count: scores after the pooler."""
-    return (
-        {"pooler": {"dense": True, **({} if score_count is None else {"num_labels": score_count})}}
-        if is_present
-        else {}
-    )
+    if is_present:
+        return {"pooler": {"dense": True, **({} if score_count is None else {"num_labels": score_count})}}
+    return {}
 
 
 TOKEN_CLASSIFIER = "ForTokenClassification"
@@ -412,12 +405,8 @@ def head_table(
     if config.head_kind == "classification" and class_name in REWARD_HEADS:
         return {"type": "classification", "over": "token", **REWARD_HEADS[class_name]}
     if config.head_kind == "classification" and not scores_sequences(config):
-        return {
-            "type": "classification",
-            "num_labels": answer_score_count if class_name.endswith(QUESTION_ANSWERING) else class_count(config),
-            "over": "token",
-            "bias": has_token_bias,
-        }
+        num_labels = answer_score_count if class_name.endswith(QUESTION_ANSWERING) else class_count(config)
+        return {"type": "classification", "num_labels": num_labels, "over": "token", "bias": has_token_bias}
     if config.head_kind == "classification":
         compares_texts = class_name.endswith((MULTIPLE_CHOICE, NEXT_SENTENCE_PREDICTION))
         if compares_texts and score_head is None:
@@ -575,10 +564,8 @@ def sliding_stack(
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     if window is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
-    layer_changes: Table = {
-        "full": {"attention": full_fields or {}},
-        "sliding": {"attention": {"sliding_window": window, **(sliding_fields or {})}},
-    }
+    sliding = {"attention": {"sliding_window": window, **(sliding_fields or {})}}
+    layer_changes: Table = {"full": {"attention": full_fields or {}}, "sliding": sliding}
     return stack_of_variants(layer_changes, layer_kinds)
 
 
@@ -587,10 +574,8 @@ def stack_of_variants(changes_by_kind: Table, layer_kinds: list[str]) -> Table:
 
     changes_by_kind: layer kind → fields that differ. layer_kinds: each layer's kind, bottom first.
     """
-    return {
-        "variants": {layer_kind: changes_by_kind[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)},
-        **layer_pattern(layer_kinds),
-    }
+    variants = {layer_kind: changes_by_kind[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
+    return {"variants": variants, **layer_pattern(layer_kinds)}
 
 
 def bidirectional_stack(stack: Table, distance_of_window: Callable[[int], int]) -> Table:

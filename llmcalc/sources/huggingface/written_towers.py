@@ -39,10 +39,8 @@ def _patches_per_side(tower: Any) -> int:
 
 def _siglip_section(tower: Any) -> Table:
     block = tower.stack.block
-    image_fields = {
-        "num_channels": tower.patches.num_channels,
-        "image_size": _patches_per_side(tower) * tower.patches.patch_size,
-    }
+    image_size = _patches_per_side(tower) * tower.patches.patch_size
+    image_fields = {"num_channels": tower.patches.num_channels, "image_size": image_size}
     layer_fields = {
         "vision_use_head": tower.pooling is not None,
         "hidden_act": _activation_name(block.feed_forward.hidden_act),
@@ -52,19 +50,15 @@ def _siglip_section(tower: Any) -> Table:
 
 
 def paligemma_sections(towers: TowerSpecs) -> Table:
-    return {
-        "projection_dim": towers["multi_modal_projector"].maps[-1].size,
-        "vision_config": _siglip_section(towers["vision_tower"]),
-    }
+    vision_config = _siglip_section(towers["vision_tower"])
+    return {"projection_dim": towers["multi_modal_projector"].maps[-1].size, "vision_config": vision_config}
 
 
 def gemma3_sections(towers: TowerSpecs) -> Table:
     """Returns Gemma 3's sections, with `mm_tokens_per_image`, the number of vectors per image."""
     tower, merge_size = towers["vision_tower"], towers["multi_modal_projector"].merge
-    return {
-        "mm_tokens_per_image": (_patches_per_side(tower) // merge_size) ** 2,
-        "vision_config": _siglip_section(tower),
-    }
+    mm_tokens_per_image = (_patches_per_side(tower) // merge_size) ** 2
+    return {"mm_tokens_per_image": mm_tokens_per_image, "vision_config": _siglip_section(tower)}
 
 
 def gemma4_sections(towers: TowerSpecs) -> Table:
@@ -79,16 +73,12 @@ def gemma4_sections(towers: TowerSpecs) -> Table:
 
 def _gemma4_vision_section(tower: Any, projector: Any) -> Table:
     block = tower.stack.block
-    heads = {
-        "num_key_value_heads": block.attention.num_key_value_heads or block.attention.num_attention_heads,
-        "head_dim": block.attention.head_dim,
-    }
+    num_key_value_heads = block.attention.num_key_value_heads or block.attention.num_attention_heads
+    heads = {"num_key_value_heads": num_key_value_heads, "head_dim": block.attention.head_dim}
     size_fields = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
     flags = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
-    layer_fields = {
-        "hidden_activation": _activation_name(block.feed_forward.hidden_act),
-        "rms_norm_eps": block.norm.eps,
-    }
+    hidden_activation = _activation_name(block.feed_forward.hidden_act)
+    layer_fields = {"hidden_activation": hidden_activation, "rms_norm_eps": block.norm.eps}
     return {"model_type": "gemma4_vision", **_layer_fields(tower), **heads, **size_fields, **flags, **layer_fields}
 
 
@@ -107,11 +97,8 @@ def _gemma4_audio_section(tower: Any) -> Table:
         "subsampling_conv_channels": [convolution.channels for convolution in tower.subsampling.convolutions],
         "conv_kernel_size": tower.convolution.kernel_size,
     }
-    layer_fields = {
-        "hidden_act": _activation_name(tower.convolution.hidden_act),
-        "rms_norm_eps": tower.norm.eps,
-        "use_clipped_linears": tower.clamps > 0,
-    }
+    hidden_act = _activation_name(tower.convolution.hidden_act)
+    layer_fields = {"hidden_act": hidden_act, "rms_norm_eps": tower.norm.eps, "use_clipped_linears": tower.clamps > 0}
     return {
         "model_type": "gemma4_audio",
         **size_fields,

@@ -168,9 +168,8 @@ def _candidate_config(model_type: str, family: Family, class_name: str, config_v
     read_fields = _fields_read(family, config)
     written_fields = {"model_type", "architectures", *family.field_writers} | read_fields
     config = {field_name: field_value for field_name, field_value in config.items() if field_name in written_fields}
-    _fill_fields(
-        config, family, config_values, [field_name for field_name in EXTRA_READ_FIELDS if field_name in read_fields]
-    )
+    field_names = [field_name for field_name in EXTRA_READ_FIELDS if field_name in read_fields]
+    _fill_fields(config, family, config_values, field_names)
     return (
         config
         | _logit_fields(model_type, family, config_values.spec)
@@ -224,9 +223,8 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
     usual_names = {field_alias: field_name for field_name, field_alias in family.aliases.items()}
     for config_field in (field_aliases.get(field_name, field_name) for field_name in field_names):
         try:
-            field_value = _value_of_field(
-                family, config_field, usual_names.get(config_field, config_field), config_values
-            )
+            usual_name = usual_names.get(config_field, config_field)
+            field_value = _value_of_field(family, config_field, usual_name, config_values)
         except ABSENT_FIELD_ERRORS:
             continue
         default_value = family.defaults.get(config_field)

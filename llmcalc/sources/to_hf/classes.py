@@ -21,21 +21,16 @@ CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 def class_names(model_type: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type with the output head of this spec, the likeliest first."""
     known_classes = library_class_names().get(model_type, [])
-    return [
-        name
-        for class_ending in _class_endings(known_classes, spec)
-        for name in _classes_ending_with(known_classes, class_ending)
-    ]
+    class_endings = _class_endings(known_classes, spec)
+    return [name for class_ending in class_endings for name in _classes_ending_with(known_classes, class_ending)]
 
 
 def wrapper_names(model_type: str, lacks_head: bool) -> list[str]:
     """Returns the classes of a wrapper's model type, with or without an output head."""
     known_classes = library_class_names().get(model_type, [])
-    return (
-        _classes_ending_with(known_classes, "Model")
-        if lacks_head
-        else _classes_ending_with(known_classes, CONDITIONAL_ENDINGS)
-    )
+    if lacks_head:
+        return _classes_ending_with(known_classes, "Model")
+    return _classes_ending_with(known_classes, CONDITIONAL_ENDINGS)
 
 
 def _classes_ending_with(listed_classes: list[str], class_ending: str | tuple[str, ...]) -> list[str]:

@@ -139,11 +139,8 @@ def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
         first_layer_by_kind[layer_kind] if layer_kind in stack.shared_layers else layer_index
         for layer_index, layer_kind in enumerate(layer_kinds)
     ]
-    return {
-        **stack_table,
-        "shared_layers": owner_indices,
-        "layers": [table_by_kind[layer_kind] for layer_kind in layer_kinds],
-    }
+    layers = [table_by_kind[layer_kind] for layer_kind in layer_kinds]
+    return {**stack_table, "shared_layers": owner_indices, "layers": layers}
 
 
 def _prediction_table(spec: ModelSpec, prediction: MultiTokenPrediction | None) -> Any:
@@ -177,10 +174,8 @@ def _plain_values(field_value: Any, hidden_size: int) -> Any:
             _, part_table["num_key_value_heads"], part_table["head_dim"] = field_value.sizes(hidden_size)
             part_table["v_head_dim"] = field_value.v_head_dim or part_table["head_dim"]
             if isinstance(field_value.position, Rope):
-                part_table["position"] = {
-                    "type": "rope",
-                    "rotary_dim": field_value.position.rotary_size(part_table["head_dim"]),
-                }
+                rotary_dim = field_value.position.rotary_size(part_table["head_dim"])
+                part_table["position"] = {"type": "rope", "rotary_dim": rotary_dim}
         return part_table
     if isinstance(field_value, dict):
         return {

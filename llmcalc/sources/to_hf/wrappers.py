@@ -45,11 +45,8 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
 
 def _wrapper_type_of(text_model_type: str) -> str:
     """Returns the wrapper with `write_tower_sections` for a text model's type; both are in the same file."""
-    wrapper_types = (
-        model_type
-        for model_type in TYPES_BY_FILE[FILE_BY_TYPE[text_model_type]]
-        if family_of(model_type).text_type == text_model_type
-    )
+    model_types = TYPES_BY_FILE[FILE_BY_TYPE[text_model_type]]
+    wrapper_types = (model_type for model_type in model_types if family_of(model_type).text_type == text_model_type)
     return next(
         (model_type for model_type in wrapper_types if family_of(model_type).write_tower_sections is not None), ""
     )

@@ -139,13 +139,9 @@ def _read_section(
         raise InputError(
             f"{section_name}.model_type: {model_type!r}; expected one of {', '.join(tower_section.defaults_by_type)}"
         )
-    config = Config(
-        section_fields,
-        tower_section.defaults_by_type[model_type],
-        model_type,
-        location=f"{section_name}.",
-        aliases={**class_aliases, **tower_section.aliases},
-    )
+    defaults = tower_section.defaults_by_type[model_type]
+    aliases = {**class_aliases, **tower_section.aliases}
+    config = Config(section_fields, defaults, model_type, location=f"{section_name}.", aliases=aliases)
     wrapper_config = Config(root_config, tower_section.wrapper_defaults, root_model_type, aliases=root_aliases)
     tower_tables = tower_section.read_tower(wrapper_config, config, text_hidden_size)
     for tower_name, tower_fields in tower_tables.items():

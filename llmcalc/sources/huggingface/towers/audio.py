@@ -78,9 +78,8 @@ def _read_moss(root_config: Config, config: Config, text_hidden_size: int, **mer
     """
     has_bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     merge_fields = merge_fields or {"frames": root_config.integer("audio_merge_size"), "out_norm": layernorm()}
-    linear_layers = projector(
-        config.integer("hidden_size"), *two_linear_layers(text_hidden_size, activation, has_bias), **merge_fields
-    )
+    input_width = config.integer("hidden_size")
+    linear_layers = projector(input_width, *two_linear_layers(text_hidden_size, activation, has_bias), **merge_fields)
     return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": linear_layers}
 
 
@@ -94,16 +93,12 @@ def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> 
     )
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     clip_rule = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
-    stack = {
-        "num_hidden_layers": config.integer("num_hidden_layers"),
-        "block": layer_table(attention, ffn, norm),
-        "stem": {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2},
-        "final_norm": norm,
-    }
+    block = layer_table(attention, ffn, norm)
+    stem = {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2}
+    stack = {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "stem": stem, "final_norm": norm}
     merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden_size)
-    linear_layers = two_linear_layers(
-        text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_hidden_size
-    )
+    activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    linear_layers = two_linear_layers(text_hidden_size, activation, inner_width=2 * text_hidden_size)
     tower = {"type": "audio", "hidden_size": hidden_size, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames)}
 
@@ -151,12 +146,8 @@ def _read_ultravox(root_config: Config, config: Config, text_hidden_size: int) -
     if inner_width % 2:
         raise root_config.error("hidden_size", inner_width, "an even number: one half gates the other")
     inner_norm, last_norm = (norm, None) if root_config.flag("projector_ln_mid") else (None, norm)
-    frame_stacking = {
-        "frames": root_config.integer("stack_factor"),
-        "norm": norm,
-        "norm_of": "merged",
-        "out_norm": inner_norm,
-    }
+    frames = root_config.integer("stack_factor")
+    frame_stacking = {"frames": frames, "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
     gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _audio_clip_rule(config, root_config.integer("stack_factor"), several=True, fits=True)
@@ -175,15 +166,12 @@ def _read_phi4_vision(root_config: Config, config: Config, text_hidden_size: int
     """
     pooling_table: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
     image_resizing = {"type": "dynamic_hd", "size": config.integer("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
-    return {
-        "image_processor": {
-            **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
-            "image": image_resizing,
-        },
-        "image_projector": projector(
-            config.integer("hidden_size"), *two_linear_layers(text_hidden_size), **pooling_table
-        ),
+    image_processor = {
+        **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
+        "image": image_resizing,
     }
+    image_projector = projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size), **pooling_table)
+    return {"image_processor": image_processor, "image_projector": image_projector}
 
 
 def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -225,6 +213,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         "multiplier": config.integer("depthwise_multiplier"),
         "separable": True,
     }
+    audio = {"type": "recording", "window": 400, "frames_per_token": time_reduction * config.integer("downsample_rate")}
     tower = {
         "type": "conformer",
         "hidden_size": hidden_size,
@@ -235,16 +224,11 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         "feed_forward": glu(config, bias=True, activation_field="activation"),
         "norm": layernorm(),
         "segment": PHI4_POSITIONS,
-        "audio": {
-            "type": "recording",
-            "window": 400,
-            "frames_per_token": time_reduction * config.integer("downsample_rate"),
-        },
+        "audio": audio,
         "relative_buckets": config.integer("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
-    audio_projector = projector(
-        hidden_size, *two_linear_layers(text_hidden_size), frames=config.integer("downsample_rate")
-    )
+    frames = config.integer("downsample_rate")
+    audio_projector = projector(hidden_size, *two_linear_layers(text_hidden_size), frames=frames)
     return {
         "audio_encoder": tower,
         "audio_projector": {**audio_projector, "with_images": False},

@@ -57,10 +57,8 @@ def _read_instruct_blip(root_config: Config, config: Config, text_hidden_size: i
 
 def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     hidden_size, query_count = config.integer("hidden_size"), root_config.integer("num_query_tokens")
-    encoder = {
-        **_image_encoder(config, config.flag("qkv_bias")),
-        "image": {"type": "fixed", "size": config.integer("image_size"), "tokens": query_count},
-    }
+    image = {"type": "fixed", "size": config.integer("image_size"), "tokens": query_count}
+    encoder = {**_image_encoder(config, config.flag("qkv_bias")), "image": image}
     resampler = qformer(root_config.section("qformer_config", QFORMER_DEFAULTS), hidden_size, query_count, None, config)
     linear_layer = (text_hidden_size, True, "identity")
     return {
@@ -96,10 +94,7 @@ BLIP_FIELDS = field_names("dropout initializer_factor num_channels")
 WRAPPERS = {
     "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION_DEFAULTS}, ignored_fields=BLIP_FIELDS),
     "blip-2": vision_section(
-        _read_blip_2,
-        {"blip_2_vision_model": VISION_DEFAULTS},
-        {"num_query_tokens": 32},
-        ignored_fields=BLIP_FIELDS,
+        _read_blip_2, {"blip_2_vision_model": VISION_DEFAULTS}, {"num_query_tokens": 32}, ignored_fields=BLIP_FIELDS
     ),
     **{
         kind: vision_section(

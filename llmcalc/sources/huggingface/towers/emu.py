@@ -90,19 +90,14 @@ def _read_janus_tokenizer(root_config: Config, config: Config, text_hidden_size:
     base_channels, channel_multipliers = _read_channels(config)
     projection_width, code_count = config.integer("projection_dim"), config.integer("num_embeddings")
     activation = config.choice(ACTIVATIONS, "hidden_act")
+    head = [{"size": projection_width, "bias": True, "hidden_act": activation}, {"size": code_count, "bias": True}]
+    maps = _aligner_layers(config.integer("num_hidden_layers"), projection_width, activation)
     tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
         "attn_resolutions": [len(channel_multipliers) - 1],
         "attention": {"num_attention_heads": 1, **biases(True, *QKVO_BIASES)},
         "codebook_size": code_count,
         "over_frames": False,
-        "generation": {
-            "maps": _aligner_layers(config.integer("num_hidden_layers"), projection_width, activation),
-            "head_input_size": config.integer("image_token_embed_dim"),
-            "head": [
-                {"size": projection_width, "bias": True, "hidden_act": activation},
-                {"size": code_count, "bias": True},
-            ],
-        },
+        "generation": {"maps": maps, "head_input_size": config.integer("image_token_embed_dim"), "head": head},
     }
     return {"image_tokenizer": tokenizer}
 

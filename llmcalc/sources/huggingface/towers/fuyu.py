@@ -11,10 +11,7 @@ from .section import TowerSection
 
 
 def _read_fuyu(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    patch_fields = {
-        **root_config.integer_fields("patch_size", "num_channels"),
-        "bias": True,
-    }
+    patch_fields = {**root_config.integer_fields("patch_size", "num_channels"), "bias": True}
     return {"vision_embed_tokens": {"type": "patches", "hidden_size": text_hidden_size, "patches": patch_fields}}
 
 

@@ -54,12 +54,8 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_hidden_size: i
         config, block, positions=position_table, standardize=is_standardized, clamps=clamp_count, image=image_resizing
     )
     pooling_table: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
-    return {
-        "vision_tower": tower,
-        "embed_vision": projector(
-            config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table
-        ),
-    }
+    embed_vision = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table)
+    return {"vision_tower": tower, "embed_vision": embed_vision}
 
 
 def _conformer_encoder(
@@ -109,11 +105,8 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_hidden_size: in
     if first_channels < 4:
         raise config.error("subsampling_conv_channels", first_channels, "4 channels or more")
     norm = layernorm(config.number("rms_norm_eps"), bias=False)
-    subsampling_table = {
-        "num_mel_bins": first_channels // 4 * 4,
-        "convolutions": [{"channels": first_channels}, {"channels": second_channels}],
-        "norm": norm,
-    }
+    convolutions = [{"channels": first_channels}, {"channels": second_channels}]
+    subsampling_table = {"num_mel_bins": first_channels // 4 * 4, "convolutions": convolutions, "norm": norm}
     output_width, activation = config.integer("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
     clamp_count = 4 * 10 if config.flag("use_clipped_linears") else 0
     audio_framing = {"type": "recording", **GEMMA4_FRAMES}
@@ -121,10 +114,8 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_hidden_size: in
         config, "", activation, subsampling_table, output_size=output_width, clamps=clamp_count, audio=audio_framing
     )
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
-    return {
-        "audio_tower": tower,
-        "embed_audio": projector(output_width, (text_hidden_size, False, "identity"), norm=unweighted_norm),
-    }
+    embed_audio = projector(output_width, (text_hidden_size, False, "identity"), norm=unweighted_norm)
+    return {"audio_tower": tower, "embed_audio": embed_audio}
 
 
 def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -141,25 +132,17 @@ def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: 
         "norm": layernorm(1e-5),
         "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},
     }
-    return {
-        "vision_embedder": embedder_table,
-        "embed_vision": projector(
-            config.integer("output_proj_dims"), (text_hidden_size, False, "identity"), norm=unweighted_norm
-        ),
-    }
+    input_width = config.integer("output_proj_dims")
+    embed_vision = projector(input_width, (text_hidden_size, False, "identity"), norm=unweighted_norm)
+    return {"vision_embedder": embedder_table, "embed_vision": embed_vision}
 
 
 def _read_unified_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     frame_size = config.integer("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
-    return {
-        "embed_audio": projector(
-            frame_size,
-            (text_hidden_size, False, "identity"),
-            norm=rmsnorm(config.number("rms_norm_eps"), weight=False),
-            raw=True,
-            audio={"type": "recording", "window": 1, "hop": frame_size, "marks": 2},
-        )
-    }
+    norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
+    audio = {"type": "recording", "window": 1, "hop": frame_size, "marks": 2}
+    embed_audio = projector(frame_size, (text_hidden_size, False, "identity"), norm=norm, raw=True, audio=audio)
+    return {"embed_audio": embed_audio}
 
 
 def _gemma3n_embedder(config: Config, text_hidden_size: int) -> Table:
@@ -200,20 +183,11 @@ def _read_gemma3n_audio(root_config: Config, config: Config, text_hidden_size: i
         for channel_count, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True)
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
-    subsampling_table = {
-        "num_mel_bins": config.integer("input_feat_size"),
-        "convolutions": convolution_tables,
-        "norm": norm,
-    }
+    num_mel_bins = config.integer("input_feat_size")
+    subsampling_table = {"num_mel_bins": num_mel_bins, "convolutions": convolution_tables, "norm": norm}
     audio_framing = {"type": "recording", **GEMMA3N_FRAMES}
-    tower = _conformer_encoder(
-        config,
-        "conf_",
-        "silu",
-        subsampling_table,
-        reduction=config.integer("conf_reduction_factor"),
-        audio=audio_framing,
-    )
+    reduction = config.integer("conf_reduction_factor")
+    tower = _conformer_encoder(config, "conf_", "silu", subsampling_table, reduction=reduction, audio=audio_framing)
     return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, text_hidden_size)}
 
 

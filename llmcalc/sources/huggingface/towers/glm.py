@@ -34,9 +34,8 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
     attention = self_attention(config, "num_heads", **ROTARY_POSITION, **attention_biases(config, QKV_BIASES))
     block = layer_table(attention, glu(config, ffn_width=config.integer("out_hidden_size")), norm)
     stack = {"embedding_norm": norm, "final_norm": norm}
-    return _encoder_with_merger(
-        config, block, stack, config.integer("intermediate_size"), positions={"rows": patches_per_side(config) ** 2}
-    )
+    merger_width = config.integer("intermediate_size")
+    return _encoder_with_merger(config, block, stack, merger_width, positions={"rows": patches_per_side(config) ** 2})
 
 
 def _read_glm_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -91,14 +90,12 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
         **encoder_fields,
     )
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
+    merge = config.integer("spatial_merge_size")
+    visual_merger = projector(output_width, (output_width, False, "identity"), out_norm=layernorm(), out_act="gelu")
     return {
         "visual": tower,
-        "visual_downsample": projector(
-            hidden_size, (output_width, True, "identity"), merge=config.integer("spatial_merge_size")
-        ),
-        "visual_merger": projector(
-            output_width, (output_width, False, "identity"), out_norm=layernorm(), out_act="gelu"
-        ),
+        "visual_downsample": projector(hidden_size, (output_width, True, "identity"), merge=merge),
+        "visual_merger": visual_merger,
         "visual_network": {**projector(output_width), "maps": gated_layers},
     }
 

@@ -45,9 +45,8 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
         "audio": {**audio_framing, "tokens_at_once": query_count},
     }
     feature_width = concatenated_layers * hidden_size
-    resampler = qformer(
-        root_config.section("projector_config", QFORMER_DEFAULTS), feature_width, query_count, window, config
-    )
+    qformer_config = root_config.section("projector_config", QFORMER_DEFAULTS)
+    resampler = qformer(qformer_config, feature_width, query_count, window, config)
     projector_table = projector(
         feature_width, (text_hidden_size, True, "identity"), resampler=resampler, encoder_layers=concatenated_layers
     )
@@ -90,6 +89,7 @@ def qformer(
     qformer_config.quotient("num_attention_heads", hidden_size, heads)
     depth = qformer_config.integer("num_hidden_layers")
     cross_attention_period = qformer_config.integer("cross_attention_frequency")
+    feed_forward = mlp(qformer_config.integer("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act"))
     qformer_fields: Table = {
         "type": "qformer",
         "queries": query_count,
@@ -98,9 +98,7 @@ def qformer(
         "num_attention_heads": heads,
         "input_size": encoder_width,
         "reading_layers": list(range(0, depth, cross_attention_period)),
-        "feed_forward": mlp(
-            qformer_config.integer("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act")
-        ),
+        "feed_forward": feed_forward,
         "norm": layernorm(qformer_config.number("layer_norm_eps")),
         **text_fields,
     }

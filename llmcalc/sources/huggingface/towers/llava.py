@@ -139,20 +139,17 @@ def _read_vipllava(root_config: Config, config: Config, text_hidden_size: int) -
     linear_layers = two_linear_layers(text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(root_config.number("projector_layernorm_eps"))
     image_resizing = {"image": _fixed_image_rule(config)} if config.model_type == "clip_vision_model" else {}
+    input_width = layer_count * config.integer("hidden_size")
     return {
         "vision_tower": ENCODER_BUILDERS[config.model_type](config) | image_resizing,
-        "multi_modal_projector": projector(
-            layer_count * config.integer("hidden_size"), *linear_layers, norm=norm, encoder_layers=layer_count
-        ),
+        "multi_modal_projector": projector(input_width, *linear_layers, norm=norm, encoder_layers=layer_count),
     }
 
 
 def _read_deepseek_vl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads DeepSeek-VL: SigLIP and two linear layers."""
-    return {
-        "vision_model": {**siglip_encoder(config), "image": _fixed_image_rule(config)},
-        "aligner": projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size)),
-    }
+    aligner = projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size))
+    return {"vision_model": {**siglip_encoder(config), "image": _fixed_image_rule(config)}, "aligner": aligner}
 
 
 def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -160,12 +157,8 @@ def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -
     merge_size, image_size = root_config.integer("scale_factor"), config.integer("image_size")
     connector_table = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), merge=merge_size)
     token_count = patches_per_side(config) ** 2 // merge_size**2
-    image_resizing = {
-        "type": "split",
-        "size": image_size,
-        "longest_edge": LONGEST_TILES * image_size,
-        "tokens": max(token_count, 1),
-    }
+    longest_edge = LONGEST_TILES * image_size
+    image_resizing = {"type": "split", "size": image_size, "longest_edge": longest_edge, "tokens": max(token_count, 1)}
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image_resizing}, "connector": connector_table}
 
@@ -213,34 +206,25 @@ def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -
     text_config = root_config.section("text_config", {"intermediate_size": 14336, "hidden_act": "silu"})
     perceiver_config = root_config.section("perceiver_config", PERCEIVER_DEFAULTS)
     ffn_width = text_config.integer("intermediate_size")
-    gated_layer = {
-        "size": 2 * ffn_width,
-        "hidden_act": text_config.choice(ACTIVATIONS, "hidden_act"),
-        "gated": True,
-    }
+    gated_layer = {"size": 2 * ffn_width, "hidden_act": text_config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
     heads, kv_heads = perceiver_config.integer("resampler_n_heads"), perceiver_config.integer("num_key_value_heads")
     perceiver_config.quotient("num_key_value_heads", heads, kv_heads)
     attention: Table = {"num_attention_heads": heads, "head_dim": perceiver_config.integer("resampler_head_dim")}
+    hidden_act = perceiver_config.choice(ACTIVATIONS, "hidden_act")
     resampler = {
         "type": "perceiver",
         "queries": perceiver_config.integer("resampler_n_latents"),
         "hidden_size": text_hidden_size,
         "num_hidden_layers": perceiver_config.integer("resampler_depth"),
         "attention": {**attention, **({} if kv_heads == heads else {"num_key_value_heads": kv_heads})},
-        "feed_forward": {
-            "intermediate_size": 4 * text_hidden_size,
-            "hidden_act": perceiver_config.choice(ACTIVATIONS, "hidden_act"),
-            "gated": True,
-        },
+        "feed_forward": {"intermediate_size": 4 * text_hidden_size, "hidden_act": hidden_act, "gated": True},
         "norm": rmsnorm(perceiver_config.number("rms_norm_eps")),
     }
     perceiver_config.finish(frozenset({"attention_dropout", "hidden_size", "initializer_range", "model_type"}), config)
+    input_width = config.integer("hidden_size")
     return {
         "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
-        "connector_projection": {
-            **projector(config.integer("hidden_size")),
-            "maps": [gated_layer, {"size": text_hidden_size}],
-        },
+        "connector_projection": {**projector(input_width), "maps": [gated_layer, {"size": text_hidden_size}]},
         "connector": projector(text_hidden_size, resampler=resampler),
     }
 
@@ -264,10 +248,8 @@ def _read_aria(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         "double_projections": True,
     }
     linear_layers = two_linear_layers(text_hidden_size, "gelu_tanh", bias=False)
-    return {
-        "vision_tower": tower,
-        "multi_modal_projector": projector(hidden_size, *linear_layers, norm=norm, resampler=resampler),
-    }
+    multi_modal_projector = projector(hidden_size, *linear_layers, norm=norm, resampler=resampler)
+    return {"vision_tower": tower, "multi_modal_projector": multi_modal_projector}
 
 
 def _read_query_counts(root_config: Config) -> dict[int, int]:
@@ -296,16 +278,11 @@ def read_internvl(root_config: Config, config: Config, text_hidden_size: int) ->
         **{field_name: _square_size(config, field_name) for field_name in ("image_size", "patch_size")}
     )
     patch_count = patches_per_side(square_config) ** 2
-    image_resizing = {
-        "type": "tiles",
-        "size": square_config.integer("image_size"),
-        "max_tiles": INTERNVL_TILES,
-        "tokens": max(patch_count // merge_size**2, 1),
-        "marks": 2,
-    }
-    position_table: Table = (
-        {"positions": {"rows": patch_count + 1}} if config.flag("use_absolute_position_embeddings") else {}
-    )
+    image_size = square_config.integer("image_size")
+    tokens = max(patch_count // merge_size**2, 1)
+    image_resizing = {"type": "tiles", "size": image_size, "max_tiles": INTERNVL_TILES, "tokens": tokens, "marks": 2}
+    use_absolute_position_embeddings = config.flag("use_absolute_position_embeddings")
+    position_table: Table = {"positions": {"rows": patch_count + 1}} if use_absolute_position_embeddings else {}
     final_norm = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(config.number("layer_norm_eps"))}
     tower = vision_transformer(
         square_config,
@@ -317,9 +294,8 @@ def read_internvl(root_config: Config, config: Config, text_hidden_size: int) ->
         **position_table,
     )
     linear_layers = two_linear_layers(text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
-    merger = projector(
-        config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged"
-    )
+    input_width = config.integer("hidden_size")
+    merger = projector(input_width, *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 

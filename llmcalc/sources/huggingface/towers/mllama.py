@@ -17,6 +17,7 @@ def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> 
     """Reads Llama 3.2 Vision: one linear layer reads the last output and the outputs of some lower layers."""
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(self_attention(config), ffn, layernorm(config.number("norm_eps")))
+    num_hidden_layers = config.integer("num_global_layers")
     tower = vision_transformer(
         config,
         block,
@@ -25,20 +26,13 @@ def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> 
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
         tiles={"max_tiles": config.integer("max_num_tiles"), "image_kinds": _aspect_ratio_count(config) + 1},
-        upper_stack={
-            "num_hidden_layers": config.integer("num_global_layers"),
-            "block": {**block, "residual_scale": "gate"},
-        },
+        upper_stack={"num_hidden_layers": num_hidden_layers, "block": {**block, "residual_scale": "gate"}},
     )
     feature_count = 1 + len(config.integers("intermediate_layers_indices"))
     output_width = feature_count * config.integer("hidden_size")
     config.require("vision_output_dim", output_width)
-    return {
-        "vision_model": tower,
-        "multi_modal_projector": projector(
-            output_width, (text_hidden_size, True, "identity"), encoder_layers=feature_count
-        ),
-    }
+    multi_modal_projector = projector(output_width, (text_hidden_size, True, "identity"), encoder_layers=feature_count)
+    return {"vision_model": tower, "multi_modal_projector": multi_modal_projector}
 
 
 def _aspect_ratio_count(config: Config) -> int:

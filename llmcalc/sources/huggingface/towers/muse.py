@@ -30,12 +30,11 @@ def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     inner_width = root_config.integer("projector_hidden_size")
     activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layer = (inner_width, False, activation)
+    out_norm = {"type": "rmsnorm", "weight": False}
     return {
         "vision_tower": tower,
         "vision_adapter": projector(hidden_size, linear_layer, linear_layer, merge=merge_size),
-        "vision_projection": projector(
-            inner_width, (text_hidden_size, False, "identity"), out_norm={"type": "rmsnorm", "weight": False}
-        ),
+        "vision_projection": projector(inner_width, (text_hidden_size, False, "identity"), out_norm=out_norm),
     }
 
 

@@ -38,13 +38,7 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: i
     config.require("output_dim", text_hidden_size)
     chunk_frames = 2 * config.integer("n_window")
     stem_table = config.integer_fields("num_mel_bins", "max_source_positions")
-    audio_framing = {
-        "type": "chunks",
-        "chunk": chunk_frames,
-        "halvings": 1,
-        "merge": 2,
-        "max_seconds": QWEN2_5_SECONDS,
-    }
+    audio_framing = {"type": "chunks", "chunk": chunk_frames, "halvings": 1, "merge": 2, "max_seconds": QWEN2_5_SECONDS}
     tower = _chunked_encoder(
         config,
         {**stem_table, "chunk": chunk_frames},
@@ -53,10 +47,8 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: i
         **biases(True, "q_bias", "v_bias", "o_bias"),
     )
     pooling_table: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
-    return {
-        "audio_tower": tower,
-        "audio_projector": projector(config.integer("d_model"), (text_hidden_size, True, "identity"), **pooling_table),
-    }
+    audio_projector = projector(config.integer("d_model"), (text_hidden_size, True, "identity"), **pooling_table)
+    return {"audio_tower": tower, "audio_projector": audio_projector}
 
 
 def _read_qwen3_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -87,12 +79,8 @@ def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks:
     )
     tower["stack"]["final_norm"] = layernorm()
     hidden_size, activation = config.integer("d_model"), config.choice(ACTIVATIONS, "activation_function")
-    return {
-        "audio_tower": tower,
-        "audio_projector": projector(
-            hidden_size, *two_linear_layers(text_hidden_size, activation, inner_width=hidden_size)
-        ),
-    }
+    audio_projector = projector(hidden_size, *two_linear_layers(text_hidden_size, activation, inner_width=hidden_size))
+    return {"audio_tower": tower, "audio_projector": audio_projector}
 
 
 def _read_qwen3_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:

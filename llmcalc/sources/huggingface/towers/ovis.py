@@ -30,21 +30,15 @@ def _read_ovis2(root_config: Config, config: Config, text_hidden_size: int) -> T
     """
     indicator_count, embedding_width = config.integer("num_visual_indicator_tokens"), root_config.integer("hidden_size")
     tower = _with_image_rule(_aimv2_encoder(config), config, config)
-    return {
-        "vision_tower": tower,
-        **_visual_vocabulary(config, config.integer("hidden_size"), embedding_width, indicator_count),
-    }
+    encoder_width = config.integer("hidden_size")
+    return {"vision_tower": tower, **_visual_vocabulary(config, encoder_width, embedding_width, indicator_count)}
 
 
 def _with_image_rule(tower: Table, encoder_config: Config, config: Config) -> Table:
     """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
     merge_size = config.integer("hidden_stride")
-    image_resizing = {
-        "type": "covering",
-        "size": encoder_config.integer("image_size"),
-        "max_tiles": OVIS_TILES,
-        "merge": merge_size,
-    }
+    image_size = encoder_config.integer("image_size")
+    image_resizing = {"type": "covering", "size": image_size, "max_tiles": OVIS_TILES, "merge": merge_size}
     return {**tower, "image": image_resizing}
 
 
@@ -76,12 +70,9 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         backbone_config = Config(backbone_fields, SIGLIP_DEFAULTS, backbone_model_type, location=field_path_prefix)
         tower = siglip_encoder(backbone_config)
     elif backbone_model_type == "aimv2":
+        aliases = {"mlp_bias": "use_bias"}
         backbone_config = Config(
-            backbone_fields,
-            AIMV2_DEFAULTS,
-            backbone_model_type,
-            location=field_path_prefix,
-            aliases={"mlp_bias": "use_bias"},
+            backbone_fields, AIMV2_DEFAULTS, backbone_model_type, location=field_path_prefix, aliases=aliases
         )
         tower = _aimv2_encoder(backbone_config)
     else:
@@ -103,18 +94,12 @@ def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) ->
     rope_fields: Table = ROTARY_POSITION if config.flag("use_rope") else {}
     tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope_fields)
     pixel_limits = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
-    image_resizing = {
-        "type": "smart_resize",
-        "merge": config.integer("hidden_stride"),
-        **pixel_limits,
-        "enlarge": True,
-        "marks": 2,
-    }
+    merge = config.integer("hidden_stride")
+    image_resizing = {"type": "smart_resize", "merge": merge, **pixel_limits, "enlarge": True, "marks": 2}
+    vocab_size = root_config.integer("visual_vocab_size")
     return {
         "vision_tower": {**tower, "image": image_resizing},
-        **_visual_vocabulary(
-            config, tower["hidden_size"], text_hidden_size, OVIS2_5_INDICATORS, root_config.integer("visual_vocab_size")
-        ),
+        **_visual_vocabulary(config, tower["hidden_size"], text_hidden_size, OVIS2_5_INDICATORS, vocab_size),
     }
 
 
@@ -133,18 +118,12 @@ def _visual_vocabulary(
     visual_token_count = vocab_size - indicator_count
     if visual_token_count < 1:
         raise config.error("vocab_size", vocab_size, f"more than the {indicator_count} that mark images")
-    head = projector(
-        encoder_width,
-        (visual_token_count, False, "identity"),
-        merge=config.integer("hidden_stride"),
-        out_norm=layernorm(),
+    merge = config.integer("hidden_stride")
+    head = projector(encoder_width, (visual_token_count, False, "identity"), merge=merge, out_norm=layernorm())
+    visual_embeddings_table = projector(
+        visual_token_count, (text_hidden_size, False, "identity"), output_marks=indicator_count
     )
-    return {
-        "visual_head": head,
-        "visual_embeddings_table": projector(
-            visual_token_count, (text_hidden_size, False, "identity"), output_marks=indicator_count
-        ),
-    }
+    return {"visual_head": head, "visual_embeddings_table": visual_embeddings_table}
 
 
 AIMV2_DEFAULTS: Table = {

@@ -38,9 +38,8 @@ def pixtral_encoder(config: Config) -> Table:
     """Returns Pixtral's encoder: an initial norm and gated layers without biases."""
     norm = rmsnorm(1e-5)
     block = layer_table(self_attention(config, **ROTARY_POSITION), glu(config), norm)
-    return vision_transformer(
-        config, block, stack={"embedding_norm": norm}, patch_fields={"num_channels": config.integer("num_channels")}
-    )
+    stack = {"embedding_norm": norm}
+    return vision_transformer(config, block, stack=stack, patch_fields={"num_channels": config.integer("num_channels")})
 
 
 def _read_mistral3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -59,12 +58,8 @@ def _read_lighton(root_config: Config, config: Config, text_hidden_size: int) ->
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
     merge_size, hidden_size = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
     linear_layers = ((hidden_size, False, "identity"), *two_linear_layers(text_hidden_size, bias=False))
-    image_resizing = {
-        "type": "longest_edge",
-        "size": config.integer("image_size"),
-        "merge": merge_size,
-        "line_marks": False,
-    }
+    image_size = config.integer("image_size")
+    image_resizing = {"type": "longest_edge", "size": image_size, "merge": merge_size, "line_marks": False}
     return {
         "vision_encoder": {**pixtral_encoder(config), "image": image_resizing},
         "vision_projection": projector(hidden_size, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
@@ -120,10 +115,8 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number")
-    mixers: Table = {
-        "conv": {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True},
-        "full": {"type": "attention", **attention},
-    }
+    conv = {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True}
+    mixers: Table = {"conv": conv, "full": {"type": "attention", **attention}}
     default_layer_kinds = [
         "conv" if layer_index < 2 or layer_index % 2 else "full"
         for layer_index in range(config.integer("num_hidden_layers"))
@@ -133,15 +126,12 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     block = layer_table(mixers[layer_kinds[0]], ffn, norm)
     layer_changes = {layer_kind: {"attention": mixers[layer_kind]} for layer_kind in dict.fromkeys(layer_kinds)}
     stack_fields: Table = {"variants": layer_changes, **layer_pattern(layer_kinds)} if len(layer_changes) > 1 else {}
-    patch_fields = {
-        "num_channels": config.integer("in_channels"),
-        "temporal_patch_size": config.integer("temporal_patch_size"),
-    }
+    num_channels = config.integer("in_channels")
+    patch_fields = {"num_channels": num_channels, "temporal_patch_size": config.integer("temporal_patch_size")}
     tower = vision_transformer(config, block, stack={"embedding_norm": norm, **stack_fields}, patch_fields=patch_fields)
     has_bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    linear_layers = two_linear_layers(
-        text_hidden_size, activation, has_bias, root_config.integer("projector_hidden_size")
-    )
+    inner_width = root_config.integer("projector_hidden_size")
+    linear_layers = two_linear_layers(text_hidden_size, activation, has_bias, inner_width)
     merge_size = config.integer("spatial_merge_size")
     merger = projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(1e-6))
     return {"vision_tower": tower, "multi_modal_projector": merger}
@@ -156,20 +146,13 @@ def _read_hunyuan(root_config: Config, config: Config, text_hidden_size: int) ->
     position_rows = (config.integer("max_image_size") // config.integer("patch_size")) ** 2 + 1
     patch_fields = {"num_channels": config.integer("num_channels"), "bias": True}
     merge_size = config.integer("spatial_merge_size")
-    image_resizing = {
-        "type": "smart_resize",
-        "merge": merge_size,
-        **HUNYUAN_PIXELS,
-        "line_marks": True,
-        "marks": 2,
-    }
+    image_resizing = {"type": "smart_resize", "merge": merge_size, **HUNYUAN_PIXELS, "line_marks": True, "marks": 2}
     block = biased_layer(config, layernorm(eps))
     tower = vision_transformer(
         config, block, patch_fields=patch_fields, positions={"rows": position_rows}, image=image_resizing
     )
-    linear_layers = two_linear_layers(
-        4 * hidden_size, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * hidden_size
-    )
+    activation = config.choice(ACTIVATIONS, "hidden_act")
+    linear_layers = two_linear_layers(4 * hidden_size, activation, inner_width=2 * hidden_size)
     merger = projector(hidden_size, *linear_layers, merge=merge_size, norm=rmsnorm(eps))
     marker_fields: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
     marker_projector = projector(4 * hidden_size, (text_hidden_size, True, "identity"), **marker_fields)

@@ -58,11 +58,8 @@ def _read_internvl_chat(root_config: Config, config: Config, text_hidden_size: i
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     root_config.require("select_layer", -1)
     image_tokens = max(patches_per_side(config) ** 2 // merged_square_side(root_config, "downsample_ratio") ** 2, 1)
-    image_resizing = {
-        "type": "tiles",
-        "size": config.integer("image_size"),
-        "max_tiles": root_config.integer("max_dynamic_patch"),
-    }
+    image_size = config.integer("image_size")
+    image_resizing = {"type": "tiles", "size": image_size, "max_tiles": root_config.integer("max_dynamic_patch")}
     towers = _read_internvit_chat(root_config, config, text_hidden_size)
     towers["vision_model"]["image"] = {**image_resizing, "tokens": image_tokens, "marks": 2}
     return towers
@@ -78,10 +75,9 @@ def _read_nvlm(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     """Reads NVLM, whose projector is as wide as the text model's FFN and has no biases."""
     text_config = root_config.table("llm_config")
     ffn_width = Config(text_config, {}, "llm_config", location="llm_config.").integer("intermediate_size")
+    hidden_size = config.integer("hidden_size")
     merger = _patch_merger(
-        root_config,
-        config.integer("hidden_size"),
-        *two_linear_layers(text_hidden_size, bias=False, inner_width=ffn_width),
+        root_config, hidden_size, *two_linear_layers(text_hidden_size, bias=False, inner_width=ffn_width)
     )
     return {"vision_model": _internvit_encoder(config, DUMMY_HEADS), "vision_projector": merger}
 
@@ -95,9 +91,8 @@ def _read_eagle(root_config: Config, config: Config, text_hidden_size: int) -> T
 def _read_kimi_vl(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
     position_rows = config.integer("init_pos_emb_height") * config.integer("init_pos_emb_width")
-    tower, merger = moonvit(
-        config, position_rows, text_hidden_size, ffn=mlp(config.integer("intermediate_size"), "gelu_tanh")
-    )
+    ffn_width = config.integer("intermediate_size")
+    tower, merger = moonvit(config, position_rows, text_hidden_size, ffn=mlp(ffn_width, "gelu_tanh"))
     tower["image"] = {
         "type": "padded",
         "merge": merger["merge"],
@@ -116,14 +111,10 @@ def _read_locateanything(root_config: Config, config: Config, text_hidden_size: 
     """Reads LocateAnything: MoonViT, and a projector with a norm on the merged patches."""
     root_config.require("mlp_connector_layers", 2)
     position_rows = config.integer("init_pos_emb_height") * config.integer("init_pos_emb_width")
-    tower, merger = moonvit(
-        config, position_rows, text_hidden_size, ffn=mlp(config.integer("intermediate_size"), "gelu_tanh")
-    )
-    projector_fields = {
-        "maps": projector(1, *two_linear_layers(text_hidden_size))["maps"],
-        "norm": layernorm(),
-        "norm_of": "merged",
-    }
+    ffn_width = config.integer("intermediate_size")
+    tower, merger = moonvit(config, position_rows, text_hidden_size, ffn=mlp(ffn_width, "gelu_tanh"))
+    maps = projector(1, *two_linear_layers(text_hidden_size))["maps"]
+    projector_fields = {"maps": maps, "norm": layernorm(), "norm_of": "merged"}
     return {"vision_model": tower, "vision_projector": merger | projector_fields}
 
 
@@ -139,19 +130,14 @@ def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     config.notes.append(
         f"class_pos_emb: the learned angles of the class vector are not counted: {angle_count} parameters"
     )
+    stack = {"embedding_norm": norm}
+    patch_fields = {"num_channels": config.integer("in_channels")}
     tower = vision_transformer(
-        config,
-        block,
-        depth_field="depth",
-        stack={"embedding_norm": norm},
-        patch_fields={"num_channels": config.integer("in_channels")},
-        class_embedding=True,
+        config, block, depth_field="depth", stack=stack, patch_fields=patch_fields, class_embedding=True
     )
+    inner_width = hidden_size * merge_size * merge_size
     merger = projector(
-        hidden_size,
-        *two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size),
-        merge=merge_size,
-        norm=norm,
+        hidden_size, *two_linear_layers(text_hidden_size, inner_width=inner_width), merge=merge_size, norm=norm
     )
     return {"visual": tower, "visual_merger": merger}
 
@@ -183,9 +169,8 @@ def _read_kimi_k3(root_config: Config, config: Config, text_hidden_size: int) ->
     )
     hidden_size = config.integer("hidden_size")
     merged_width = 4 * (config.optional_integer("mm_hidden_size") or hidden_size)
-    linear_layers = two_linear_layers(
-        text_hidden_size, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width
-    )
+    activation = config.choice(ACTIVATIONS, "projector_hidden_act")
+    linear_layers = two_linear_layers(text_hidden_size, activation, False, merged_width)
     out_norm = rmsnorm(config.number("projector_ln_eps"))
     tower["image"] = {"type": "padded", "merge": 2, "max_patches": KIMI_K3_PATCHES, "max_side": KIMI_SIDE}
     return {"vision_tower": tower, "mm_projector": projector(hidden_size, *linear_layers, merge=2, out_norm=out_norm)}
@@ -224,24 +209,18 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: in
         positions={"rows": patches_per_side(config) ** 2},
         pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
     )
-    projector_config = Config(
-        root_config.table("projector_config"), MLP_PROJECTOR_DEFAULTS, "mlp_projector", location="projector_config."
-    )
+    config_fields = root_config.table("projector_config")
+    projector_config = Config(config_fields, MLP_PROJECTOR_DEFAULTS, "mlp_projector", location="projector_config.")
     projector_config.require_fields(projector_type="downsample_mlp_gelu", token_pooling=False)
     projector_config.require("n_embed", text_hidden_size)
     projector_config.require("input_dim", hidden_size)
     inner_width = text_hidden_size * projector_config.integer("mlp_ratio")
-    linear_layers = [(inner_width, True, "gelu")] * (projector_config.integer("depth") - 1) + [
-        (text_hidden_size, True, "identity")
-    ]
+    depth = projector_config.integer("depth")
+    linear_layers = [(inner_width, True, "gelu")] * (depth - 1) + [(text_hidden_size, True, "identity")]
     if not 2 <= len(linear_layers) <= 10:
         raise projector_config.field_error("depth", "2 to 10")
-    return {
-        "vision": tower,
-        "projector": projector(
-            hidden_size, *linear_layers, merge=projector_config.integer("downsample_ratio"), output_marks=2
-        ),
-    }
+    merge = projector_config.integer("downsample_ratio")
+    return {"vision": tower, "projector": projector(hidden_size, *linear_layers, merge=merge, output_marks=2)}
 
 
 def _read_isaac(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -259,9 +238,8 @@ def _read_deepseek_v41(root_config: Config, config: Config, text_hidden_size: in
     block = biased_layer(config, norm, ffn=glu(config), **ROTARY_POSITION)
     tower = vision_transformer(config, block, stack={"final_norm": norm}, patch_fields={"bias": True})
     merge_size = config.integer("downsample_ratio")
-    aligner_table = projector(
-        config.integer("hidden_size"), *two_linear_layers(text_hidden_size), merge=merge_size, output_marks=3
-    )
+    input_width = config.integer("hidden_size")
+    aligner_table = projector(input_width, *two_linear_layers(text_hidden_size), merge=merge_size, output_marks=3)
     return {"vision": tower, "aligner": aligner_table}
 
 
@@ -332,13 +310,9 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
     norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
     inner_width = root_config.integer("ffn_hidden_size")
     block = biased_layer(config, norm, heads_field="num_heads") | {"norm_placement": "output"}
-    tower = vision_transformer(
-        config,
-        block,
-        patch_fields={"num_channels": config.integer("in_channels"), "bias": True},
-        positions={"rows": config.integer("num_positions")},
-        class_embedding=True,
-    )
+    patch_fields = {"num_channels": config.integer("in_channels"), "bias": True}
+    positions = {"rows": config.integer("num_positions")}
+    tower = vision_transformer(config, block, patch_fields=patch_fields, positions=positions, class_embedding=True)
     merging_projector = projector(
         hidden_size,
         (text_hidden_size, True, "identity"),
@@ -362,11 +336,8 @@ def _query_projector(
     if text_hidden_size % HEAD_DIM:
         raise config.error("hidden_size", text_hidden_size, f"a text model whose width is a multiple of {HEAD_DIM}")
     norm = layernorm(1e-6)
-    attention = {
-        "num_attention_heads": text_hidden_size // HEAD_DIM,
-        "head_dim": HEAD_DIM,
-        **biases(True, *QKVO_BIASES),
-    }
+    num_attention_heads = text_hidden_size // HEAD_DIM
+    attention = {"num_attention_heads": num_attention_heads, "head_dim": HEAD_DIM, **biases(True, *QKVO_BIASES)}
     resampler = {"queries": query_count, "hidden_size": text_hidden_size, "attention": attention, "norm": norm}
     resampler |= {"projected": input_width != text_hidden_size, "positions": has_positions}
     return projector(input_width, (text_hidden_size, False, "identity"), norm=norm, resampler=resampler)
@@ -381,9 +352,8 @@ def _read_minicpmv(root_config: Config, config: Config, text_hidden_size: int) -
 
     Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
     """
-    is_first_version = str(root_config.get("version")) == "2.0" or (
-        root_config.get("version") is None and text_hidden_size == 2304
-    )
+    version = root_config.get("version")
+    is_first_version = str(version) == "2.0" or (root_config.get("version") is None and text_hidden_size == 2304)
     config.has("vision_use_head")  # which the class does not read
     has_default_encoder = is_first_version and not root_config.has("vision_config")
     resized_config = config.with_fields(image_size=384) if has_default_encoder else config
@@ -397,17 +367,11 @@ def _read_minicpmv(root_config: Config, config: Config, text_hidden_size: int) -
     if str(root_config.get("version")) in MINICPM_SLICED:
         stated_sizes = root_config.table("slice_config") if root_config.has("slice_config") else {}
         slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
-        slice_rule = {
-            "size": slice_config.integer("scale_resolution"),
-            "max_slices": slice_config.integer("max_slice_nums"),
-        }
+        scale_resolution = slice_config.integer("scale_resolution")
+        slice_rule = {"size": scale_resolution, "max_slices": slice_config.integer("max_slice_nums")}
         tower["image"] = {"type": "slices", **slice_rule, "tokens": query_count}
-    return {
-        "vision": tower,
-        "resampler": _query_projector(
-            config, config.integer("hidden_size"), text_hidden_size, query_count, is_first_version
-        ),
-    }
+    resampler = _query_projector(config, config.integer("hidden_size"), text_hidden_size, query_count, is_first_version)
+    return {"vision": tower, "resampler": resampler}
 
 
 MINICPM_SLICED = ("2.6", "4.0", "4.5")
@@ -422,9 +386,8 @@ def _read_qwen_vl(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require("output_dim", text_hidden_size)
     norm, position_table = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
     usual_config, block = _with_width_fields(config, norm)
-    tower = vision_transformer(
-        usual_config, block, depth_field="layers", stack={"embedding_norm": norm}, positions=position_table
-    )
+    stack = {"embedding_norm": norm}
+    tower = vision_transformer(usual_config, block, depth_field="layers", stack=stack, positions=position_table)
     resampler = _query_projector(config, config.integer("width"), text_hidden_size, config.integer("n_queries"), True)
     return {"visual": tower, "resampler": resampler}
 
@@ -446,9 +409,8 @@ def _read_moondream(root_config: Config, config: Config, text_hidden_size: int) 
         "patch_size": vision_config.integer("enc_patch_size"),
         "image_size": vision_config.integer("crop_size"),
     }
-    linear_layers = two_linear_layers(
-        text_hidden_size, "gelu_tanh", inner_width=vision_config.integer("proj_inner_dim")
-    )
+    inner_width = vision_config.integer("proj_inner_dim")
+    linear_layers = two_linear_layers(text_hidden_size, "gelu_tanh", inner_width=inner_width)
     vision_config.finish(frozenset({"max_crops", "overlap_margin"}))
     config.unknown_fields += vision_config.unknown_fields
     tower_config = Config(usual_names, SIGLIP_DEFAULTS, config.model_type, location=vision_config.location)
@@ -470,11 +432,10 @@ def _read_phi3v(root_config: Config, config: Config, text_hidden_size: int) -> T
     config.require("image_dim_out", CLIP_LARGE["hidden_size"])
     clip_config = Config(CLIP_LARGE, CLIP_DEFAULTS, "clip_vision_model", location=config.location)
     tile_rule: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": root_config.integer("num_crops"), "merge": 2}
+    input_width = CLIP_LARGE["hidden_size"]
     return {
         "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tile_rule}},
-        "vision_projector": projector(
-            CLIP_LARGE["hidden_size"], *two_linear_layers(text_hidden_size), merge=2, input_marks=2
-        ),
+        "vision_projector": projector(input_width, *two_linear_layers(text_hidden_size), merge=2, input_marks=2),
     }
 
 

@@ -25,20 +25,13 @@ PIXELS_BY_PATCH_SIZE = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)
 def _resizing_rule(config: Config) -> Table:
     """Returns Qwen's rule for resizing an image: both sides become multiples of a merged patch's side."""
     least_pixels, most_pixels = PIXELS_BY_PATCH_SIZE.get(config.integer("patch_size"), PIXELS_BY_PATCH_SIZE[14])
-    return {
-        "type": "smart_resize",
-        "merge": config.integer("spatial_merge_size"),
-        "min_pixels": least_pixels,
-        "max_pixels": most_pixels,
-    }
+    merge = config.integer("spatial_merge_size")
+    return {"type": "smart_resize", "merge": merge, "min_pixels": least_pixels, "max_pixels": most_pixels}
 
 
 def _patch_fields(config: Config, **patch_fields: Any) -> Table:
-    return {
-        "num_channels": config.integer("in_channels"),
-        "temporal_patch_size": config.integer("temporal_patch_size"),
-        **patch_fields,
-    }
+    num_channels = config.integer("in_channels")
+    return {"num_channels": num_channels, "temporal_patch_size": config.integer("temporal_patch_size"), **patch_fields}
 
 
 def _patch_merger(config: Config, input_width: int, output_width: int, norm: Table, **projector_fields: Any) -> Table:
@@ -56,17 +49,11 @@ def _merging_encoder(
     Without learned positions the class has no vectors besides those of the layers; else it holds the positions.
     """
     image_resizing, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
-    return {
-        "visual": vision_transformer(
-            config,
-            block,
-            depth_field="depth",
-            image=image_resizing,
-            frees_first_input=frees_first_input,
-            **encoder_fields,
-        ),
-        "visual_merger": _patch_merger(config, config.integer("hidden_size"), output_width, merger_norm),
-    }
+    visual = vision_transformer(
+        config, block, depth_field="depth", image=image_resizing, frees_first_input=frees_first_input, **encoder_fields
+    )
+    visual_merger = _patch_merger(config, config.integer("hidden_size"), output_width, merger_norm)
+    return {"visual": visual, "visual_merger": visual_merger}
 
 
 def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -75,9 +62,8 @@ def _read_qwen2(root_config: Config, config: Config, text_hidden_size: int) -> T
     encoder_config = config.with_fields(hidden_size=embed_dim)
     ffn = mlp(embed_dim * config.integer("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
     block = biased_layer(encoder_config, norm, heads_field="num_heads", ffn=ffn, **ROTARY_POSITION)
-    return _merging_encoder(
-        encoder_config, block, norm, config.integer("hidden_size"), patch_fields=_patch_fields(config)
-    )
+    output_width = config.integer("hidden_size")
+    return _merging_encoder(encoder_config, block, norm, output_width, patch_fields=_patch_fields(config))
 
 
 def read_qwen2_5(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -130,9 +116,8 @@ def _read_qwen3_5(root_config: Config, config: Config, text_hidden_size: int) ->
     norm, position_table = layernorm(1e-6), {"rows": config.integer("num_position_embeddings")}
     block = biased_layer(config, norm, heads_field="num_heads", **ROTARY_POSITION)
     output_width = config.integer("out_hidden_size")
-    return _merging_encoder(
-        config, block, norm, output_width, patch_fields=_patch_fields(config, bias=True), positions=position_table
-    )
+    patch_fields = _patch_fields(config, bias=True)
+    return _merging_encoder(config, block, norm, output_width, patch_fields=patch_fields, positions=position_table)
 
 
 def read_qwen3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -200,11 +185,9 @@ def moonvit(config: Config, position_rows: int, text_hidden_size: int, **layer_f
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patch_fields={"bias": True}, positions={"rows": position_rows}
     )
+    inner_width = hidden_size * merge_size * merge_size
     return tower, projector(
-        hidden_size,
-        *two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size),
-        merge=merge_size,
-        norm=norm,
+        hidden_size, *two_linear_layers(text_hidden_size, inner_width=inner_width), merge=merge_size, norm=norm
     )
 
 
@@ -236,12 +219,11 @@ def _read_ernie(root_config: Config, config: Config, text_hidden_size: int) -> T
     linear_layers = two_linear_layers(merged_width)
     pixel_limits = {"min_pixels": 56 * 56, "max_pixels": ERNIE_PIXELS}
     image_resizing = {"type": "smart_resize", "merge": merge_size, **pixel_limits, "repeats_frames": True}
+    frames = config.integer("temporal_merge_size")
     return {
         "vision_tower": {**tower, "image": image_resizing},
         "resampler_spatial": projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, out_norm=norm),
-        "resampler_temporal": projector(
-            merged_width, *linear_layers, frames=config.integer("temporal_merge_size"), out_norm=norm
-        ),
+        "resampler_temporal": projector(merged_width, *linear_layers, frames=frames, out_norm=norm),
         "resampler_out": projector(merged_width, (text_hidden_size, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
 
@@ -266,9 +248,8 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
         "marks": 2,
     }
     layer = biased_layer(config, norm, **ROTARY_POSITION)
-    tower = vision_transformer(
-        config, layer, stack={"embedding_norm": norm}, patch_fields=patch_fields, image=image_resizing
-    )
+    stack = {"embedding_norm": norm}
+    tower = vision_transformer(config, layer, stack=stack, patch_fields=patch_fields, image=image_resizing)
     linear_layers = two_linear_layers(text_hidden_size, inner_width=projector_width)
     return {
         "vision_tower": tower,

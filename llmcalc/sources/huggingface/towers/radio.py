@@ -28,20 +28,16 @@ def _read_nemotron(root_config: Config, config: Config, text_hidden_size: int) -
     if root_config.section("text_config", {"num_nextn_predict_layers": 0}).count("num_nextn_predict_layers"):
         tower["stack"]["final_norm"] = layernorm(config.number("layer_norm_eps"))
     merger = {"merge": merge_size, "norm": rmsnorm(1e-5), "norm_of": "merged"}
-    linear_layers = (
-        (root_config.integer("projector_hidden_size"), False, "relu2"),
-        (text_hidden_size, False, "identity"),
-    )
+    projector_hidden_size = root_config.integer("projector_hidden_size")
+    linear_layers = ((projector_hidden_size, False, "relu2"), (text_hidden_size, False, "identity"))
     image_resizing = {
         "type": "patch_grid",
         "merge": merge_size,
         "min_patches": LEAST_PATCHES,
         "max_patches": MOST_PATCHES,
     }
-    return {
-        "vision_model": {**tower, "image": {**image_resizing, "marks": 2}},
-        "multi_modal_projector": projector(hidden_size, *linear_layers, **merger),
-    }
+    vision_model = {**tower, "image": {**image_resizing, "marks": 2}}
+    return {"vision_model": vision_model, "multi_modal_projector": projector(hidden_size, *linear_layers, **merger)}
 
 
 def _radio_encoder(config: Config) -> Table:
@@ -72,20 +68,12 @@ def _read_nemotron_audio(root_config: Config, config: Config, text_hidden_size: 
     """
     stack = parakeet_encoder(config if config.has("attention_bias") else config.with_fields(attention_bias=False))
     hidden_size, has_bias = stack.pop("hidden_size"), config.flag("projection_bias")
-    linear_layers = (
-        (config.integer("projection_hidden_size"), has_bias, "relu2"),
-        (text_hidden_size, has_bias, "identity"),
-    )
+    projection_hidden_size = config.integer("projection_hidden_size")
+    linear_layers = ((projection_hidden_size, has_bias, "relu2"), (text_hidden_size, has_bias, "identity"))
     audio_framing = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
-    return {
-        "audio_tower": {
-            "type": "audio",
-            "hidden_size": hidden_size,
-            "stack": stack,
-            "audio": {**audio_framing, "frames_per_token": config.integer("subsampling_factor")},
-        },
-        "embed_audio": projector(hidden_size, *linear_layers, norm=rmsnorm(1e-5)),
-    }
+    audio = {**audio_framing, "frames_per_token": config.integer("subsampling_factor")}
+    audio_tower = {"type": "audio", "hidden_size": hidden_size, "stack": stack, "audio": audio}
+    return {"audio_tower": audio_tower, "embed_audio": projector(hidden_size, *linear_layers, norm=rmsnorm(1e-5))}
 
 
 RADIO_DEFAULTS: Table = {

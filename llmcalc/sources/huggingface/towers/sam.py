@@ -28,10 +28,7 @@ def _sam_encoder(config: Config, halving_channels: list[int], ffn_width: int) ->
     return {
         "type": "sam",
         "hidden_size": hidden_size,
-        "patches": {
-            **config.integer_fields("patch_size", "num_channels"),
-            "bias": True,
-        },
+        "patches": {**config.integer_fields("patch_size", "num_channels"), "bias": True},
         "grid": grid_side,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
@@ -52,10 +49,8 @@ def _read_got(root_config: Config, config: Config, text_hidden_size: int) -> Tab
     tower = _sam_encoder(config, [2 * config.integer("output_channels"), text_hidden_size], config.integer("mlp_dim"))
     if tower["grid"] ** 2 == 16 * GOT_TOKENS:
         tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": GOT_TOKENS, "marks": 2}
-    return {
-        "vision_tower": tower,
-        "multi_modal_projector": projector(text_hidden_size, (text_hidden_size, True, "identity")),
-    }
+    multi_modal_projector = projector(text_hidden_size, (text_hidden_size, True, "identity"))
+    return {"vision_tower": tower, "multi_modal_projector": multi_modal_projector}
 
 
 def _read_formula_net(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -158,13 +153,10 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
     sam_config = root_config.section("high_res_vision_config", SAM_DEFAULTS)
     sam_config.require("model_type", "sam_vision_model")
     channels = sam_config.integer("output_channels")
-    inner_width = sam_config.optional_integer("mlp_dim") or int(
-        sam_config.integer("hidden_size") * sam_config.number("mlp_ratio")
-    )
-    high_resolution_encoder = {
-        **_sam_encoder(sam_config, [2 * channels, 4 * channels], inner_width),
-        "second_neck": True,
-    }
+    mlp_dim = sam_config.optional_integer("mlp_dim")
+    inner_width = mlp_dim or int(sam_config.integer("hidden_size") * sam_config.number("mlp_ratio"))
+    halving_channels = [2 * channels, 4 * channels]
+    high_resolution_encoder = {**_sam_encoder(sam_config, halving_channels, inner_width), "second_neck": True}
     sam_config.finish(IGNORED_FIELDS, config)
     half_width_layer = (text_hidden_size // 2, True, "gelu")
     return {

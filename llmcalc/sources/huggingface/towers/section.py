@@ -69,11 +69,8 @@ def self_attention(
 ) -> Table:
     """Returns self-attention whose heads divide a width evenly. heads_field, width_field: the config fields of both."""
     head_count = config.integer(heads_field)
-    return {
-        "num_attention_heads": head_count,
-        "head_dim": config.quotient(heads_field, config.integer(width_field), head_count),
-        **attention_fields,
-    }
+    head_dim = config.quotient(heads_field, config.integer(width_field), head_count)
+    return {"num_attention_heads": head_count, "head_dim": head_dim, **attention_fields}
 
 
 def biased_layer(
@@ -116,11 +113,8 @@ def two_layer_projector(root_config: Config, input_width: int, output_width: int
     Both linear layers have the text's width.
     """
     activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    return projector(
-        input_width,
-        *two_linear_layers(output_width, activation, root_config.flag("multimodal_projector_bias")),
-        **projector_fields,
-    )
+    bias = root_config.flag("multimodal_projector_bias")
+    return projector(input_width, *two_linear_layers(output_width, activation, bias), **projector_fields)
 
 
 MOST_LAYERS_READ = 100

@@ -62,20 +62,16 @@ def _read_video_llama(root_config: Config, config: Config, text_hidden_size: int
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
     image_resizing = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
     tower = {**siglip_of_rows(config, position_rows=0, **ROTARY_POSITION), "image": image_resizing}
-    return {
-        "vision_model": tower,
-        "projector": projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size)),
-    }
+    input_width = config.integer("hidden_size")
+    return {"vision_model": tower, "projector": projector(input_width, *two_linear_layers(text_hidden_size))}
 
 
 def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads PaddleOCR-VL: SigLIP with a position embedding and RoPE, and two linear layers over merged squares."""
     hidden_size, merge_size = config.integer("hidden_size"), config.integer("spatial_merge_size")
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size**2)
-    return {
-        "visual": siglip_of_rows(config, patches_per_side(config) ** 2, **ROTARY_POSITION),
-        "projector": projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm()),
-    }
+    visual = siglip_of_rows(config, patches_per_side(config) ** 2, **ROTARY_POSITION)
+    return {"visual": visual, "projector": projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm())}
 
 
 def _read_modernvbert(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -83,10 +79,8 @@ def _read_modernvbert(root_config: Config, config: Config, text_hidden_size: int
     out_norm = {"out_norm": rmsnorm()} if root_config.model_type == "ultravbert" else {}
     linear_layer = (text_hidden_size, False, "identity")
     merge_size = root_config.integer("pixel_shuffle_factor")
-    return {
-        "vision_model": siglip_encoder(config),
-        "connector": projector(config.integer("hidden_size"), linear_layer, merge=merge_size, **out_norm),
-    }
+    connector = projector(config.integer("hidden_size"), linear_layer, merge=merge_size, **out_norm)
+    return {"vision_model": siglip_encoder(config), "connector": connector}
 
 
 def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -104,20 +98,16 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
             "insert_layer_id", lower_layer_count - 1, f"at most {depth - 2}, with a layer after the merger"
         )
     attention = {**tower["stack"]["block"]["attention"], "grid_window": window_side}
-    merger = {
-        "side": window_side,
-        "attention": attention,
-        "intermediate_size": config.integer("intermediate_size") * window_side * window_side,
-        "norm": layernorm(config.number("layer_norm_eps")),
-    }
+    intermediate_size = config.integer("intermediate_size") * window_side * window_side
+    norm = layernorm(config.number("layer_norm_eps"))
+    merger = {"side": window_side, "attention": attention, "intermediate_size": intermediate_size, "norm": norm}
     upper_stack = {**tower["stack"], "num_hidden_layers": depth - lower_layer_count}
     lower_stack = {"num_hidden_layers": lower_layer_count, "block": tower["stack"]["block"]}
     mergers: Table = {}
     merger_count = root_config.integer("merger_times")
     for merger_index in range(merger_count):
-        linear_layers = two_linear_layers(
-            text_hidden_size if merger_index == merger_count - 1 else hidden_size, inner_width=4 * hidden_size
-        )
+        output_width = text_hidden_size if merger_index == merger_count - 1 else hidden_size
+        linear_layers = two_linear_layers(output_width, inner_width=4 * hidden_size)
         merge_fields: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
         mergers[f"vision_merger_{merger_index}"] = projector(hidden_size, *linear_layers, **merge_fields)
     return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
@@ -152,10 +142,8 @@ def clip_encoder(config: Config) -> Table:
 def _read_clip(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads CLIP: its image encoder, and a linear layer from the class vector to the width of text embeddings."""
     linear_layer = (root_config.integer("projection_dim"), False, "identity")
-    return {
-        "vision_model": clip_encoder(config),
-        "visual_projection": projector(config.integer("hidden_size"), linear_layer),
-    }
+    visual_projection = projector(config.integer("hidden_size"), linear_layer)
+    return {"vision_model": clip_encoder(config), "visual_projection": visual_projection}
 
 
 def _read_git(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -165,12 +153,9 @@ def _read_git(root_config: Config, config: Config, text_hidden_size: int) -> Tab
         config.notes.append(f"num_image_with_embedding: vectors of {short_repr(image_count)} images are not counted")
     out_norm = layernorm(config.number("layer_norm_eps"))
     linear_layer = (text_hidden_size, True, "identity")
-    return {
-        "image_encoder": clip_encoder(config),
-        "visual_projection": projector(
-            config.integer("hidden_size"), linear_layer, out_norm=out_norm, reads_class_embedding=True
-        ),
-    }
+    input_width = config.integer("hidden_size")
+    visual_projection = projector(input_width, linear_layer, out_norm=out_norm, reads_class_embedding=True)
+    return {"image_encoder": clip_encoder(config), "visual_projection": visual_projection}
 
 
 def _read_gemma3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -180,22 +165,13 @@ def _read_gemma3(root_config: Config, config: Config, text_hidden_size: int) -> 
         raise root_config.error(
             "mm_tokens_per_image", tokens_per_side * tokens_per_side, f"at most {grid_side**2}, the patches of an image"
         )
-    pooling_table = {
-        "merge": grid_side // tokens_per_side,
-        "merged": "mean",
-        "norm": rmsnorm(config.number("layer_norm_eps")),
-    }
+    merge = grid_side // tokens_per_side
+    pooling_table = {"merge": merge, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
     projector_table = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table)
-    image_resizing = {
-        "type": "fixed",
-        "size": config.integer("image_size"),
-        "tokens": tokens_per_side * tokens_per_side,
-        "marks": GEMMA3_MARKS,
-    }
-    return {
-        "vision_tower": {**siglip_encoder(config), "image": image_resizing},
-        "multi_modal_projector": projector_table,
-    }
+    tokens = tokens_per_side * tokens_per_side
+    image_resizing = {"type": "fixed", "size": config.integer("image_size"), "tokens": tokens, "marks": GEMMA3_MARKS}
+    vision_tower = {**siglip_encoder(config), "image": image_resizing}
+    return {"vision_tower": vision_tower, "multi_modal_projector": projector_table}
 
 
 def _read_t5gemma2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -227,10 +203,8 @@ def _gated_projector(
         {"size": gated_width, "bias": True, "hidden_act": "silu", "gated": True},
         {"size": text_hidden_size, "bias": True},
     ]
-    return {
-        **projector(config.integer("hidden_size"), merge=root_config.integer("downsample_factor"), **projector_fields),
-        "maps": linear_layers,
-    }
+    merge = root_config.integer("downsample_factor")
+    return {**projector(config.integer("hidden_size"), merge=merge, **projector_fields), "maps": linear_layers}
 
 
 def _image_tile_rule(root_config: Config, config: Config) -> Table:
@@ -262,15 +236,10 @@ def _read_aya(root_config: Config, config: Config, text_hidden_size: int) -> Tab
 
 
 def _read_cohere2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    return {
-        "vision_tower": {
-            **siglip_encoder(config),
-            "image": {**_image_tile_rule(root_config, config), "least_scaling": True},
-        },
-        "multi_modal_projector": _gated_projector(
-            root_config, config, text_hidden_size, root_config.integer("alignment_intermediate_size")
-        ),
-    }
+    vision_tower = {**siglip_encoder(config), "image": {**_image_tile_rule(root_config, config), "least_scaling": True}}
+    gated_width = root_config.integer("alignment_intermediate_size")
+    multi_modal_projector = _gated_projector(root_config, config, text_hidden_size, gated_width)
+    return {"vision_tower": vision_tower, "multi_modal_projector": multi_modal_projector}
 
 
 LFM2_LIMITS: Table = {
@@ -288,18 +257,14 @@ LFM2_LIMITS: Table = {
 def _read_lfm2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LFM2-VL: concatenated square blocks of patches, a norm, and two linear layers."""
     bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    norm_fields: Table = (
-        {"norm": layernorm(), "norm_of": "merged"} if root_config.flag("projector_use_layernorm") else {}
-    )
+    projector_use_layernorm = root_config.flag("projector_use_layernorm")
+    norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if projector_use_layernorm else {}
     linear_layers = two_linear_layers(text_hidden_size, activation, bias, root_config.integer("projector_hidden_size"))
     merge_size = root_config.integer("downsample_factor")
     image_resizing = {"type": "native_tiles", "merge": merge_size, **LFM2_LIMITS}
-    return {
-        "vision_tower": {**siglip2_encoder(config), "image": image_resizing},
-        "multi_modal_projector": projector(
-            config.integer("hidden_size"), *linear_layers, merge=merge_size, **norm_fields
-        ),
-    }
+    vision_tower = {**siglip2_encoder(config), "image": image_resizing}
+    multi_modal_projector = projector(config.integer("hidden_size"), *linear_layers, merge=merge_size, **norm_fields)
+    return {"vision_tower": vision_tower, "multi_modal_projector": multi_modal_projector}
 
 
 VIT_B: Table = {

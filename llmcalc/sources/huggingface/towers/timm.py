@@ -66,10 +66,8 @@ def _read_openvla(root_config: Config, config: Config, text_hidden_size: int) ->
             raise root_config.error(
                 field_name, listed_entries, f"a list of {encoder_count}, as use_fused_vision_backbone says"
             )
-    encoder_tables = [
-        _timm_encoder(root_config, *encoder_and_size)
-        for encoder_and_size in zip(encoder_names, image_sizes, strict=True)
-    ]
+    encoder_and_sizes = zip(encoder_names, image_sizes, strict=True)
+    encoder_tables = [_timm_encoder(root_config, *encoder_and_size) for encoder_and_size in encoder_and_sizes]
     encoder_width = sum(encoder["hidden_size"] for encoder in encoder_tables)
     linear_layers: tuple[LinearLayer, ...] = two_linear_layers(text_hidden_size)
     if is_fused:

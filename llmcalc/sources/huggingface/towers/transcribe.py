@@ -64,9 +64,8 @@ def _stack(config: Config, has_qk_norm: bool) -> Table:
     """Returns layers with a norm before and after them. has_qk_norm: whether queries and keys are normalized."""
     heads, norm = config.integer("num_attention_heads"), layernorm()
     config.require_if_present("num_key_value_heads", heads)
-    attention = self_attention(
-        config, o_bias=True, position=rope(config, default_rotary_fraction=0.5 if has_qk_norm else 1.0)
-    )
+    position = rope(config, default_rotary_fraction=0.5 if has_qk_norm else 1.0)
+    attention = self_attention(config, o_bias=True, position=position)
     attention |= qk_norm_fields(norm) if has_qk_norm else {}
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(attention, ffn, norm)

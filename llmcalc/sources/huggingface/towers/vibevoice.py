@@ -44,10 +44,9 @@ def _tokenizer_reader(encoder_name: str) -> TowerReader:
 def _audio_connector(tokenizer_name: str, config: Config, text_hidden_size: int) -> Table:
     """Returns the two linear layers after one of the encoders, with a norm between them."""
     linear_layer = (text_hidden_size, True, "identity")
+    input_width = config.integer("hidden_size")
     return {
-        f"{tokenizer_name}_audio_projector": projector(
-            config.integer("hidden_size"), linear_layer, out_norm=rmsnorm(1e-6)
-        ),
+        f"{tokenizer_name}_audio_projector": projector(input_width, linear_layer, out_norm=rmsnorm(1e-6)),
         f"{tokenizer_name}_audio_projection": projector(text_hidden_size, linear_layer),
     }
 

@@ -44,29 +44,16 @@ if TYPE_CHECKING:
 def read_bert(config: Config) -> Table:
     """Reads BERT and models with the same config fields: post-norm layers, a pooler, segments."""
     scores_pretraining = has_pretraining_head(config)
-    return encoder(
-        config,
-        bert_block(config),
-        bert_stack(config),
-        bert_head(config, bert_activation(config)),
-        {},
-        **pooler(
-            config.head_kind == "none" or scores_sequences(config) or scores_pretraining,
-            2 if scores_pretraining else None,
-        ),
-    )
+    is_present = config.head_kind == "none" or scores_sequences(config) or scores_pretraining
+    head = bert_head(config, bert_activation(config))
+    score_count = 2 if scores_pretraining else None
+    return encoder(config, bert_block(config), bert_stack(config), head, {}, **pooler(is_present, score_count))
 
 
 def _read_roberta(config: Config) -> Table:
     score_head, has_pooler = score_head_and_pooler(config)
-    return encoder(
-        config,
-        bert_block(config),
-        bert_stack(config, padded_positions(config)),
-        bert_head(config, "gelu"),
-        score_head,
-        **pooler(has_pooler),
-    )
+    stack = bert_stack(config, padded_positions(config))
+    return encoder(config, bert_block(config), stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
 def _model_with_pre_norm(config: Config, model_fields: Table, has_embedding_norm: bool = False) -> Table:
@@ -85,13 +72,8 @@ def _model_with_pre_norm(config: Config, model_fields: Table, has_embedding_norm
 def _read_distilbert(config: Config) -> Table:
     norm = layernorm(1e-12)
     stack = {"position": bert_positions(config), "embedding_norm": norm}
-    return encoder(
-        config,
-        bert_block(config, norm),
-        stack,
-        bert_head(config, bert_activation(config), norm),
-        bert_score_head("relu"),
-    )
+    block = bert_block(config, norm)
+    return encoder(config, block, stack, bert_head(config, bert_activation(config), norm), bert_score_head("relu"))
 
 
 def _read_electra(config: Config) -> Table:
@@ -99,20 +81,12 @@ def _read_electra(config: Config) -> Table:
     if class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         config.require("summary_use_proj", True)
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
-        head = {
-            "type": "classification",
-            "num_labels": 1,
-            "over": "token",
-            "transform": {"hidden_act": bert_activation(config), "norm": None},
-        }
+        transform = {"hidden_act": bert_activation(config), "norm": None}
+        head = {"type": "classification", "num_labels": 1, "over": "token", "transform": transform}
         model_fields = {**model_fields, "head": head}
+    stack = {**bert_stack(config), **input_size(model_fields)}
     return encoder(
-        config,
-        bert_block(config),
-        {**bert_stack(config), **input_size(model_fields)},
-        bert_head(config, "gelu"),
-        bert_score_head("gelu"),
-        **model_fields,
+        config, bert_block(config), stack, bert_head(config, "gelu"), bert_score_head("gelu"), **model_fields
     )
 
 
@@ -140,19 +114,11 @@ def _read_albert(config: Config) -> Table:
             "shared_layers": distinct_kinds,
         }
     has_pretraining = has_pretraining_head(config)
-    pooler_table = pooler(
-        config.head_kind == "none" or scores_sequences(config) or has_pretraining,
-        class_count(config) if has_pretraining else None,
-    )
+    is_present = config.head_kind == "none" or scores_sequences(config) or has_pretraining
+    pooler_table = pooler(is_present, class_count(config) if has_pretraining else None)
     model_fields = {**embedding_size(config, is_always_set=True), **pooler_table}
-    return encoder(
-        config,
-        bert_block(config),
-        {**stack, **input_size(model_fields)},
-        bert_head(config, bert_activation(config)),
-        {},
-        **model_fields,
-    )
+    head = bert_head(config, bert_activation(config))
+    return encoder(config, bert_block(config), {**stack, **input_size(model_fields)}, head, {}, **model_fields)
 
 
 def _read_fnet(config: Config) -> Table:
@@ -160,9 +126,8 @@ def _read_fnet(config: Config) -> Table:
     block = {"attention": {"type": "fourier"}, **_ffn_fields(config)}
     hidden_size, pooler_table = config.integer("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
     stack = {**bert_stack(config), "input_size": hidden_size}
-    return encoder(
-        config, block, stack, bert_head(config, bert_activation(config)), {}, embedding_size=hidden_size, **pooler_table
-    )
+    head = bert_head(config, bert_activation(config))
+    return encoder(config, block, stack, head, {}, embedding_size=hidden_size, **pooler_table)
 
 
 def _read_big_bird(config: Config) -> Table:
@@ -190,11 +155,8 @@ def _read_big_bird(config: Config) -> Table:
 
 def _read_mpnet(config: Config) -> Table:
     bias_sizes = config.integer_fields("num_attention_heads", "relative_attention_num_buckets")
-    stack = {
-        "position": padded_positions(config),
-        "embedding_norm": layernorm(config.number("layer_norm_eps")),
-        "relative_bias": bias_sizes,
-    }
+    embedding_norm = layernorm(config.number("layer_norm_eps"))
+    stack = {"position": padded_positions(config), "embedding_norm": embedding_norm, "relative_bias": bias_sizes}
     score_head, has_pooler = score_head_and_pooler(config)
     block = bert_block(config)
     block["attention"]["float32_softmax"] = False
@@ -264,10 +226,8 @@ def bert_stack(config: Config, position: Table | None = None) -> Table:
 
 
 def bert_head(config: Config, activation: str, norm: Table | None = None) -> Table:
-    return {
-        "bias": True,
-        "transform": {"hidden_act": activation, "norm": norm or layernorm(config.number("layer_norm_eps"))},
-    }
+    transform = {"hidden_act": activation, "norm": norm or layernorm(config.number("layer_norm_eps"))}
+    return {"bias": True, "transform": transform}
 
 
 def bert_score_head(activation: str) -> Table:

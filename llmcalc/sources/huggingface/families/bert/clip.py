@@ -92,12 +92,9 @@ def _clip_text_family() -> Family:
 
 
 def _siglip_text_family() -> Family:
-    return Family(
-        _read_siglip_text,
-        {"tie_word_embeddings": True},
-        modules={**MODULES, "classifier.out_proj": ".head"},
-        quirks=Quirks(mask_making_classes=EVERY_CLASS),
-    )
+    defaults = {"tie_word_embeddings": True}
+    modules = {**MODULES, "classifier.out_proj": ".head"}
+    return Family(_read_siglip_text, defaults, modules=modules, quirks=Quirks(mask_making_classes=EVERY_CLASS))
 
 
 def _dual_encoder_family(text_model_type: str, class_name: str, **root_fields: Any) -> Family:

@@ -24,17 +24,13 @@ def _read_convbert(config: Config) -> Table:
     kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number: the class adds as many rows as it reads")
-    block = layer_table(
-        {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel_size},
-        _grouped_ffn(config, hidden_size),
-        layernorm(config.number("layer_norm_eps")),
-        "post",
-    )
+    attention = {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel_size}
+    feed_forward = _grouped_ffn(config, hidden_size)
+    block = layer_table(attention, feed_forward, layernorm(config.number("layer_norm_eps")), "post")
     model_fields = embedding_size(config)
     stack = {**bert_stack(config), **input_size(model_fields)}
-    return encoder(
-        config, block, stack, bert_head(config, "gelu"), bert_score_head(bert_activation(config)), **model_fields
-    )
+    head = bert_head(config, "gelu")
+    return encoder(config, block, stack, head, bert_score_head(bert_activation(config)), **model_fields)
 
 
 def _grouped_ffn(config: Config, hidden_size: int) -> Table:

@@ -27,13 +27,8 @@ def _read_deberta(config: Config) -> Table:
     config.require("talking_head", None, False)
     block, largest_distance = bert_block(config), _largest_distance(config)
     block["attention"].pop("k_bias")
-    return _deberta_model(
-        config,
-        block,
-        largest_distance,
-        {"max_relative_positions": largest_distance, "key_bias": False, "within_sequence": True},
-        None,
-    )
+    position = {"max_relative_positions": largest_distance, "key_bias": False, "within_sequence": True}
+    return _deberta_model(config, block, largest_distance, position, None)
 
 
 def _read_deberta_v2(config: Config) -> Table:
@@ -45,19 +40,10 @@ def _read_deberta_v2(config: Config) -> Table:
     bucket_count = config.get("position_buckets")
     bucket_fields = {"position_buckets": bucket_count} if is_json_integer(bucket_count) and bucket_count > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
-    position: Table = {
-        "max_relative_positions": largest_distance,
-        **bucket_fields,
-        "share_att_key": config.get("share_att_key") is True,
-    }
-    return _deberta_model(
-        config,
-        block,
-        bucket_fields.get("position_buckets", largest_distance),
-        position,
-        norm,
-        _side_convolution(config),
-    )
+    share_att_key = config.get("share_att_key") is True
+    position: Table = {"max_relative_positions": largest_distance, **bucket_fields, "share_att_key": share_att_key}
+    position_buckets = bucket_fields.get("position_buckets", largest_distance)
+    return _deberta_model(config, block, position_buckets, position, norm, _side_convolution(config))
 
 
 def _side_convolution(config: Config) -> Table:
@@ -65,10 +51,8 @@ def _side_convolution(config: Config) -> Table:
     if not config.has("conv_kernel_size") or config.count("conv_kernel_size") == 0:
         return {}
     norm = layernorm(config.number("layer_norm_eps"))
-    convolution_fields = {
-        **config.integer_fields("conv_kernel_size", "conv_groups"),
-        "conv_act": config.choice(ACTIVATIONS, "conv_act"),
-    }
+    conv_act = config.choice(ACTIVATIONS, "conv_act")
+    convolution_fields = {**config.integer_fields("conv_kernel_size", "conv_groups"), "conv_act": conv_act}
     return {"side_convolution": {**convolution_fields, "norm": norm}}
 
 
@@ -107,14 +91,12 @@ def _deberta_model(
     model_fields: Table = (
         {} if config.flag("legacy") else {"tie_word_embeddings": True}
     )  # the newer head always uses the embedding as its output projection
+    position_biased_input = config.flag("position_biased_input")
     model_fields |= (
-        {}
-        if config.flag("position_biased_input")
-        else {"max_position_embeddings": config.integer("max_position_embeddings")}
+        {} if position_biased_input else {"max_position_embeddings": config.integer("max_position_embeddings")}
     )
-    return encoder(
-        config, block, stack, bert_head(config, bert_activation(config)), bert_score_head("gelu"), **model_fields
-    )
+    head = bert_head(config, bert_activation(config))
+    return encoder(config, block, stack, head, bert_score_head("gelu"), **model_fields)
 
 
 def _largest_distance(config: Config) -> int:

@@ -45,10 +45,8 @@ def _read_funnel(config: Config) -> Table:
         "separate_cls": separates_cls,
         "truncate_seq": config.flag("truncate_seq"),
     }
-    stack = {
-        "embedding_norm": norm,
-        **_stack_of_blocks(block_sizes, block_repeats, decoder_depth, not config.flag("pool_q_only")),
-    }
+    halves_keys = not config.flag("pool_q_only")
+    stack = {"embedding_norm": norm, **_stack_of_blocks(block_sizes, block_repeats, decoder_depth, halves_keys)}
     config.fields_read.add("pooling_type")
     score_head: Table = {"over": "token"}
     if scores_sequences(config) or class_name.endswith(MULTIPLE_CHOICE):

@@ -20,19 +20,14 @@ BOX_COORDINATES = ("x", "y", "h", "w")
 
 
 def _with_embedding_tables(config: Config, embedding_tables: Table, **model_fields: Any) -> Table:
-    stack = {
-        "position": bert_positions(config),
-        "embedding_norm": layernorm(config.number("layer_norm_eps")),
-        "token_types": embedding_tables,
-    }
+    embedding_norm = layernorm(config.number("layer_norm_eps"))
+    stack = {"position": bert_positions(config), "embedding_norm": embedding_norm, "token_types": embedding_tables}
     return encoder(config, bert_block(config), stack, bert_head(config, bert_activation(config)), {}, **model_fields)
 
 
 def _read_layoutlm(config: Config) -> Table:
-    embedding_tables = {
-        "type_vocab_size": config.integer("type_vocab_size"),
-        "other_vocab_sizes": [config.integer("max_2d_position_embeddings")] * len(BOX_COORDINATES),
-    }
+    other_vocab_sizes = [config.integer("max_2d_position_embeddings")] * len(BOX_COORDINATES)
+    embedding_tables = {"type_vocab_size": config.integer("type_vocab_size"), "other_vocab_sizes": other_vocab_sizes}
     return _with_embedding_tables(config, embedding_tables, **pooler(True))
 
 
@@ -44,9 +39,8 @@ def _read_tapas(config: Config) -> Table:
     answers_questions = class_name_of_config(config).endswith(QUESTION_ANSWERING)
     aggregation_count = config.count("num_aggregation_labels") if answers_questions else 0
     has_pooler = config.head_kind == "none" or scores_sequences(config) or answers_questions
-    model_fields = _with_embedding_tables(
-        config, {"other_vocab_sizes": vocab_sizes}, **pooler(has_pooler, aggregation_count or None)
-    )
+    embedding_tables = {"other_vocab_sizes": vocab_sizes}
+    model_fields = _with_embedding_tables(config, embedding_tables, **pooler(has_pooler, aggregation_count or None))
     if answers_questions:  # cells and columns
         model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return model_fields

@@ -34,16 +34,13 @@ GLOBAL_NOTE = "global attention: its projections are counted; its products are n
 
 
 def _read_longformer(config: Config) -> Table:
-    stack = {
-        **bert_stack(config, padded_positions(config)),
-        **window_stack(config, config.integer("num_hidden_layers")),
-    }
+    position = padded_positions(config)
+    stack = {**bert_stack(config, position), **window_stack(config, config.integer("num_hidden_layers"))}
     block = bert_block(config)
     block["attention"]["idle_projections"] = GLOBAL_PROJECTIONS
     config.notes.append(GLOBAL_NOTE)
-    return encoder(
-        config, block, stack, bert_head(config, "gelu"), bert_score_head("tanh"), **pooler(config.head_kind == "none")
-    )
+    head = bert_head(config, "gelu")
+    return encoder(config, block, stack, head, bert_score_head("tanh"), **pooler(config.head_kind == "none"))
 
 
 def window_stack(config: Config, depth: int) -> Table:

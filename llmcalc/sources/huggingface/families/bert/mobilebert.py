@@ -49,15 +49,9 @@ def _read_mobilebert(config: Config) -> Table:
     has_pooler = config.head_kind == "none" or scores_sequences(config) or scores_pretraining
     if scores_pretraining and not has_dense_layer:
         raise config.error("classifier_activation", False, "true with a head for pretraining")
-    return encoder(
-        config,
-        block,
-        stack,
-        head,
-        {},
-        **model_fields,
-        **pooler(has_pooler and has_dense_layer, 2 if scores_pretraining else None),
-    )
+    is_present = has_pooler and has_dense_layer
+    score_count = 2 if scores_pretraining else None
+    return encoder(config, block, stack, head, {}, **model_fields, **pooler(is_present, score_count))
 
 
 FIELD_WRITERS: FieldWriters = {

@@ -60,14 +60,8 @@ def _read_modernbert(config: Config) -> Table:
             **head_table(config, None, {"over": "sequence"}, class_count(config)),
             "transform": _head_transform(config, norm),
         }
-    return encoder(
-        config,
-        block,
-        {**stack, "final_norm": norm},
-        _prediction_head(config, norm),
-        {"over": "sequence"},
-        **model_fields,
-    )
+    head = _prediction_head(config, norm)
+    return encoder(config, block, {**stack, "final_norm": norm}, head, {"over": "sequence"}, **model_fields)
 
 
 def _read_modernbert_decoder(config: Config) -> Table:
@@ -89,20 +83,11 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     norm = layernorm(config.number("norm_eps"), bias=config.flag("norm_bias"))
     depth = config.integer("num_hidden_layers")
     global_period = config.integer("global_attn_every_n_layers")
-    attention_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        ["sliding" if layer_index % global_period else "full" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["sliding" if layer_index % global_period else "full" for layer_index in range(depth)]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     heads = config.integer("num_attention_heads")
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)  # the class reads no head_dim
-    mixer = {
-        "num_attention_heads": heads,
-        "position": rope(config),
-        "fused_qkv": True,
-        **attention_biases(config),
-    }
+    mixer = {"num_attention_heads": heads, "position": rope(config), "fused_qkv": True, **attention_biases(config)}
     block = layer_table(mixer, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
     layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
@@ -112,11 +97,8 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
 
 
 def _head_transform(config: Config, norm: Table) -> Table:
-    return {
-        "hidden_act": config.choice(ACTIVATIONS, "classifier_activation"),
-        "bias": config.flag("classifier_bias"),
-        "norm": norm,
-    }
+    hidden_act = config.choice(ACTIVATIONS, "classifier_activation")
+    return {"hidden_act": hidden_act, "bias": config.flag("classifier_bias"), "norm": norm}
 
 
 def _prediction_head(config: Config, norm: Table) -> Table:
@@ -128,13 +110,8 @@ def _read_eurobert(config: Config) -> Table:
     mixer = attention(config, **attention_biases(config))
     block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     scored_unit = config.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
-    return encoder(
-        config,
-        block,
-        {"final_norm": norm},
-        {"bias": config.flag("mlp_bias")},
-        {"over": scored_unit, "transform": {"hidden_act": "gelu", "norm": None}},
-    )
+    score_head = {"over": scored_unit, "transform": {"hidden_act": "gelu", "norm": None}}
+    return encoder(config, block, {"final_norm": norm}, {"bias": config.flag("mlp_bias")}, score_head)
 
 
 GATED_ACTIVATIONS = {**ACTIVATIONS, "swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
@@ -154,9 +131,8 @@ def _read_nomic_bert(config: Config) -> Table:
     """Reads nomic-bert. Its class ignores GPT-2's field names, so those fields must have the class's values."""
     for field_name, class_name in OTHER_NOMIC_NAMES.items():
         if config.has(field_name) and config.get(field_name) != config.get(class_name):
-            raise config.field_error(
-                field_name, f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}"
-            )
+            expected_text = f"{config.get(class_name)}, which is {class_name}: the class does not read {field_name}"
+            raise config.field_error(field_name, expected_text)
     if config.has("activation_function") and config.choice(GATED_ACTIVATIONS, "activation_function") != config.choice(
         GATED_ACTIVATIONS, "hidden_act"
     ):
@@ -167,11 +143,8 @@ def _read_nomic_bert(config: Config) -> Table:
     for field_name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):
         config.require(field_name, None, False)
     norm = layernorm(config.number("layer_norm_eps"))
-    ffn = {
-        "intermediate_size": config.integer("intermediate_size"),
-        "hidden_act": config.choice(GATED_ACTIVATIONS, "hidden_act"),
-        "gated": True,
-    }
+    hidden_act = config.choice(GATED_ACTIVATIONS, "hidden_act")
+    ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": hidden_act, "gated": True}
     mixer: Table = {"num_attention_heads": config.integer("num_attention_heads"), "position": rope(config)}
     if config.optional_integer("head_dim") is not None:
         mixer["head_dim"] = config.integer("head_dim")
@@ -213,12 +186,8 @@ def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Ta
         or config.integer("hidden_size") // heads
         or config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     )
-    mixer = {
-        "num_attention_heads": heads,
-        "head_dim": head_dim,
-        "position": {"rope_theta": rope_base, **rope(config)},
-        **biases(True, *QKVO_BIASES),
-    }
+    position = {"rope_theta": rope_base, **rope(config)}
+    mixer = {"num_attention_heads": heads, "head_dim": head_dim, "position": position, **biases(True, *QKVO_BIASES)}
     block = layer_table(mixer, ffn, norm, "post")
     stack = {"embedding_norm": norm, **token_types(segment_type_count)}
     return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))

@@ -37,10 +37,8 @@ def _read_neomme(config: Config) -> Table:
     if "full" not in layer_kinds:
         raise config.field_error("layer_types", "at least one full_attention")
     full_layers = [layer_index for layer_index, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
-    position_by_kind = {
-        "full": _rotary_positions(config, "full", 0.25, 1e6),
-        "sliding": _rotary_positions(config, "sliding", 1.0, 1e4),
-    }
+    full = _rotary_positions(config, "full", 0.25, 1e6)
+    position_by_kind = {"full": full, "sliding": _rotary_positions(config, "sliding", 1.0, 1e4)}
     layers: list[tuple[str, Table]] = []
     for layer_index, (layer_kind, window_distance) in enumerate(
         zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)
@@ -65,17 +63,10 @@ def _read_neomme(config: Config) -> Table:
     ffn = mlp(config.integer("intermediate_size"), "relu2", has_bias)
     config.require("hidden_act", "relu2")
     block = {"type": "initial_states", "attention": attention, "feed_forward": ffn, "norm": norm}
-    value_embedding = {
-        "vocab_size": config.integer("vocab_size"),
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-    }
-    stack = {
-        **stack_of_layers(layers),
-        "streams": {"type": "value_embeddings", **value_embedding},
-        "embedding_norm": norm,
-        "final_norm": norm,
-    }
+    vocab_size = config.integer("vocab_size")
+    value_embedding = {"vocab_size": vocab_size, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    streams = {"type": "value_embeddings", **value_embedding}
+    stack = {**stack_of_layers(layers), "streams": streams, "embedding_norm": norm, "final_norm": norm}
     is_tied = config.flag("tie_word_embeddings")
     config.notes.append("patch_size: the projection of images' patches is not counted")
     vector_size = config.integer("embedding_dim")
@@ -133,9 +124,4 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
     return window_distances
 
 
-FAMILIES = {
-    "neomme": Family(
-        _read_neomme,
-        uncounted_modules="model.patch_embeddings + patch_embeddings",
-    )
-}
+FAMILIES = {"neomme": Family(_read_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings")}

@@ -49,9 +49,8 @@ def _read_mra(config: Config) -> Table:
     block, block_rows = bert_block(config), config.integer("max_position_embeddings") // MRA_BLOCK
     config.require("add_cross_attention", False)
     if not block_rows:
-        raise config.error(
-            "max_position_embeddings", config.integer("max_position_embeddings"), f"at least {MRA_BLOCK}"
-        )
+        max_position_embeddings = config.integer("max_position_embeddings")
+        raise config.error("max_position_embeddings", max_position_embeddings, f"at least {MRA_BLOCK}")
     block["attention"] = {
         "type": "sampled_blocks",
         "num_attention_heads": config.integer("num_attention_heads"),
@@ -61,14 +60,8 @@ def _read_mra(config: Config) -> Table:
     }
     position = {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings"), "offset": 2}
     activation = bert_activation(config)
-    return encoder(
-        config,
-        block,
-        bert_stack(config, position),
-        bert_head(config, activation),
-        bert_score_head(activation),
-        label_count=2,
-    )
+    stack = bert_stack(config, position)
+    return encoder(config, block, stack, bert_head(config, activation), bert_score_head(activation), label_count=2)
 
 
 NO_KERNEL = Deviation(

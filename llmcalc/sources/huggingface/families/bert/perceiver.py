@@ -46,17 +46,13 @@ def _read_perceiver(config: Config) -> Table:
 
     qk_channels, v_channels = (config.optional_integer(field_name) for field_name in ("qk_channels", "v_channels"))
     cross_qk_channels, input_qk_channels = qk_channels or query_channels, qk_channels or latent_size
+    num_cross_attention_heads = config.integer("num_cross_attention_heads")
     cross_attention = attention(
-        config.integer("num_cross_attention_heads"),
-        cross_qk_channels,
-        v_channels or cross_qk_channels,
-        "num_cross_attention_heads",
+        num_cross_attention_heads, cross_qk_channels, v_channels or cross_qk_channels, "num_cross_attention_heads"
     )
+    num_self_attention_heads = config.integer("num_self_attention_heads")
     mixer = attention(
-        config.integer("num_self_attention_heads"),
-        input_qk_channels,
-        v_channels or input_qk_channels,
-        "num_self_attention_heads",
+        num_self_attention_heads, input_qk_channels, v_channels or input_qk_channels, "num_self_attention_heads"
     )
     if (v_channels or input_qk_channels) != latent_size:
         raise config.error("v_channels", v_channels, f"{latent_size} (d_latents), or null: a residual adds both")
@@ -81,12 +77,8 @@ def _read_perceiver(config: Config) -> Table:
             "residual": False,
         },
     }
-    block = {
-        "attention": mixer,
-        "feed_forward": network(latent_size, "self_attention_widening_factor"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    feed_forward = network(latent_size, "self_attention_widening_factor")
+    block = {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}
     embedding_fields = {"embedding_size": input_width} if input_width != latent_size else {}
     stack = {
         **_layers_of_every_block(config),

@@ -22,13 +22,11 @@ def _read_reformer(config: Config) -> Table:
     if not listed_kinds or not HASHED_BY_ATTENTION_KIND.keys() >= {*listed_kinds}:
         raise config.error("attn_layers", listed_kinds, "a list of 'local' and 'lsh'")
     if config.has("num_hidden_layers") and config.integer("num_hidden_layers") != len(listed_kinds):
-        raise config.error(
-            "num_hidden_layers", config.integer("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)"
-        )
+        num_hidden_layers = config.integer("num_hidden_layers")
+        raise config.error("num_hidden_layers", num_hidden_layers, f"{len(listed_kinds)} (attn_layers)")
     norm = layernorm(config.number("layer_norm_eps"))
-    layers_by_kind = {
-        layer_kind: {"attention": _attention(config, layer_kind)} for layer_kind in dict.fromkeys(listed_kinds)
-    }
+    layer_kinds = dict.fromkeys(listed_kinds)
+    layers_by_kind = {layer_kind: {"attention": _attention(config, layer_kind)} for layer_kind in layer_kinds}
     block = {
         "type": "reversible",
         **layers_by_kind[listed_kinds[0]],
@@ -40,11 +38,8 @@ def _read_reformer(config: Config) -> Table:
         config.integer(f"{'lsh' if HASHED_BY_ATTENTION_KIND[attention_kind] else 'local'}_attn_chunk_length")
         for attention_kind in layers_by_kind
     ]
-    stack: Table = {
-        "num_hidden_layers": len(listed_kinds),
-        "position": _position(config),
-        "streams": {"type": "reversible", "block": lcm(*chunk_lengths), "least": min(chunk_lengths), "norm": norm},
-    }
+    streams = {"type": "reversible", "block": lcm(*chunk_lengths), "least": min(chunk_lengths), "norm": norm}
+    stack: Table = {"num_hidden_layers": len(listed_kinds), "position": _position(config), "streams": streams}
     if len(layers_by_kind) > 1:
         stack |= {"variants": layers_by_kind, **layer_pattern(listed_kinds)}
     config.fields_read.add("tie_word_embeddings")  # a row of the head is twice as wide as one of the embedding

@@ -33,14 +33,10 @@ def _read_rembert(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")
     head = bert_head(config, bert_activation(config))
     head["transform"]["size"] = config.integer("output_embedding_size")
-    model_fields: Table = {
-        "embedding_size": embedding_width,
-        "tie_word_embeddings": False,
-        **pooler(config.head_kind == "none" or scores_sequences(config)),
-    }
-    return encoder(
-        config, bert_block(config), {**bert_stack(config), "input_size": embedding_width}, head, {}, **model_fields
-    )
+    is_present = config.head_kind == "none" or scores_sequences(config)
+    model_fields: Table = {"embedding_size": embedding_width, "tie_word_embeddings": False, **pooler(is_present)}
+    stack = {**bert_stack(config), "input_size": embedding_width}
+    return encoder(config, bert_block(config), stack, head, {}, **model_fields)
 
 
 def _read_roformer(config: Config) -> Table:
@@ -55,14 +51,10 @@ def _read_roformer(config: Config) -> Table:
         model_fields["embedding_size"] = stack["input_size"] = embedding_width
     if class_name_of_config(config).endswith(QUESTION_ANSWERING):  # start and end scores, whatever num_labels is
         model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
-    return encoder(
-        config,
-        block,
-        stack,
-        bert_head(config, bert_activation(config)),
-        {} if class_name_of_config(config).endswith(MULTIPLE_CHOICE) else bert_score_head(bert_activation(config)),
-        **model_fields,
+    score_head = (
+        {} if class_name_of_config(config).endswith(MULTIPLE_CHOICE) else bert_score_head(bert_activation(config))
     )
+    return encoder(config, block, stack, bert_head(config, bert_activation(config)), score_head, **model_fields)
 
 
 def _sinusoid_elements(spec: ModelSpec) -> Number:

@@ -27,23 +27,20 @@ def _read_squeezebert(config: Config) -> Table:
         config.quotient(field_name, hidden_size, group_count)
         if field_name in ("intermediate_groups", "output_groups"):
             config.quotient(field_name, ffn_width, group_count)
-    block = layer_table(
-        {
-            "type": "grouped_projections",
-            "num_attention_heads": heads,
-            **{field_name: group_counts[field_name] for field_name in GROUP_FIELDS[:3]},
-            "o_groups": group_counts["post_attention_groups"],
-        },
-        {
-            "type": "grouped_mlp",
-            "intermediate_size": ffn_width,
-            "hidden_act": bert_activation(config),
-            "up_groups": group_counts["intermediate_groups"],
-            "down_groups": group_counts["output_groups"],
-        },
-        layernorm(1e-12),
-        "post",
-    )
+    attention = {
+        "type": "grouped_projections",
+        "num_attention_heads": heads,
+        **{field_name: group_counts[field_name] for field_name in GROUP_FIELDS[:3]},
+        "o_groups": group_counts["post_attention_groups"],
+    }
+    feed_forward = {
+        "type": "grouped_mlp",
+        "intermediate_size": ffn_width,
+        "hidden_act": bert_activation(config),
+        "up_groups": group_counts["intermediate_groups"],
+        "down_groups": group_counts["output_groups"],
+    }
+    block = layer_table(attention, feed_forward, layernorm(1e-12), "post")
     return encoder(config, block, bert_stack(config), bert_head(config, bert_activation(config)), {}, **pooler(True))
 
 

@@ -39,14 +39,8 @@ def _read_ultrabert(config: Config) -> Table:
     stack = bidirectional_stack(
         {"block": block, "variants": used_variants, **layer_pattern(layer_kinds)}, lambda distance: distance
     )
-    head = {
-        "transform": {
-            "bottleneck_size": config.integer("prediction_head_size"),
-            "hidden_act": "gelu_tanh",
-            "bias": False,
-            "norm": None,
-        }
-    }
+    bottleneck_size = config.integer("prediction_head_size")
+    head = {"transform": {"bottleneck_size": bottleneck_size, "hidden_act": "gelu_tanh", "bias": False, "norm": None}}
     return encoder(config, block, {**stack, "final_norm": norm}, head, {}, label_count=2)
 
 

@@ -34,9 +34,8 @@ def _read_xmod(config: Config) -> Table:
         raise config.error("default_language", default_language, "one of languages")
     adapter_width = hidden_size // config.integer("adapter_reduction_factor")
     if not adapter_width:
-        raise config.error(
-            "adapter_reduction_factor", config.integer("adapter_reduction_factor"), f"at most {hidden_size}"
-        )
+        adapter_reduction_factor = config.integer("adapter_reduction_factor")
+        raise config.error("adapter_reduction_factor", adapter_reduction_factor, f"at most {hidden_size}")
     shares_norm = config.flag("adapter_reuse_layer_norm")
     block = {
         **bert_block(config),

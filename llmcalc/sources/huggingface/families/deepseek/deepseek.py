@@ -52,13 +52,9 @@ def routed_experts(
     expert_width = config.integer("moe_intermediate_size")
     shared_expert_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
     shared_expert = glu(config, has_shared_bias, expert_width * shared_expert_count) if shared_expert_count else None
-    return moe(
-        config.integer("n_routed_experts", *expert_count_names),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        shared_expert,
-        **moe_fields,
-    )
+    n_routed_experts = config.integer("n_routed_experts", *expert_count_names)
+    num_experts_per_tok = config.integer("num_experts_per_tok")
+    return moe(n_routed_experts, num_experts_per_tok, glu(config, ffn_width=expert_width), shared_expert, **moe_fields)
 
 
 SIGMOID_ROUTING: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigmoid"}}
@@ -92,13 +88,8 @@ def _read_deepseek_v2(config: Config) -> Table:
         mixer = _attention_without_query_latent(config)
     else:
         mixer = latent_attention(config)
-    return deepseek_decoder(
-        config,
-        mixer,
-        routed_experts(config, config.flag("mlp_bias"), ("num_experts",)),
-        layer_kinds,
-        config.flag("mlp_bias"),
-    )
+    experts = routed_experts(config, config.flag("mlp_bias"), ("num_experts",))
+    return deepseek_decoder(config, mixer, experts, layer_kinds, config.flag("mlp_bias"))
 
 
 def _attention_without_query_latent(config: Config) -> Table:
@@ -127,24 +118,17 @@ def _read_glm4_moe_lite(config: Config) -> Table:
     attention_table = latent_attention(
         config, qk_rope_head_dim=config.integer("qk_rope_head_dim", "head_dim")
     )  # head_dim is another name for it in the class
-    return deepseek_decoder(
-        config,
-        attention_table,
-        routed_experts(config, **SIGMOID_ROUTING),
-        dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1),
-    )
+    layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1)
+    return deepseek_decoder(config, attention_table, routed_experts(config, **SIGMOID_ROUTING), layer_kinds)
 
 
 def _read_axk1(config: Config) -> Table:
     """Reads A.X-K1, which has a norm only on the output of the experts."""
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
+    attention = latent_attention(config)
+    experts = routed_experts(config, **SIGMOID_ROUTING)
     return deepseek_decoder(
-        config,
-        latent_attention(config),
-        routed_experts(config, **SIGMOID_ROUTING),
-        layer_kinds,
-        norm_placement="sandwich",
-        without_norms=["self_attn_post_norm"],
+        config, attention, experts, layer_kinds, norm_placement="sandwich", without_norms=["self_attn_post_norm"]
     )
 
 

@@ -50,9 +50,8 @@ def _read_deepseek_v4(config: Config) -> Table:
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     compression_rates = _compression_rates(config)
     layer_variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": compression_rates[HEAVY_TYPE]}}}
-    layer_variants["sparse"] = {
-        "attention": {"compress_rate": compression_rates[SPARSE_TYPE], "overlap": True, "indexer": indexer_table}
-    }
+    attention = {"compress_rate": compression_rates[SPARSE_TYPE], "overlap": True, "indexer": indexer_table}
+    layer_variants["sparse"] = {"attention": attention}
     shared_ffn = clamped_swiglu(glu(config, config.flag("mlp_bias"), expert_width))
     score_function = _scoring_func(config)
     token_table_router: Table = {"type": "token_table", "scoring_func": score_function}
@@ -75,9 +74,8 @@ def _read_deepseek_v4(config: Config) -> Table:
         (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)
     )
     prediction_kind = _prediction_attention(config, depth)
-    mtp_fields = add_mtp_modules(
-        config, stack, f"{prediction_kind}-moe", {**layer_variants[prediction_kind], **ffns_by_kind["moe"]}, norm
-    )
+    layer_changes = {**layer_variants[prediction_kind], **ffns_by_kind["moe"]}
+    mtp_fields = add_mtp_modules(config, stack, f"{prediction_kind}-moe", layer_changes, norm)
     residual_streams = {"type": "hyper", "hc_mult": config.integer("hc_mult")}
     return decoder(config, block, norm, stack={**stack, "streams": residual_streams}, **mtp_fields)
 
@@ -106,9 +104,8 @@ def _compression_rates(config: Config) -> dict[str, int]:
     rates_by_type = (
         config.table("compress_rates") if config.has("compress_rates") else {SPARSE_TYPE: 4, HEAVY_TYPE: 128}
     )
-    compression_rates = Config(
-        rates_by_type, {}, config.model_type, config.head_kind, f"{config.location}compress_rates."
-    )
+    location = f"{config.location}compress_rates."
+    compression_rates = Config(rates_by_type, {}, config.model_type, config.head_kind, location)
     older_names = {SPARSE_TYPE: "compress_rate_csa", HEAVY_TYPE: "compress_rate_hca"}
     return {
         layer_kind: config.integer(older_name) if config.has(older_name) else compression_rates.integer(layer_kind)
@@ -135,12 +132,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 def _routing_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of routing: by a hash of the token or by a router."""
     hash_layer_count = config.count("num_hash_layers") if config.has("num_hash_layers") else 3
-    return listed_kinds(
-        config,
-        "mlp_layer_types",
-        {"hash_moe": "hash", "moe": "moe"},
-        ["hash" if layer_index < hash_layer_count else "moe" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["hash" if layer_index < hash_layer_count else "moe" for layer_index in range(depth)]
+    return listed_kinds(config, "mlp_layer_types", {"hash_moe": "hash", "moe": "moe"}, default_layer_kinds)
 
 
 def _scoring_func(config: Config) -> str:

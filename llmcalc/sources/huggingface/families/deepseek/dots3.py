@@ -42,11 +42,8 @@ def _read_dots3_note_text(config: Config) -> Table:
         glu(config, ffn_width=shared_width * config.integer("n_shared_experts")),
         **SIGMOID_ROUTING,
     )
-    layer_changes: Table = {
-        "full": {},
-        "indexed": {"attention": {"indexer": indexer_table}},
-        "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}},
-    }
+    sliding = {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}}
+    layer_changes: Table = {"full": {}, "indexed": {"attention": {"indexer": indexer_table}}, "sliding": sliding}
     block = layer_table(mixer, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(
@@ -99,9 +96,8 @@ def _window_sizes(config: Config) -> Table:
         first_layer_fields = next(
             (layer_fields for layer_fields in layer_tables.values() if isinstance(layer_fields, dict)), {}
         )
-        window_config = Config(
-            first_layer_fields, {}, config.model_type, location=f"{config.location}per_layer_config."
-        )
+        location = f"{config.location}per_layer_config."
+        window_config = Config(first_layer_fields, {}, config.model_type, location=location)
         return {
             field_name: window_config.integer(field_name)
             if window_config.has(field_name)

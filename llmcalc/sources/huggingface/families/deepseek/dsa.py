@@ -76,9 +76,8 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     ffn = glu(config) if "dense" in ffn_kinds else experts
     ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(latent_attention(config, indexer=indexer_table), ffn, norm)
-    stack = stack_of_combined_kinds(
-        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, ffn_changes)
-    )
+    shared = {"attention": {"indexer": {"shared": True}}}
+    stack = stack_of_combined_kinds((layer_indexers, {"full": {}, "shared": shared}), (ffn_kinds, ffn_changes))
     mtp_fields = mtp_modules(config)
     if mtp_fields and "shared" in layer_indexers:
         mtp_fields["mtp"]["layer"] = next(
@@ -102,12 +101,8 @@ def _read_axk2(config: Config) -> Table:
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
     experts = routed_experts(config, **SIGMOID_ROUTING)
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
-    layer_configs: Table = {
-        "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}
-        if "dense" in ffn_kinds
-        else {},
-        "moe": {},
-    }
+    dense = {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False} if "dense" in ffn_kinds else {}
+    layer_configs: Table = {"dense": dense, "moe": {}}
     block = {
         "type": "gated_norm",
         "attention": latent_attention(config, indexer=indexer_table, query_gate=True),

@@ -47,17 +47,11 @@ def _read_dots1(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     window = config.optional_integer("sliding_window")
     first_sliding_layer = depth if window is None else config.count("max_window_layers")
-    attention_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
-    attention_changes: Table = {
-        "full": {},
-        "sliding": {} if window is None else {"attention": {"sliding_window": window}},
-    }
+    sliding = {} if window is None else {"attention": {"sliding_window": window}}
+    attention_changes: Table = {"full": {}, "sliding": sliding}
     ffn_changes: Table = {
         "dense": {},
         "moe": {"feed_forward": routed_experts(config, **SIGMOID_ROUTING)} if "moe" in ffn_kinds else {},
@@ -75,12 +69,8 @@ def _read_minimax_m2(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     rotary_fields = {"rotary_dim": config.integer("rotary_dim")} if config.has("rotary_dim") else {}
     mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm_fields(norm, "projection"))
-    experts = moe(
-        config.integer("num_local_experts", "num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config),
-        **SIGMOID_ROUTING,
-    )
+    num_local_experts = config.integer("num_local_experts", "num_experts")
+    experts = moe(num_local_experts, config.integer("num_experts_per_tok"), glu(config), **SIGMOID_ROUTING)
     return decoder(config, layer_table(mixer, experts, norm), norm)
 
 

@@ -69,21 +69,16 @@ def _read_glm5_next_text(config: Config) -> Table:
     }
     ffn_kinds = dense_or_moe_kinds(config, depth, 3)
     experts = routed_experts(config, **SIGMOID_ROUTING)
+    expert_fields = ("expert", "shared_expert")
     clamped_networks = {
-        expert_field: clamped_swiglu(experts[expert_field])
-        for expert_field in ("expert", "shared_expert")
-        if expert_field in experts
+        expert_field: clamped_swiglu(experts[expert_field]) for expert_field in expert_fields if expert_field in experts
     }
     ffns_by_kind: Table = {"moe": {**experts, **clamped_networks}}
     if "dense" in ffn_kinds:
         ffns_by_kind["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
     residual_streams = {"hc_mult": config.integer("hc_mult")}
-    common_fields = {
-        "type": "hyper",
-        "norm": norm,
-        **residual_streams,
-        "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
-    }
+    hc_sinkhorn_iters = config.integer("hc_sinkhorn_iters")
+    common_fields = {"type": "hyper", "norm": norm, **residual_streams, "hc_sinkhorn_iters": hc_sinkhorn_iters}
     layer_configs = {
         f"{mixer_kind}_{ffn_kind}": {
             **common_fields,

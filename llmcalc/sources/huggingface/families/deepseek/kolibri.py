@@ -41,9 +41,8 @@ def _read_kolibri1(config: Config) -> Table:
         glu(config, ffn_width=config.integer("shared_expert_intermediate_size")), **SIGMOID_ROUTING,
     )  # fmt: skip
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
-    return decoder(
-        config, block, norm, stack=sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=NO_POSITIONS)
-    )
+    stack = sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=NO_POSITIONS)
+    return decoder(config, block, norm, stack=stack)
 
 
 def _read_flint(config: Config) -> Table:
@@ -54,31 +53,19 @@ def _read_flint(config: Config) -> Table:
             for field_name, field_value in config.config_fields.items()
             if field_name != "mlp_only_layers"
         }
-    attention_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        [
-            "full" if layer_index < 2 or layer_index % 4 == 1 or layer_index == depth - 1 else "sliding"
-            for layer_index in range(depth)
-        ],
-    )
-    kinds_and_changes = (
-        attention_kinds,
-        {
-            "full": {"attention": NO_POSITIONS},
-            "sliding": {"attention": {"sliding_window": config.integer("sliding_window")}},
-        },
-    )
+    default_layer_kinds = [
+        "full" if layer_index < 2 or layer_index % 4 == 1 or layer_index == depth - 1 else "sliding"
+        for layer_index in range(depth)
+    ]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
+    sliding = {"attention": {"sliding_window": config.integer("sliding_window")}}
+    kinds_and_changes = (attention_kinds, {"full": {"attention": NO_POSITIONS}, "sliding": sliding})
     attention_fields = {"sinks": True, "float32_scores": True}
     mixer = attention(config, **attention_fields, **attention_biases(config), **qk_norm_fields(norm))
-    expert_fields = {
-        "shared_expert": glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
-        "router": {"scoring_func": "sigmoid"},
-    }
-    return qwen_moe_decoder(
-        config, config.count("num_experts"), mixer, expert_fields, kinds_and_changes, float32_product=True
-    )
+    shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
+    expert_fields = {"shared_expert": shared_expert, "router": {"scoring_func": "sigmoid"}}
+    expert_count = config.count("num_experts")
+    return qwen_moe_decoder(config, expert_count, mixer, expert_fields, kinds_and_changes, float32_product=True)
 
 
 FAMILIES = {

@@ -29,14 +29,9 @@ def _read_mistral_large4_text(config: Config) -> Table:
     }
     mixer = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer_table)
     position_kinds = _position_kinds(config, depth)
-    position_changes: Table = {
-        "rope": {},
-        "nope": {
-            "mla_use_nope": True,
-            "qk_rope_head_dim": 0,
-            "qk_nope_head_dim": config.integer("qk_nope_head_dim") + rotary_dim,
-        },
-    }
+    qk_nope_head_dim = config.integer("qk_nope_head_dim") + rotary_dim
+    nope = {"mla_use_nope": True, "qk_rope_head_dim": 0, "qk_nope_head_dim": qk_nope_head_dim}
+    position_changes: Table = {"rope": {}, "nope": nope}
     layer_indexers = indexer_kinds(config, depth)
     latent_kinds = _latent_layer_kinds(config, position_kinds)
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
@@ -45,13 +40,12 @@ def _read_mistral_large4_text(config: Config) -> Table:
     combined_kinds = list(zip(position_kinds, layer_indexers, latent_kinds, strict=True))
     layer_configs: Table = {}
     for position_kind, indexer_kind, latent_kind in combined_kinds:
-        layer_configs["_".join((position_kind, indexer_kind, latent_kind))] = {
-            "attention": {
-                **position_changes[position_kind],
-                **({"indexer": {"shared": True}} if indexer_kind == "shared" else {}),
-                **({"kv_shared": True} if latent_kind == "shared" else {}),
-            }
+        attention = {
+            **position_changes[position_kind],
+            **({"indexer": {"shared": True}} if indexer_kind == "shared" else {}),
+            **({"kv_shared": True} if latent_kind == "shared" else {}),
         }
+        layer_configs["_".join((position_kind, indexer_kind, latent_kind))] = {"attention": attention}
     layer_kinds = ["_".join(kinds) for kinds in combined_kinds]
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs), (ffn_kinds, ffn_changes))

@@ -49,15 +49,10 @@ def _read_mellum(config: Config) -> Table:
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     ffn_kinds = dense_or_moe_kinds(config, depth, 0)
     mixer = attention(
-        config,
-        position=rope(config, layer_kind="full_attention"),
-        **attention_biases(config),
-        **qk_norm_fields(norm),
+        config, position=rope(config, layer_kind="full_attention"), **attention_biases(config), **qk_norm_fields(norm)
     )
-    sliding_attention = {
-        "position": rope(config, layer_kind="sliding_attention"),
-        **({} if window is None else {"sliding_window": window}),
-    }
+    position = rope(config, layer_kind="sliding_attention")
+    sliding_attention = {"position": position, **({} if window is None else {"sliding_window": window})}
     experts = moe(
         config.integer("num_experts", "num_local_experts"),
         config.integer("num_experts_per_tok"),
@@ -65,12 +60,9 @@ def _read_mellum(config: Config) -> Table:
     )
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layer_changes: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
+    sliding = {"attention": sliding_attention}
     return decoder_of_kinds(
-        config,
-        block,
-        norm,
-        (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}),
-        (ffn_kinds, layer_changes),
+        config, block, norm, (attention_kinds, {"full": {}, "sliding": sliding}), (ffn_kinds, layer_changes)
     )
 
 

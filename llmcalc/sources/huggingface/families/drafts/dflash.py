@@ -51,15 +51,9 @@ def _read_dflash(config: Config) -> Table:
     vocab_size = config.integer("vocab_size")
     draft_vocab_size = config.optional_integer("draft_vocab_size") or vocab_size
     block = layer_table(mixer, _layer_ffn(config), norm)
-    return decoder(
-        config,
-        block,
-        norm,
-        {"draft_vocab_size": draft_vocab_size} if draft_vocab_size != vocab_size else None,
-        stack,
-        tie_word_embeddings=False,
-        from_target=_parts_of_target(config, target_width == hidden_size, draft_vocab_size == vocab_size),
-    )
+    head = {"draft_vocab_size": draft_vocab_size} if draft_vocab_size != vocab_size else None
+    from_target = _parts_of_target(config, target_width == hidden_size, draft_vocab_size == vocab_size)
+    return decoder(config, block, norm, head, stack, tie_word_embeddings=False, from_target=from_target)
 
 
 def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: bool) -> list[str]:
@@ -68,10 +62,8 @@ def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: b
     Drafts of NVIDIA's Model Optimizer say whether their own embedding and head are in the checkpoint
     (`has_embed_tokens`, `has_lm_head`); others have neither, unless their width or vocabulary is not the target's.
     """
-    shared_flags = {
-        "embed_tokens": has_target_width and not config.flag("has_embed_tokens"),
-        "lm_head": has_target_width and has_target_vocab and not config.flag("has_lm_head"),
-    }
+    lm_head = has_target_width and has_target_vocab and not config.flag("has_lm_head")
+    shared_flags = {"embed_tokens": has_target_width and not config.flag("has_embed_tokens"), "lm_head": lm_head}
     return [module_name for module_name, is_shared in shared_flags.items() if is_shared]
 
 
@@ -122,17 +114,15 @@ def _layer_ffn(config: Config) -> Table:
     moe_config = Config({**moe_preset, **stated_fields}, {}, config.model_type, location=config.location)
     expert_width = moe_config.integer("moe_intermediate_size")
     clamp_function = clamped_swiglu if moe_config.number("swiglu_limit") else dict
-    router: Table = {
-        "scoring_func": moe_config.choice({field_name: field_name for field_name in SCORING_FUNCTIONS}, "scoring_func")
-    }
+    scoring_func = moe_config.choice({field_name: field_name for field_name in SCORING_FUNCTIONS}, "scoring_func")
+    router: Table = {"scoring_func": scoring_func}
     if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
     shared_ffn: Table | None = None
     if moe_config.count("n_shared_experts"):
         moe_config.require("n_shared_experts", 1)
-        shared_ffn = clamp_function(
-            glu(config, ffn_width=moe_config.optional_integer("shared_expert_intermediate_size") or expert_width)
-        )
+        ffn_width = moe_config.optional_integer("shared_expert_intermediate_size") or expert_width
+        shared_ffn = clamp_function(glu(config, ffn_width=ffn_width))
     is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
         moe_config.integer("n_routed_experts"),
@@ -160,28 +150,21 @@ def _read_dspark(config: Config) -> Table:
     proposal_fields: Table = {}
     if config.count("markov_rank"):
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
-        proposal_fields |= {
-            "markov_rank": config.integer("markov_rank"),
-            "markov": config.choice(head_kinds, "markov_head_type"),
-        }
+        markov_rank = config.integer("markov_rank")
+        proposal_fields |= {"markov_rank": markov_rank, "markov": config.choice(head_kinds, "markov_head_type")}
     config.require("dspark_fixup_head_type", None, "markov")
     config.fields_read.update(("markov_rank", "markov_head_type"))
     confidence_alpha = config.number("confidence_head_alpha")
-    if (
-        config.flag("enable_confidence_head")
-        if config.get("enable_confidence_head") is not None
-        else confidence_alpha > 0
-    ):
+    enable_confidence_head = config.get("enable_confidence_head")
+    if config.flag("enable_confidence_head") if enable_confidence_head is not None else confidence_alpha > 0:
         proposal_fields |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
     config.fields_read.update(("enable_confidence_head", "confidence_head_with_markov"))
     return {**model_fields, **({"proposal": proposal_fields} if proposal_fields else {})}
 
 
 def _read_domino(config: Config) -> Table:
-    return {
-        **_read_dflash(config),
-        "proposal": {"gru_size": config.integer("gru_hidden_dim"), "gru_rank": config.integer("emb_dim")},
-    }
+    proposal = {"gru_size": config.integer("gru_hidden_dim"), "gru_rank": config.integer("emb_dim")}
+    return {**_read_dflash(config), "proposal": proposal}
 
 
 SCORING_FUNCTIONS = ("softmax", "sigmoid", "sqrtsoftplus")

@@ -57,9 +57,8 @@ def _read_eagle(config: Config) -> Table:
             "pattern": ["first" if config.integer("num_hidden_layers") == 1 else "later"],
         }
     from_target = ["embed_tokens", "lm_head"]
-    return decoder(
-        config, block, norm if has_norms else None, stack=stack, tie_word_embeddings=False, from_target=from_target
-    )
+    final_norm = norm if has_norms else None
+    return decoder(config, block, final_norm, stack=stack, tie_word_embeddings=False, from_target=from_target)
 
 
 def _read_eagle3(config: Config) -> Table:
@@ -84,9 +83,8 @@ def _read_eagle3_qwen3_moe(config: Config) -> Table:
 def _read_eagle3_gpt_oss(config: Config) -> Table:
     """Reads EAGLE-3 with gpt-oss's experts and Llama's attention."""
     expert = clamped_gpt_oss_ffn(glu(config, bias=True))
-    experts = moe(
-        config.integer("num_local_experts"), config.integer("num_experts_per_tok"), expert, router={"bias": True}
-    )
+    num_local_experts = config.integer("num_local_experts")
+    experts = moe(num_local_experts, config.integer("num_experts_per_tok"), expert, router={"bias": True})
     return _draft_of_hidden_states(config, _attention(config, has_qk_norm=False), experts)
 
 
@@ -123,20 +121,11 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
     if config.integer("num_hidden_layers") == 1:
         block |= first_layer_fields
     else:
-        stack |= {
-            "variants": {"first": first_layer_fields, "later": {}},
-            "first_layers": ["first"],
-            "pattern": ["later"],
-        }
-    return decoder(
-        config,
-        block,
-        norm,
-        {"draft_vocab_size": draft_vocab_size},
-        stack,
-        tie_word_embeddings=False,
-        from_target=["embed_tokens"] if target_width == hidden_size else [],
-    )
+        variants = {"first": first_layer_fields, "later": {}}
+        stack |= {"variants": variants, "first_layers": ["first"], "pattern": ["later"]}
+    head = {"draft_vocab_size": draft_vocab_size}
+    from_target = ["embed_tokens"] if target_width == hidden_size else []
+    return decoder(config, block, norm, head, stack, tie_word_embeddings=False, from_target=from_target)
 
 
 def _require_state_projection(config: Config) -> None:

@@ -38,13 +38,8 @@ def _draft_model(config: Config, draft_model_type: str, usual_values: dict[str, 
     stated_config.require("num_kv_shared_layers", 0, stated_config.integer("num_hidden_layers"))
     stated_config.require("use_bidirectional_attention", None, "vision")
     has_double_wide_mlp = stated_config.flag("use_double_wide_mlp")
-    text_config = typed_config(
-        {**text_fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")},
-        draft_model_type,
-        family,
-        "lm",
-        "text_config.",
-    )
+    config_data = {**text_fields, "num_kv_shared_layers": 0, "tie_word_embeddings": config.flag("tie_word_embeddings")}
+    text_config = typed_config(config_data, draft_model_type, family, "lm", "text_config.")
     assert family.read_model is not None
     model_fields = {**family.read_model(text_config), **dropout_of(text_config, family)}
     text_config.finish(family.ignored_fields, config)

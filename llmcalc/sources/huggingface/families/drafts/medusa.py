@@ -36,10 +36,8 @@ def _read_medusa(config: Config) -> Table:
         raise config.error("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
     vocab_size = config.integer("vocab_size")
     scored_vocab_size = config.count("truncated_vocab_size") or vocab_size  # 0 for the whole vocabulary in speculators
-    return _model_of_heads(
-        config,
-        {"medusa": heads, **({} if scored_vocab_size == vocab_size else {"draft_vocab_size": scored_vocab_size})},
-    )
+    head = {"medusa": heads, **({} if scored_vocab_size == vocab_size else {"draft_vocab_size": scored_vocab_size})}
+    return _model_of_heads(config, head)
 
 
 def _read_mlp_speculator(config: Config) -> Table:
@@ -59,14 +57,9 @@ def _read_mlp_speculator(config: Config) -> Table:
 def _model_of_heads(config: Config, head: Table) -> Table:
     """Returns a draft model of one empty layer, with prediction heads that read the target's last hidden state."""
     empty_part = {"type": "none"}
-    return decoder(
-        config,
-        layer_table(empty_part, empty_part, rmsnorm(1e-6)),
-        None,
-        head,
-        {"num_hidden_layers": 1, "streams": {"type": "target_states", "start": "state", "states": 1}},
-        tie_word_embeddings=False,
-    )
+    stack = {"num_hidden_layers": 1, "streams": {"type": "target_states", "start": "state", "states": 1}}
+    block = layer_table(empty_part, empty_part, rmsnorm(1e-6))
+    return decoder(config, block, None, head, stack, tie_word_embeddings=False)
 
 
 FAMILIES = {

@@ -59,11 +59,9 @@ def _read_afmoe(config: Config) -> Table:
         listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, full_attention_period)),
         {"full": {}, "sliding": {"attention": sliding_attention}},
     )
-    ffn_kinds = _dense_and_expert_ffns(
-        config,
-        dense_or_moe_kinds(config, depth, config.count("num_dense_layers")),
-        config.integer("moe_intermediate_size") * config.count("num_shared_experts"),
-    )
+    layer_kinds = dense_or_moe_kinds(config, depth, config.count("num_dense_layers"))
+    shared_width = config.integer("moe_intermediate_size") * config.count("num_shared_experts")
+    ffn_kinds = _dense_and_expert_ffns(config, layer_kinds, shared_width)
     block = layer_table(mixer, glu(config), norm, "sandwich")
     return decoder_of_kinds(config, block, norm, attention_kinds, ffn_kinds)
 
@@ -100,9 +98,8 @@ def _read_laguna(config: Config) -> Table:
         variant_name: {"attention": {"num_attention_heads": head_count, **window_changes[layer_kind]}}
         for variant_name, head_count, layer_kind in zip(layer_kinds, heads, attention_kinds, strict=True)
     }
-    ffn_kinds = _dense_and_expert_ffns(
-        config, dense_or_moe_kinds(config, depth, 1), config.count("shared_expert_intermediate_size")
-    )
+    shared_width = config.count("shared_expert_intermediate_size")
+    ffn_kinds = _dense_and_expert_ffns(config, dense_or_moe_kinds(config, depth, 1), shared_width)
     block = layer_table(mixer, glu(config), norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, attention_changes), ffn_kinds)
 

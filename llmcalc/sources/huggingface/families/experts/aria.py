@@ -27,14 +27,11 @@ def _read_aria(config: Config) -> Table:
     config.fields_read.add("intermediate_size")
     ffn_width, shared_expert_count = config.integer(field_name), config.integer("moe_num_shared_experts")
     expert = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
+    moe_num_experts = config.integer("moe_num_experts")
+    moe_topk = config.integer("moe_topk")
     return _pre_norm_decoder(
         config,
-        moe(
-            config.integer("moe_num_experts"),
-            config.integer("moe_topk"),
-            expert,
-            glu(config, config.flag("mlp_bias"), ffn_width * shared_expert_count),
-        ),
+        moe(moe_num_experts, moe_topk, expert, glu(config, config.flag("mlp_bias"), ffn_width * shared_expert_count)),
     )
 
 

@@ -11,32 +11,19 @@ from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, r
 
 
 def _read_dbrx(config: Config) -> Table:
-    attn_config, ffn_config = (
-        config.section("attn_config", {"kv_n_heads": 1}),
-        config.section("ffn_config", FFN_DEFAULTS),
-    )
+    attn_config = config.section("attn_config", {"kv_n_heads": 1})
+    ffn_config = config.section("ffn_config", FFN_DEFAULTS)
     heads, norm = config.integer("num_attention_heads"), layernorm(bias=False)
     activation = ffn_config.table("ffn_act_fn").get("name", "silu")
     if activation not in ACTIVATIONS:
         raise ffn_config.error("ffn_act_fn", activation, "a name among " + ", ".join(ACTIVATIONS))
-    mixer = {
-        "num_attention_heads": heads,
-        "num_key_value_heads": attn_config.integer("kv_n_heads"),
-        "position": rope(attn_config),
-    }
+    num_key_value_heads = attn_config.integer("kv_n_heads")
+    mixer = {"num_attention_heads": heads, "num_key_value_heads": num_key_value_heads, "position": rope(attn_config)}
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    expert = {
-        "intermediate_size": ffn_config.integer("ffn_hidden_size"),
-        "hidden_act": ACTIVATIONS[activation],
-        "gated": True,
-    }
-    experts = moe(
-        ffn_config.integer("moe_num_experts"),
-        ffn_config.integer("moe_top_k"),
-        expert,
-        expert_loop=True,
-        sliced_experts=True,
-    )
+    intermediate_size = ffn_config.integer("ffn_hidden_size")
+    expert = {"intermediate_size": intermediate_size, "hidden_act": ACTIVATIONS[activation], "gated": True}
+    moe_num_experts = ffn_config.integer("moe_num_experts")
+    experts = moe(moe_num_experts, ffn_config.integer("moe_top_k"), expert, expert_loop=True, sliced_experts=True)
     return decoder(config, layer_table(mixer, experts, norm), norm)
 
 

@@ -64,9 +64,8 @@ def _read_ernie4_5_moe(config: Config) -> Table:
 
 
 def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
-    expert_widths = (
-        [1536, 512] if config.get("moe_intermediate_size") is None else config.integers("moe_intermediate_size")
-    )
+    moe_intermediate_size = config.get("moe_intermediate_size")
+    expert_widths = [1536, 512] if moe_intermediate_size is None else config.integers("moe_intermediate_size")
     if len(expert_widths) != 2 or 0 in expert_widths:
         raise config.error(
             "moe_intermediate_size", expert_widths, "two positive whole numbers: for a text expert, for an image expert"
@@ -90,13 +89,8 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     if config.has("moe_layer_end_index") and _text_expert_number(config, "moe_layer_end_index", depth - 1) != depth - 1:
         raise config.field_error("moe_layer_end_index", f"{depth - 1} or more")
     config.require_if_present("moe_layer_interval", 1)
-    return _ffn_kinds(
-        config,
-        layer_kinds,
-        expert_widths[0],
-        {},
-        vision_experts={"expert": glu(config, ffn_width=expert_widths[1]), "router": CORRECTED_ROUTER},
-    )
+    vision_experts = {"expert": glu(config, ffn_width=expert_widths[1]), "router": CORRECTED_ROUTER}
+    return _ffn_kinds(config, layer_kinds, expert_widths[0], {}, vision_experts=vision_experts)
 
 
 BAIDU_MODEL_TYPE = "ernie4_5_moe_vl"
@@ -118,9 +112,8 @@ def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
 
 def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
-    lacks_shared_experts = config.config_fields.get("model_type") == BAIDU_MODEL_TYPE and not config.has(
-        "moe_num_shared_experts"
-    )
+    model_type = config.config_fields.get("model_type")
+    lacks_shared_experts = model_type == BAIDU_MODEL_TYPE and not config.has("moe_num_shared_experts")
     shared_expert_count = 0 if lacks_shared_experts else config.count("moe_num_shared_experts")
     experts = moe(
         _text_expert_number(config, "num_experts", MOST_EXPERTS)
@@ -160,12 +153,7 @@ def _expert_interval(config_values: ConfigValues) -> int:
 
 FAMILIES = {
     "ernie4_5": Family(_read_ernie4_5, ignored_fields=IGNORED_FIELDS, dropout_fields={}),
-    "paddleocr_vl": Family(
-        None,
-        text_type="paddleocr_vl_text",
-        tying_source="either",
-        tower_file="siglip",
-    ),
+    "paddleocr_vl": Family(None, text_type="paddleocr_vl_text", tying_source="either", tower_file="siglip"),
     "paddleocr_vl_text": Family(_read_ernie4_5, ignored_fields=IGNORED_FIELDS | {"use_3d_rope"}, dropout_fields={}),
     "ernie4_5_moe": Family(
         _read_ernie4_5_moe,

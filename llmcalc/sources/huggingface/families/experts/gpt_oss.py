@@ -36,12 +36,8 @@ def _read_gpt_oss(config: Config) -> Table:
 
 def _gpt_oss_layer(config: Config, expert: Table, **attention_fields: Any) -> Table:
     """Returns a layer of gpt-oss. attention_fields: additional fields of the layer's attention."""
-    experts = moe(
-        config.integer("num_local_experts", "num_experts"),
-        config.integer("num_experts_per_tok"),
-        expert,
-        router={"bias": True},
-    )
+    num_local_experts = config.integer("num_local_experts", "num_experts")
+    experts = moe(num_local_experts, config.integer("num_experts_per_tok"), expert, router={"bias": True})
     mixer = attention(config, sinks=True, **attention_biases(config), **attention_fields)
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     return layer_table(mixer, experts, norm)
@@ -63,10 +59,7 @@ def _read_privacy_filter(config: Config) -> Table:
 
 
 FAMILIES = {
-    "gpt_oss": Family(
-        _read_gpt_oss,
-        ignored_fields=frozenset({"initial_context_length", "experts_per_token"}),
-    ),
+    "gpt_oss": Family(_read_gpt_oss, ignored_fields=frozenset({"initial_context_length", "experts_per_token"})),
     "openai_privacy_filter": Family(
         _read_privacy_filter,
         {"num_labels": 33},

@@ -35,11 +35,9 @@ if TYPE_CHECKING:
 
 
 def _attention_with_norms(config: Config, norm_order: str = "after_rope", **attention_fields: Any) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
     return attention(
-        config,
-        **attention_biases(config),
-        **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")), norm_order=norm_order),
-        **attention_fields,
+        config, **attention_biases(config), **qk_norm_fields(norm, norm_order=norm_order), **attention_fields
     )
 
 
@@ -68,10 +66,9 @@ def _read_hunyuan_vl_text(config: Config) -> Table:
             and config.config_fields.get(published_name) is not None
             and config.config_fields[usual_name] != config.config_fields[published_name]
         ):
+            wrong_value = config.config_fields[usual_name]
             raise config.error(
-                published_name,
-                config.config_fields[published_name],
-                f"{usual_name} ({short_repr(config.config_fields[usual_name])})",
+                published_name, config.config_fields[published_name], f"{usual_name} ({short_repr(wrong_value)})"
             )
     return _read_hunyuan_v1_dense(config)
 
@@ -105,9 +102,8 @@ def _read_hunyuan_v1_moe(config: Config) -> Table:
         f"top{top_k}": {"feed_forward": {"num_experts_per_tok": top_k}} if top_k != top_k_by_layer[0] else {}
         for top_k in top_k_by_layer
     }
-    block = layer_table(
-        _attention_with_norms(config), moe(expert_count, top_k_by_layer[0], glu(config), glu(config)), norm
-    )
+    feed_forward = moe(expert_count, top_k_by_layer[0], glu(config), glu(config))
+    block = layer_table(_attention_with_norms(config), feed_forward, norm)
     return decoder_of_kinds(config, block, norm, ([f"top{top_k}" for top_k in top_k_by_layer], layer_changes))
 
 
@@ -133,12 +129,9 @@ def _read_hy_v3(config: Config) -> Table:
     )
     ffns_by_kind: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, has_bias), norm)
+    depth = config.integer("num_hidden_layers")
     return decoder_of_kinds(
-        config,
-        block,
-        norm,
-        (dense_or_moe_kinds(config, config.integer("num_hidden_layers"), 1), ffns_by_kind),
-        **mtp_modules(config),
+        config, block, norm, (dense_or_moe_kinds(config, depth, 1), ffns_by_kind), **mtp_modules(config)
     )
 
 
@@ -170,12 +163,7 @@ FAMILIES = {
     "hunyuan_v1_dense": Family(
         _read_hunyuan_v1_dense, ignored_fields=IGNORED_FIELDS | EXPERT_FIELDS, modules=HUNYUAN_MODULES
     ),
-    "hunyuan_vl": Family(
-        None,
-        text_type="hunyuan_vl_text",
-        tying_source="either",
-        tower_file="pixtral",
-    ),
+    "hunyuan_vl": Family(None, text_type="hunyuan_vl_text", tying_source="either", tower_file="pixtral"),
     "hunyuan_vl_text": Family(
         _read_hunyuan_vl_text,
         ignored_fields=IGNORED_FIELDS | EXPERT_FIELDS,

@@ -95,12 +95,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
 def _ffn_kinds(config: Config, depth: int) -> list[str]:
     dense_count = config.count("dense_mlp_idx") if config.has("dense_mlp_idx") else 0
-    return listed_kinds(
-        config,
-        "mlp_layer_types",
-        DENSE_OR_MOE,
-        ["dense" if layer_index < dense_count else "moe" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["dense" if layer_index < dense_count else "moe" for layer_index in range(depth)]
+    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
 
 
 def _uncounted_prediction(config: Config) -> None:

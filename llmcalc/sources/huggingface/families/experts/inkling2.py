@@ -42,10 +42,8 @@ def _read_inkling2_text(config: Config) -> Table:
         "feed_forward_blocks": 1,
         "separate_inputs": True,
     }
-    attention_by_kind: dict[str, Table] = {
-        "full": {},
-        "sliding": {"attention": sliding_attention, "separate_inputs": False},
-    }
+    sliding = {"attention": sliding_attention, "separate_inputs": False}
+    attention_by_kind: dict[str, Table] = {"full": {}, "sliding": sliding}
     default_layer_kinds = ["sliding" if (layer_index + 1) % 6 else "full" for layer_index in range(depth)]
     block_size, layers = config.integer("n_layers_per_attn_res_block"), []
     for layer_index, layer_kind in enumerate(

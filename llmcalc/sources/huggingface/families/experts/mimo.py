@@ -54,11 +54,8 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         window = config.integer("sliding_window_size") + 1
     else:
         window = config.integer("sliding_window")
-    sliding_attention = {
-        "num_key_value_heads": 2 * config.integer("num_key_value_heads"),
-        "sinks": True,
-        "sliding_window": window,
-    }
+    num_key_value_heads = 2 * config.integer("num_key_value_heads")
+    sliding_attention = {"num_key_value_heads": num_key_value_heads, "sinks": True, "sliding_window": window}
     head_fields = {field_name: config.integer(field_name) for field_name in SLIDING_SIZE_FIELDS} | {
         "num_key_value_heads": sliding_attention["num_key_value_heads"]
     }
@@ -70,12 +67,10 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
         **SIGMOID_ROUTING,
     )
-    attention_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        ["sliding" if layer_index > 0 and (layer_index + 1) % 6 else "full" for layer_index in range(depth)],
-    )
+    default_layer_kinds = [
+        "sliding" if layer_index > 0 and (layer_index + 1) % 6 else "full" for layer_index in range(depth)
+    ]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     ffn_kinds = listed_kinds(
         config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if layer_index else "dense" for layer_index in range(depth)]
     )
@@ -93,9 +88,8 @@ def _require_marked_layers(config: Config, field_name: str, layer_kind: str, lay
         int(listed_kind == layer_kind) for listed_kind in layer_kinds
     ]:
         layer_types_field = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
-        raise config.field_error(
-            field_name, f"1 for the {layer_kind} layers of {layer_types_field}: the class does not read {field_name}"
-        )
+        expected_text = f"1 for the {layer_kind} layers of {layer_types_field}: the class does not read {field_name}"
+        raise config.field_error(field_name, expected_text)
 
 
 SLIDING_SIZE_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")

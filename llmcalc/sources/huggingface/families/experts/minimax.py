@@ -13,9 +13,8 @@ from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, 
 
 
 def _read_minimax(config: Config) -> Table:
-    default_layer_kinds = [
-        "linear" if layer_index % 2 else "full" for layer_index in range(config.integer("num_hidden_layers"))
-    ]
+    num_hidden_layers = config.integer("num_hidden_layers")
+    default_layer_kinds = ["linear" if layer_index % 2 else "full" for layer_index in range(num_hidden_layers)]
     kind_by_type = {"linear_attention": "linear", "full_attention": "full"}
     return minimax_decoder(config, listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds), rope(config))
 
@@ -36,15 +35,10 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
         "block_size": config.integer("block_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    block: Table = {
-        "feed_forward": moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config)),
-        "norm": norm,
-        "norm_placement": "post",
-    }
-    layer_configs = {
-        "linear": {**block, "attention": lightning_fields},
-        "full": {**block, "attention": {"type": "attention", **attention(config, position=position)}},
-    }
+    feed_forward = moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
+    block: Table = {"feed_forward": feed_forward, "norm": norm, "norm_placement": "post"}
+    full = {**block, "attention": {"type": "attention", **attention(config, position=position)}}
+    layer_configs = {"linear": {**block, "attention": lightning_fields}, "full": full}
     stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
 

@@ -69,17 +69,15 @@ def _read_minimax_m3(config: Config) -> Table:
     default_layer_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):
         default_layer_kinds = _kinds_of_flags(older_config, "sparse_attention_freq", "full", "sparse", depth)
-    attention_kinds = listed_kinds(
-        config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_layer_kinds
-    )
+    kind_by_type = {"full_attention": "full", "minimax_m3_sparse": "sparse"}
+    attention_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)
     if config.has("moe_layer_freq"):
         ffn_kinds = _kinds_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
     else:
         ffn_kinds = ["moe"] * depth
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ffn_kinds)
-    mixer = attention(
-        config, position={**full_rope(config), "rotary_dim": config.integer("rotary_dim")}, **qk_norm_fields(norm)
-    )
+    position = {**full_rope(config), "rotary_dim": config.integer("rotary_dim")}
+    mixer = attention(config, position=position, **qk_norm_fields(norm))
     experts = moe(
         config.integer("num_local_experts", "num_experts"),
         config.integer("num_experts_per_tok"),
@@ -90,9 +88,8 @@ def _read_minimax_m3(config: Config) -> Table:
     block = layer_table(mixer, experts, norm)
     attention_changes: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
-    stack = stack_of_combined_kinds(
-        (attention_kinds, attention_changes), (ffn_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}})
-    )
+    dense = {"feed_forward": dense_ffn}
+    stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, {"moe": {}, "dense": dense}))
     return decoder(config, block, norm, stack=stack, **_prediction(config, stack, attention_changes["sparse"], norm))
 
 
@@ -177,10 +174,5 @@ FAMILIES = {
             "indexer.k_proj": "index_k_proj",
         },
     ),
-    "minimax_m3_vl": Family(
-        None,
-        text_type="minimax_m3_vl_text",
-        tying_source="either",
-        tower_file="qwen",
-    ),
+    "minimax_m3_vl": Family(None, text_type="minimax_m3_vl_text", tying_source="either", tower_file="qwen"),
 }

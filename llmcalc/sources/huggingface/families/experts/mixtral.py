@@ -29,9 +29,8 @@ from ...parts import (
 
 def _read_mixtral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    experts = moe(
-        config.integer("num_local_experts", "num_experts"), config.integer("num_experts_per_tok"), glu(config)
-    )
+    num_local_experts = config.integer("num_local_experts", "num_experts")
+    experts = moe(num_local_experts, config.integer("num_experts_per_tok"), glu(config))
     mixer = attention(config, sliding_window=config.optional_integer("sliding_window"))
     return decoder(config, layer_table(mixer, experts, norm), norm)
 
@@ -50,15 +49,11 @@ def _read_qwen2_moe(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     uses_window = config.flag("use_sliding_window")
     first_sliding_layer = config.count("max_window_layers")
-    layer_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        [
-            "sliding" if uses_window and layer_index < first_sliding_layer and layer_index % 2 == 0 else "full"
-            for layer_index in range(depth)
-        ],
-    )
+    default_layer_kinds = [
+        "sliding" if uses_window and layer_index < first_sliding_layer and layer_index % 2 == 0 else "full"
+        for layer_index in range(depth)
+    ]
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     # The class writes a window of 0 into a config without `use_sliding_window`.
     window = config.optional_integer("sliding_window") if uses_window else None
     if window is not None:
@@ -79,12 +74,7 @@ def read_qwen3_moe(config: Config) -> Table:
         config.require_if_present(field_name, field_value)
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
-    mixer = attention(
-        config,
-        sliding_window=window,
-        **attention_biases(config),
-        **qk_norms,
-    )
+    mixer = attention(config, sliding_window=window, **attention_biases(config), **qk_norms)
     return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), mixer, {})
 
 
@@ -111,12 +101,9 @@ def qwen_moe_decoder(
         for layer_index in range(depth)
     ]
     if "moe" in layer_kinds:
-        expert_ffn = moe(
-            expert_count,
-            config.integer("num_experts_per_tok"),
-            glu(config, ffn_width=config.integer("moe_intermediate_size")),
-            **moe_fields,
-        )
+        ffn_width = config.integer("moe_intermediate_size")
+        num_experts_per_tok = config.integer("num_experts_per_tok")
+        expert_ffn = moe(expert_count, num_experts_per_tok, glu(config, ffn_width=ffn_width), **moe_fields)
     else:
         expert_ffn = {}
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn

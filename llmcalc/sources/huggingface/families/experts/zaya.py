@@ -30,9 +30,8 @@ def _read_zaya(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
     window = config.optional_integer("sliding_window")
-    attention_kinds = listed_kinds(
-        config, "layer_types", {"hybrid": "full", "hybrid_sliding": "sliding"}, ["full"] * depth
-    )
+    kind_by_type = {"hybrid": "full", "hybrid_sliding": "sliding"}
+    attention_kinds = listed_kinds(config, "layer_types", kind_by_type, ["full"] * depth)
     if "sliding" in attention_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number: layer_types has hybrid_sliding")
     mixer: Table = {
@@ -49,17 +48,15 @@ def _read_zaya(config: Config) -> Table:
         "skip": True,
         "score_correction": "buffer",
     }
-    experts = moe(
-        config.integer("num_experts"), 1, glu(config, ffn_width=config.integer("moe_intermediate_size")), router=router
-    )
+    num_experts = config.integer("num_experts")
+    experts = moe(num_experts, 1, glu(config, ffn_width=config.integer("moe_intermediate_size")), router=router)
     block = layer_table(mixer, experts, norm, residual_scale=True)
     router_kinds = ["first" if layer_index == 0 else "further" for layer_index in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
+    sliding = {"attention": sliding_attention}
     stack = {
         "embedding_norm": {"type": "affine"},
-        **stack_of_combined_kinds(
-            (attention_kinds, {"full": {}, "sliding": {"attention": sliding_attention}}), (router_kinds, router_fields)
-        ),
+        **stack_of_combined_kinds((attention_kinds, {"full": {}, "sliding": sliding}), (router_kinds, router_fields)),
     }
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)
 

@@ -22,10 +22,8 @@ DENOISING_NOTE = (
 def _read_diffusion_gemma_text(config: Config) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
     config.require("use_bidirectional_attention", None, "vision")
-    window_fields: Table = {
-        "sliding_window": config.integer("sliding_window"),
-        "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
-    }
+    position = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
+    window_fields: Table = {"sliding_window": config.integer("sliding_window"), "position": position}
     dense_ffn = glu(config, activation_field="hidden_activation")
     experts = moe(
         config.integer("num_experts"),

@@ -34,13 +34,9 @@ def _read_embedding_gemma2(config: Config) -> Table:
     default_layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     layer_kinds[-1] = "full"
-    mixer = attention(
-        config,
-        position={"type": "rope", "rope_theta": 1_000_000.0},
-        v_norm=rmsnorm(norm["eps"], weight=False),
-        **attention_biases(config),
-        **qk_norm_fields(norm),
-    )
+    position = {"type": "rope", "rope_theta": 1_000_000.0}
+    v_norm = rmsnorm(norm["eps"], weight=False)
+    mixer = attention(config, position=position, v_norm=v_norm, **attention_biases(config), **qk_norm_fields(norm))
     ffn = glu(config, activation_field="hidden_activation")
     per_layer_width = config.integer("hidden_size_per_layer_input")
     block: Table = {
@@ -54,10 +50,8 @@ def _read_embedding_gemma2(config: Config) -> Table:
         "head_dim": config.optional_integer("global_head_dim") or 512,
         "num_key_value_heads": config.optional_integer("num_global_key_value_heads") or 1,
     }
-    window_fields = {
-        "sliding_window": config.integer("sliding_window"),
-        "position": {"type": "rope", "rope_theta": local_theta(config)},
-    }
+    sliding_window = config.integer("sliding_window")
+    window_fields = {"sliding_window": sliding_window, "position": {"type": "rope", "rope_theta": local_theta(config)}}
     layer_head_sizes = head_sizes(config, layer_kinds, full_head_sizes)
     layers = [
         (layer_kind, {"attention": {**head_dim, **(window_fields if layer_kind == "sliding" else {})}})

@@ -73,26 +73,20 @@ def local_theta(config: Config) -> float:
     """Returns RoPE's base in sliding layers."""
     rope_parameters = config.config_fields.get("rope_parameters")
     sliding_rope = rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
-    rope_base = (
-        sliding_rope.get("rope_theta")
-        if isinstance(sliding_rope, dict)
-        else config.config_fields.get("rope_local_base_freq")
-    )
+    if isinstance(sliding_rope, dict):
+        rope_base = sliding_rope.get("rope_theta")
+    else:
+        rope_base = config.config_fields.get("rope_local_base_freq")
     return float(rope_base) if isinstance(rope_base, int | float) and rope_base > 0 else 10_000.0
 
 
 def _read_gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm))
-    layer_kinds = kinds_with_nth_full(
-        config.integer("num_hidden_layers"), config.optional_integer("sliding_window_pattern") or 6
-    )
-    return gemma_decoder(
-        config,
-        mixer,
-        "sandwich",
-        sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}}),
-    )
+    depth = config.integer("num_hidden_layers")
+    layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
+    stack = sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}})
+    return gemma_decoder(config, mixer, "sandwich", stack)
 
 
 IGNORED_FIELDS = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})

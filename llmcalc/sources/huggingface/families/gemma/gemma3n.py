@@ -91,16 +91,9 @@ def _read_gemma3n(config: Config) -> Table:
         "hidden_size_per_layer_input": per_layer_width,
         "norm": norm,
     }
-    return decoder(
-        config,
-        block,
-        norm,
-        stack={
-            **stack_of_layers(layers),
-            "per_layer_embedding": per_layer_embedding,
-            "streams": {"type": "altup", "altup_num_inputs": stream_count},
-        },
-    )
+    streams = {"type": "altup", "altup_num_inputs": stream_count}
+    stack = {**stack_of_layers(layers), "per_layer_embedding": per_layer_embedding, "streams": streams}
+    return decoder(config, block, norm, stack=stack)
 
 
 IGNORED_FIELDS = frozenset(

@@ -43,10 +43,8 @@ if TYPE_CHECKING:
 def _full_attention_head_fields(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns each layer's head sizes that differ from the common sizes: `global_` fields in full layers."""
     kv_heads = config.optional_integer("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
-    full_fields: Table = {
-        "head_dim": config.integer("global_head_dim"),
-        **({} if kv_heads is None else {"num_key_value_heads": kv_heads}),
-    }
+    head_dim = config.integer("global_head_dim")
+    full_fields: Table = {"head_dim": head_dim, **({} if kv_heads is None else {"num_key_value_heads": kv_heads})}
     return head_sizes(config, layer_kinds, full_fields)
 
 
@@ -83,10 +81,8 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
     for layer_index, layer_kind in enumerate(layer_kinds):
         mixer: Table = dict(layer_head_sizes[layer_index])
         if layer_kind == "sliding":
-            mixer |= {
-                "sliding_window": window,
-                "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
-            }
+            position = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
+            mixer |= {"sliding_window": window, "position": position}
         elif config.flag("attention_k_eq_v"):
             mixer["attention_k_eq_v"] = True
         layer: Table = {"attention": mixer}
@@ -99,26 +95,19 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
 
 
 def _read_gemma4(config: Config) -> Table:
-    return _gemma4_decoder(
-        config, config.flag("enable_moe_block"), config.get("hidden_size_per_layer_input") not in (None, 0)
-    )
+    has_experts = config.flag("enable_moe_block")
+    return _gemma4_decoder(config, has_experts, config.get("hidden_size_per_layer_input") not in (None, 0))
 
 
 def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     """Returns the norm, the kind of each layer, and the attention of full layers."""
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    layer_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(config.integer("num_hidden_layers"), 6)
-    )
+    default_layer_kinds = kinds_with_nth_full(config.integer("num_hidden_layers"), 6)
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     layer_kinds[-1] = "full"
     rope_fields = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
-    mixer = attention(
-        config,
-        position=rope_fields,
-        v_norm=rmsnorm(norm["eps"], weight=False),
-        **attention_biases(config),
-        **qk_norm_fields(norm),
-    )
+    v_norm = rmsnorm(norm["eps"], weight=False)
+    mixer = attention(config, position=rope_fields, v_norm=v_norm, **attention_biases(config), **qk_norm_fields(norm))
     return norm, layer_kinds, mixer
 
 
@@ -128,15 +117,9 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
     if has_experts:
         expert = glu(config, ffn_width=config.integer("moe_intermediate_size"), activation_field="hidden_activation")
-        block |= {
-            "feed_forward": moe(
-                config.integer("num_experts"),
-                config.integer("top_k_experts"),
-                expert,
-                router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
-            ),
-            "dense": dense_ffn,
-        }
+        router = {"norm": rmsnorm(norm["eps"]), "expert_scale": True}
+        feed_forward = moe(config.integer("num_experts"), config.integer("top_k_experts"), expert, router=router)
+        block |= {"feed_forward": feed_forward, "dense": dense_ffn}
     stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if has_experts else "feed_forward")
     if has_layer_inputs:
         per_layer_width = config.integer("hidden_size_per_layer_input")

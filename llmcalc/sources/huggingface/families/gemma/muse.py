@@ -34,9 +34,8 @@ from ...parts import (
 
 def _read_muse_glimmer_text(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
-    block = layer_table(
-        _gated_attention(config), glu(config, activation_field="hidden_activation"), offset_rmsnorm(eps), "sandwich"
-    )
+    feed_forward = glu(config, activation_field="hidden_activation")
+    block = layer_table(_gated_attention(config), feed_forward, offset_rmsnorm(eps), "sandwich")
     stack = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, offset_rmsnorm(eps), stack=stack)
 
@@ -81,12 +80,8 @@ def _read_muse_spark_text(config: Config) -> Table:
 
 def _gated_attention(config: Config) -> Table:
     """Returns gated attention whose queries and keys are normalised without weights."""
-    return attention(
-        config,
-        output_gate={"per": "element"},
-        **attention_biases(config),
-        **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False)),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
+    return attention(config, output_gate={"per": "element"}, **attention_biases(config), **qk_norm_fields(norm))
 
 
 def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
@@ -96,9 +91,8 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
     """
     depth = config.integer("num_hidden_layers")
     full_flags = [(depth - 1 - layer_index) % 4 == 0 for layer_index in range(depth)]
-    layer_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
-    )
+    default_layer_kinds = ["full" if is_full else "sliding" for is_full in full_flags]
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     return [
         (layer_kind, {"attention": {**position_change, **_window_field(config, layer_kind)}})
         for layer_kind, position_change in zip(layer_kinds, _position_changes(config, full_flags), strict=True)

@@ -66,12 +66,8 @@ def _read_t5gemma(config: Config) -> Table:
             raise config.error("is_encoder_decoder", False, f"true, as {class_name} has both stacks")
         model_sizes = encoder_config.integer_fields("vocab_size", "hidden_size")
         config.fields_read.update(("decoder", "tie_word_embeddings"))
-        return {
-            **model_sizes,
-            "tie_word_embeddings": False,
-            "encoder": encoder,
-            "head": _token_classifier(config) if config.head_kind == "classification" else {"type": "none"},
-        }
+        head = _token_classifier(config) if config.head_kind == "classification" else {"type": "none"}
+        return {**model_sizes, "tie_word_embeddings": False, "encoder": encoder, "head": head}
     decoder_config, decoder = _read_stack_config(config, "decoder", has_cross_attention=True)
     hidden_size, vocab_size = encoder_config.integer("hidden_size"), encoder_config.integer("vocab_size")
     encoder |= {
@@ -105,13 +101,8 @@ def _read_t5gemma2(config: Config) -> Table:
     decoder = _stack_fields(decoder_config, has_merged_attention=True)
     from ...towers import read_towers
 
-    towers, notes = read_towers(
-        "t5gemma2",
-        FAMILIES["t5gemma2"],
-        {**encoder_wrapper.config_fields, "tie_word_embeddings": is_tied},
-        hidden_size,
-        {},
-    )
+    root_config = {**encoder_wrapper.config_fields, "tie_word_embeddings": is_tied}
+    towers, notes = read_towers("t5gemma2", FAMILIES["t5gemma2"], root_config, hidden_size, {})
     for section_config, ignored_fields in (
         (encoder_wrapper, IMAGE_FIELDS),
         (encoder_config, SECTION_IGNORED_FIELDS),
@@ -234,10 +225,8 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
     }
     field_values |= {} if stack_values.window is None else {"sliding_window": stack_values.window}
     field_values |= {} if context_length is None else {"max_position_embeddings": context_length}
-    model_sizes = {
-        "vocab_size": stack.vocab_size or config_values.spec.vocab_size,
-        "hidden_size": stack.hidden_size or config_values.spec.hidden_size,
-    }
+    vocab_size = stack.vocab_size or config_values.spec.vocab_size
+    model_sizes = {"vocab_size": vocab_size, "hidden_size": stack.hidden_size or config_values.spec.hidden_size}
     return {
         **model_sizes,
         "num_attention_heads": mixer.num_attention_heads,

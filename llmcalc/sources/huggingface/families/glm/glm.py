@@ -13,9 +13,8 @@ from ...parts import QKV_BIASES, Table, attention, attention_biases, decoder, fu
 
 def _read_glm(config: Config, norm_placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(
-        config, position=rope(config, default_rotary_fraction=0.5), **attention_biases(config, QKV_BIASES)
-    )
+    position = rope(config, default_rotary_fraction=0.5)
+    mixer = attention(config, position=position, **attention_biases(config, QKV_BIASES))
     return decoder(config, layer_table(mixer, fused_glu(config), norm, norm_placement), norm)
 
 

@@ -46,18 +46,14 @@ def _read_falcon(config: Config) -> Table:
     position = {"type": "alibi"} if has_alibi else rope(config)
     softmax_fields: Table = {} if has_alibi else {"float32_softmax": False}
     softmax_fields |= {"repeat_kv": False} if kv_heads == 1 < heads else {}
+    has_biases = _nullable_flag(config, "bias")
     mixer = full_width_heads(
-        config,
-        num_key_value_heads=kv_heads,
-        position=position,
-        **softmax_fields,
-        **biases(_nullable_flag(config, "bias"), *QKVO_BIASES),
+        config, num_key_value_heads=kv_heads, position=position, **softmax_fields, **biases(has_biases, *QKVO_BIASES)
     )
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
-    block: Table = layer_table(
-        mixer, non_gated_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
-    )
+    feed_forward = non_gated_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias"))
+    block: Table = layer_table(mixer, feed_forward, norm)
     if is_parallel:
         block["parallel"] = "separate" if is_new_architecture and norm_count in (None, 2) else "shared"
     return decoder(config, block, norm)

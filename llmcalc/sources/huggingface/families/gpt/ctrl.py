@@ -13,16 +13,10 @@ from .gpt import ALIASES, full_width_heads
 
 def _read_ctrl(config: Config) -> Table:
     norm = layernorm(1e-6)
-    block = layer_table(
-        full_width_heads(config, **biases(True, *QKVO_BIASES)), mlp(config.integer("dff"), "relu"), norm
-    )
-    return decoder(
-        config,
-        block,
-        layernorm(config.number("layer_norm_epsilon")),
-        head={"bias": True},
-        stack={"position": {"type": "sinusoidal"}},
-    )
+    attention = full_width_heads(config, **biases(True, *QKVO_BIASES))
+    block = layer_table(attention, mlp(config.integer("dff"), "relu"), norm)
+    final_norm = layernorm(config.number("layer_norm_epsilon"))
+    return decoder(config, block, final_norm, head={"bias": True}, stack={"position": {"type": "sinusoidal"}})
 
 
 FAMILIES = {

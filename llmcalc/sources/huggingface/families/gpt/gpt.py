@@ -47,11 +47,8 @@ def full_width_heads(config: Config, **attention_fields: Any) -> Table:
 
 def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
-    return mlp(
-        config.optional_integer(width_field) or 4 * config.integer("hidden_size"),
-        config.choice(ACTIVATIONS, activation),
-        bias,
-    )
+    ffn_width = config.optional_integer(width_field) or 4 * config.integer("hidden_size")
+    return mlp(ffn_width, config.choice(ACTIVATIONS, activation), bias)
 
 
 def _gpt_model(
@@ -64,13 +61,8 @@ def _gpt_model(
     **block: Any,
 ) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    layer = {
-        "attention": mixer,
-        "feed_forward": non_gated_ffn(config, width_field, "activation_function"),
-        "norm": norm,
-        "norm_placement": "pre",
-        **block,
-    }
+    feed_forward = non_gated_ffn(config, width_field, "activation_function")
+    layer = {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre", **block}
     return decoder(config, layer, norm, stack=stack, head=head, label_count=label_count)
 
 
@@ -88,10 +80,8 @@ def _read_gpt2(config: Config) -> Table:
     if config.flag("add_cross_attention"):
         cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
-    return {
-        **_gpt_model(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
-        **_multiple_choice_head(config),
-    }
+    stack = {"position": learned_positions(config)}
+    return {**_gpt_model(config, mixer, stack=stack, **cross_attention), **_multiple_choice_head(config)}
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
@@ -102,11 +92,8 @@ def _read_gpt_bigcode(config: Config) -> Table:
     else:
         is_multi_query = config.flag("multi_query")
     kv_fields = {"num_key_value_heads": 1} if is_multi_query else {}
-    return _gpt_model(
-        config,
-        full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)),
-        stack={"position": learned_positions(config)},
-    )
+    stack = {"position": learned_positions(config)}
+    return _gpt_model(config, full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)), stack=stack)
 
 
 def _read_gpt_neo(config: Config) -> Table:
@@ -134,13 +121,10 @@ def _read_gpt_neo(config: Config) -> Table:
 
 def _read_openai_gpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    ffn = mlp(
-        4 * config.integer("hidden_size"),
-        config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
-    )
-    block = layer_table(
-        full_width_heads(config, float32_softmax=False, **biases(True, *QKVO_BIASES)), ffn, norm, "post"
-    )
+    ffn_width = 4 * config.integer("hidden_size")
+    ffn = mlp(ffn_width, config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"))
+    attention = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO_BIASES))
+    block = layer_table(attention, ffn, norm, "post")
     return decoder(config, block, None, stack={"position": learned_positions(config)}, **_multiple_choice_head(config))
 
 
@@ -162,9 +146,8 @@ def _read_gpt_neox(config: Config) -> Table:
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
     mixer = full_width_heads(config, position=position, fused_qkv=True, **attention_biases(config))
     block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
-    return decoder(
-        config, {**block, **({"parallel": "separate"} if config.flag("use_parallel_residual") else {})}, norm
-    )
+    use_parallel_residual = config.flag("use_parallel_residual")
+    return decoder(config, {**block, **({"parallel": "separate"} if use_parallel_residual else {})}, norm)
 
 
 def _read_gpt_neox_japanese(config: Config) -> Table:
@@ -173,9 +156,8 @@ def _read_gpt_neox_japanese(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     ffn_width = config.integer("intermediate_multiple_size") * config.integer("hidden_size")
     ffn = mlp(ffn_width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
-    block = layer_table(
-        full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), ffn, norm
-    )
+    attention = full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base"))
+    block = layer_table(attention, ffn, norm)
     layer_changes = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     layer_kinds = ["plain"] * (depth - 1) + ["biased"]
     return decoder(config, block, norm, stack=stack_of_variants(layer_changes, layer_kinds))
@@ -199,16 +181,14 @@ IGNORED_FIELDS = field_names("""
 
 def _activation_name(config_values: ConfigValues) -> str:
     """Returns GPT-1's activation name, where `gelu` means the approximate GELU."""
-    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(
-        config_values.network.hidden_act, config_values.network.hidden_act
-    )
+    hidden_act = config_values.network.hidden_act
+    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(hidden_act, hidden_act)
 
 
 def _attention_types(config_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention type for each layer."""
-    return [
-        [["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.layer_kinds()
-    ]
+    layer_kinds = config_values.layer_kinds()
+    return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in layer_kinds]
 
 
 def _with_cache_of_every_token(op: Op) -> Op:
@@ -258,12 +238,7 @@ FAMILIES = {
         },
     ),
     "gptj": Family(read_gptj, ignored_fields=IGNORED_FIELDS, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
-    "codegen": Family(
-        read_gptj,
-        ignored_fields=IGNORED_FIELDS,
-        aliases=ALIASES,
-        dropout_fields=GPT2_DROPOUT,
-    ),
+    "codegen": Family(read_gptj, ignored_fields=IGNORED_FIELDS, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
     "gpt_neox": Family(
         _read_gpt_neox,
         ignored_fields=IGNORED_FIELDS,

@@ -20,11 +20,8 @@ def _kosmos_decoder(config: Config, stack: Table, **attention_fields: Any) -> Ta
     norm, heads = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
     config.quotient("attention_heads", config.integer("hidden_size"), heads)
     ffn = mlp(config.integer("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    block = layer_table(
-        {"num_attention_heads": heads, **biases(True, *QKVO_BIASES), **attention_fields},
-        {**ffn, "sub_norm": norm},
-        norm,
-    )
+    attention = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES), **attention_fields}
+    block = layer_table(attention, {**ffn, "sub_norm": norm}, norm)
     return decoder(config, block, norm, stack={"position": {"type": "sinusoidal"}, **stack})
 
 

@@ -22,12 +22,9 @@ def _read_opt(config: Config) -> Table:
     is_pre_norm = config.flag("do_layer_norm_before")
     hidden_size = config.integer("hidden_size")
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
-    block = layer_table(
-        full_width_heads(config, **biases(has_bias, *QKVO_BIASES)),
-        non_gated_ffn(config, "ffn_dim", "activation_function", has_bias),
-        norm,
-        "pre" if is_pre_norm else "post",
-    )
+    feed_forward = non_gated_ffn(config, "ffn_dim", "activation_function", has_bias)
+    attention = full_width_heads(config, **biases(has_bias, *QKVO_BIASES))
+    block = layer_table(attention, feed_forward, norm, "pre" if is_pre_norm else "post")
     embedding_width = config.optional_integer("word_embed_proj_dim") or hidden_size
     final_norm = norm if is_pre_norm and not config.flag("_remove_final_layer_norm") else None
     embedding_fields: Table = {} if embedding_width == hidden_size else {"embedding_size": embedding_width}
@@ -46,11 +43,8 @@ def _fairseq_decoder(
 ) -> Table:
     """Returns a decoder of fairseq. softmax_fields: additional fields of the attention."""
     norm = layernorm()
-    block = layer_table(
-        full_width_heads(config, **softmax_fields, **biases(True, *QKVO_BIASES)),
-        non_gated_ffn(config, width_field, activation),
-        norm,
-    )
+    attention = full_width_heads(config, **softmax_fields, **biases(True, *QKVO_BIASES))
+    block = layer_table(attention, non_gated_ffn(config, width_field, activation), norm)
     return decoder(config, block, norm, stack={"position": position})
 
 

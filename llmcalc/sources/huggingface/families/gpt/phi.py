@@ -50,29 +50,19 @@ def _read_persimmon(config: Config) -> Table:
 def _read_stablelm(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     qk_norms = qk_norm_fields({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
-    mixer = attention(
-        config,
-        head_dim=None,
-        position=rope(config, 0.25),
-        **biases(config.flag("use_qkv_bias"), *QKV_BIASES),
-        **qk_norms,
-    )
+    has_biases = config.flag("use_qkv_bias")
+    mixer = attention(config, head_dim=None, position=rope(config, 0.25), **biases(has_biases, *QKV_BIASES), **qk_norms)
     parallel_field = {"parallel": "shared"} if config.flag("use_parallel_residual") else {}
-    return decoder(
-        config,
-        {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre", **parallel_field},
-        norm,
-    )
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre", **parallel_field}
+    return decoder(config, block, norm)
 
 
 def _read_starcoder2(config: Config) -> Table:
     norm, has_bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
-    mixer = attention(
-        config, sliding_window=config.optional_integer("sliding_window"), **biases(has_bias, *QKVO_BIASES)
-    )
-    return decoder(
-        config, layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", has_bias), norm), norm
-    )
+    sliding_window = config.optional_integer("sliding_window")
+    mixer = attention(config, sliding_window=sliding_window, **biases(has_bias, *QKVO_BIASES))
+    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", has_bias), norm)
+    return decoder(config, block, norm)
 
 
 def _read_jais2(config: Config) -> Table:

@@ -51,27 +51,20 @@ def _layer_norm(config: Config) -> Table:
 
 def _read_cohere(config: Config) -> Table:
     norm = _layer_norm(config)
-    qk_norms = (
-        qk_norm_fields(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
-    )
+    use_qk_norm = config.get("use_qk_norm")
+    qk_norms = qk_norm_fields(norm, "per_head") if use_qk_norm is not None and config.flag("use_qk_norm") else {}
     return _parallel_decoder(config, attention(config, **attention_biases(config), **qk_norms), glu(config), norm)
 
 
 def _read_cohere2(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
-    layer_kinds = kinds_with_nth_full(
-        config.integer("num_hidden_layers"), config.optional_integer("sliding_window_pattern") or 4
-    )
+    depth = config.integer("num_hidden_layers")
+    layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 4)
     mixer = attention(config, **attention_biases(config))
     if config.optional_integer("sliding_window") is None:
         del mixer["position"]
-    return _parallel_decoder(
-        config,
-        mixer,
-        glu(config),
-        _layer_norm(config),
-        sliding_stack(config, layer_kinds, full_fields={"position": "none"}),
-    )
+    stack = sliding_stack(config, layer_kinds, full_fields={"position": "none"})
+    return _parallel_decoder(config, mixer, glu(config), _layer_norm(config), stack)
 
 
 def _read_cohere2_moe(config: Config) -> Table:
@@ -117,13 +110,8 @@ def _read_cohere2_moe(config: Config) -> Table:
     kind_pattern = layer_pattern(
         [f"{ffn_kind}_{attention_kind}" for attention_kind, ffn_kind in zip(attention_kinds, ffn_kinds, strict=True)]
     )
-    return _parallel_decoder(
-        config,
-        attention(config, **attention_biases(config)),
-        experts,
-        norm,
-        {"variants": layer_variants, **kind_pattern},
-    )
+    mixer = attention(config, **attention_biases(config))
+    return _parallel_decoder(config, mixer, experts, norm, {"variants": layer_variants, **kind_pattern})
 
 
 def _read_cohere_compass(config: Config) -> Table:
@@ -134,20 +122,16 @@ def _read_cohere_compass(config: Config) -> Table:
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))
     attention_changes: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field_name, layer_kind in FULL_OR_SLIDING.items():
-        attention_changes[layer_kind]["position"] = (
-            "none"
-            if field_name in rope_tables and rope_tables[field_name] is None
-            else rope(config, layer_kind=field_name)
-        )
+        if field_name in rope_tables and rope_tables[field_name] is None:
+            attention_changes[layer_kind]["position"] = "none"
+        else:
+            attention_changes[layer_kind]["position"] = rope(config, layer_kind=field_name)
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
-    stack = stack_of_variants(
-        {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()},
-        layer_kinds,
-    )
-    return _parallel_decoder(
-        config, attention(config, **attention_biases(config)), glu(config), _layer_norm(config), stack
-    )
+    changes_by_kind = {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()}
+    stack = stack_of_variants(changes_by_kind, layer_kinds)
+    mixer = attention(config, **attention_biases(config))
+    return _parallel_decoder(config, mixer, glu(config), _layer_norm(config), stack)
 
 
 IGNORED_FIELDS = field_names("""

@@ -18,16 +18,14 @@ def _read_diffllama(config: Config) -> Table:
     )
     kv_heads = config.optional_integer("num_key_value_heads") or heads
     head_fields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-    return llama_decoder(
-        config,
-        {
-            "type": "differential",
-            **head_fields,
-            "attention_bias": config.flag("attention_bias"),
-            "norm_eps": eps,
-            "position": rope(config),
-        },
-    )
+    mixer = {
+        "type": "differential",
+        **head_fields,
+        "attention_bias": config.flag("attention_bias"),
+        "norm_eps": eps,
+        "position": rope(config),
+    }
+    return llama_decoder(config, mixer)
 
 
 FAMILIES = {"diffllama": Family(_read_diffllama, ignored_fields=frozenset({"mlp_bias", "patch_size"}))}

@@ -44,9 +44,8 @@ def _read_exaone4(config: Config) -> Table:
     note_uncounted_mtp(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config, **qk_norm_fields(norm)), glu(config), norm, "output")
-    return decoder(
-        config, block, norm, stack=sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
-    )
+    stack = sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
+    return decoder(config, block, norm, stack=stack)
 
 
 def _read_exaone_moe(config: Config) -> Table:
@@ -58,12 +57,8 @@ def _read_exaone_moe(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     window = config.optional_integer("sliding_window")
     dense_layer_count = config.count("first_k_dense_replace")
-    ffn_kinds = listed_kinds(
-        config,
-        "mlp_layer_types",
-        {"dense": "dense", "sparse": "sparse"},
-        ["dense" if layer_index < dense_layer_count else "sparse" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["dense" if layer_index < dense_layer_count else "sparse" for layer_index in range(depth)]
+    ffn_kinds = listed_kinds(config, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, default_layer_kinds)
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [ffn_kind == "sparse" for ffn_kind in ffn_kinds]:
         raise config.field_error("is_moe_layer", "the same layers as mlp_layer_types or first_k_dense_replace")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
@@ -75,10 +70,8 @@ def _read_exaone_moe(config: Config) -> Table:
         glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
-    attention_changes: Table = {
-        "sliding": {} if window is None else {"sliding_window": window},
-        "full": {} if window is None else {"position": "none"},
-    }
+    sliding = {} if window is None else {"sliding_window": window}
+    attention_changes: Table = {"sliding": sliding, "full": {} if window is None else {"position": "none"}}
     dense_network: Table = {"feed_forward": {"type": "mlp", **glu(config)}}
     layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
@@ -93,9 +86,8 @@ def _read_exaone_moe(config: Config) -> Table:
     stack: Table = {"variants": layer_variants, **kind_pattern}
     module_kinds = config.texts("mtp_layer_types")[:1] if config.has("mtp_layer_types") else []
     module_attention = FULL_OR_SLIDING.get(module_kinds[0], "full") if module_kinds else attention_kinds[0]
-    mtp_fields = add_mtp_modules(
-        config, stack, "mtp", {"attention": attention_changes[module_attention], **dense_network}, norm
-    )
+    layer_changes = {"attention": attention_changes[module_attention], **dense_network}
+    mtp_fields = add_mtp_modules(config, stack, "mtp", layer_changes, norm)
     return decoder(config, block, norm, stack=stack, **mtp_fields)
 
 

@@ -53,9 +53,8 @@ def _read_granite(config: Config) -> Table:
 
 
 def _read_granitemoe(config: Config) -> Table:
-    return _decoder_with_attention(
-        config, moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
-    )
+    feed_forward = moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
+    return _decoder_with_attention(config, feed_forward)
 
 
 def _shared_experts(config: Config) -> Table:
@@ -69,9 +68,8 @@ def _shared_experts(config: Config) -> Table:
 
 
 def _read_hyperclovax(config: Config) -> Table:
-    return _decoder_with_attention(
-        config, glu(config, config.flag("mlp_bias")), "sandwich" if config.flag("use_post_norm") else "pre"
-    )
+    feed_forward = glu(config, config.flag("mlp_bias"))
+    return _decoder_with_attention(config, feed_forward, "sandwich" if config.flag("use_post_norm") else "pre")
 
 
 def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
@@ -80,12 +78,8 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
     """
     depth, window = config.integer("num_hidden_layers"), config.integer("sliding_window")
-    layer_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     rope_bases = config.get("layer_rope_theta")
     if rope_bases is not None and (
         not isinstance(rope_bases, list)

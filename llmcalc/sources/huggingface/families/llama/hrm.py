@@ -21,12 +21,8 @@ def _read_hrm_text(config: Config) -> Table:
     if 2 * depth > MOST_VARIANTS or depth * high_level_cycles * (low_level_cycles + 1) > MOST_LAYERS:
         raise config.error("num_hidden_layers", depth, f"at most {MOST_VARIANTS // 2} layers of each stack")
     norm, has_bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
-    mixer = attention(
-        config,
-        num_key_value_heads=None,
-        output_gate={"per": "element", "bias": has_bias},
-        **biases(has_bias, *QKVO_BIASES),
-    )
+    output_gate = {"per": "element", "bias": has_bias}
+    mixer = attention(config, num_key_value_heads=None, output_gate=output_gate, **biases(has_bias, *QKVO_BIASES))
     low_level_names = [f"low_{layer_index}" for layer_index in range(depth)]
     high_level_names = [f"high_{layer_index}" for layer_index in range(depth)]
     layer_kinds = [*low_level_names * low_level_cycles, *high_level_names] * high_level_cycles

@@ -57,10 +57,8 @@ def sliding_variants(config: Config, reads_layer_types: bool = False) -> Table:
     if window is None:
         return {}
     layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
-    return {
-        "variants": {name: variant for name, variant in layer_variants.items() if name in layer_kinds},
-        **layer_pattern(layer_kinds),
-    }
+    variants = {name: variant for name, variant in layer_variants.items() if name in layer_kinds}
+    return {"variants": variants, **layer_pattern(layer_kinds)}
 
 
 def _read_llama(config: Config) -> Table:
@@ -69,9 +67,8 @@ def _read_llama(config: Config) -> Table:
 
 def _read_mistral(config: Config) -> Table:
     """Reads Mistral. A config with `layer_types` is read as Ministral, as `AutoConfig` does."""
-    return llama_decoder(
-        config, attention(config), reads_layer_types=config.config_fields.get("layer_types") is not None
-    )
+    reads_layer_types = config.config_fields.get("layer_types") is not None
+    return llama_decoder(config, attention(config), reads_layer_types=reads_layer_types)
 
 
 def _read_qwen2(config: Config) -> Table:
@@ -79,14 +76,8 @@ def _read_qwen2(config: Config) -> Table:
 
 
 def _read_qwen3(config: Config) -> Table:
-    return llama_decoder(
-        config,
-        attention(
-            config,
-            **attention_biases(config),
-            **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))),
-        ),
-    )
+    mixer = attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
+    return llama_decoder(config, mixer)
 
 
 def _read_cwm(config: Config) -> Table:
@@ -94,12 +85,8 @@ def _read_cwm(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
     config.integer("sliding_window")
-    return decoder(
-        config,
-        block,
-        norm,
-        stack=sliding_stack(config, ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)]),
-    )
+    stack = sliding_stack(config, ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)])
+    return decoder(config, block, norm, stack=stack)
 
 
 FAMILIES = {

@@ -39,12 +39,8 @@ def _read_llama4_text(config: Config) -> Table:
     if config.flag("use_qk_norm"):
         rope_fields |= qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")
     position_kinds = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
-    attention_kinds = listed_kinds(
-        config,
-        "layer_types",
-        KIND_BY_LAYER_TYPE,
-        ["chunked" if position_kind == "rope" else "full" for position_kind in position_kinds],
-    )
+    default_layer_kinds = ["chunked" if position_kind == "rope" else "full" for position_kind in position_kinds]
+    attention_kinds = listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
     if config.optional_integer("attention_chunk_size") is None:
         chunk_field = {}
     else:
@@ -64,13 +60,9 @@ def _read_llama4_text(config: Config) -> Table:
         config.fields_read.add("interleave_moe_layer_step")
         expert_layers = {*config.integers("moe_layers")}
     if expert_layers:
-        experts = moe(
-            config.integer("num_local_experts"),
-            config.integer("num_experts_per_tok"),
-            glu(config),
-            glu(config),
-            router={"scoring_func": "sigmoid"},
-        )
+        num_local_experts = config.integer("num_local_experts")
+        router = {"scoring_func": "sigmoid"}
+        experts = moe(num_local_experts, config.integer("num_experts_per_tok"), glu(config), glu(config), router=router)
     else:
         experts = {}
     ffn_kinds = ["moe" if layer_index in expert_layers else "dense" for layer_index in range(depth)]

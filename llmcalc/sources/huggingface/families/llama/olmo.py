@@ -43,12 +43,8 @@ def _decoder_with_qk_norm(
 
 
 def _read_olmo3(config: Config) -> Table:
-    return _decoder_with_qk_norm(
-        config,
-        glu(config),
-        "output",
-        sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 4)),
-    )
+    stack = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 4))
+    return _decoder_with_qk_norm(config, glu(config), "output", stack)
 
 
 def _routed_experts(config: Config) -> Table:

@@ -49,15 +49,10 @@ def _read_smollm3(config: Config) -> Table:
     if len(rope_by_layer) < depth:
         raise config.error("no_rope_layers", rope_flags, f"{depth} times 0 or 1")
     uses_sliding_window = config.flag("use_sliding_window") and window is not None
-    attention_kinds = listed_kinds(
-        config,
-        "layer_types",
-        FULL_OR_SLIDING,
-        [
-            "full" if rope_by_layer[layer_index] or not uses_sliding_window else "sliding"
-            for layer_index in range(depth)
-        ],
-    )
+    default_layer_kinds = [
+        "full" if rope_by_layer[layer_index] or not uses_sliding_window else "sliding" for layer_index in range(depth)
+    ]
+    attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     layer_kinds, layer_variants = [], {}
     for layer_index, attention_kind in enumerate(attention_kinds):
         window_fields: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
@@ -74,18 +69,16 @@ def _read_smollm3(config: Config) -> Table:
 
 
 def _read_seed_oss(config: Config) -> Table:
-    mixer = attention(
-        config, **attention_biases(config, QKV_BIASES), **biases(config.flag("attention_out_bias"), "o_bias")
-    )
+    has_biases = config.flag("attention_out_bias")
+    mixer = attention(config, **attention_biases(config, QKV_BIASES), **biases(has_biases, "o_bias"))
     return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")))
 
 
 def _read_arcee(config: Config) -> Table:
     activation = config.choice(ACTIVATIONS, "hidden_act")
+    ffn_width = config.integer("intermediate_size")
     return _pre_norm_decoder(
-        config,
-        attention(config, **attention_biases(config)),
-        mlp(config.integer("intermediate_size"), activation, config.flag("mlp_bias")),
+        config, attention(config, **attention_biases(config)), mlp(ffn_width, activation, config.flag("mlp_bias"))
     )
 
 
@@ -117,9 +110,6 @@ FAMILIES = {
         },
     ),
     "arcee": Family(_read_arcee),
-    "apertus": Family(
-        read_apertus,
-        ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
-    ),
+    "apertus": Family(read_apertus, ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"})),
     "helium": Family(_read_helium),
 }

@@ -28,10 +28,8 @@ def _read_kyutai_speech_to_text(config: Config) -> Table:
         f"num_codebooks: the embeddings of {codebook_count} tokens of audio at each position are not counted in memory "
         "before their sum"
     )
-    return {
-        **_sliding_decoder(config),
-        "additional_vocab_size": codebook_count * config.integer("codebook_vocab_size") + 1,
-    }
+    additional_vocab_size = codebook_count * config.integer("codebook_vocab_size") + 1
+    return {**_sliding_decoder(config), "additional_vocab_size": additional_vocab_size}
 
 
 def _sliding_decoder(config: Config) -> Table:

@@ -76,12 +76,8 @@ def _read_qwen4(config: Config) -> Table:
         "hc_lowrank": low_rank,
     }
     full_period = config.integer("full_attention_interval")
-    layer_kinds = listed_kinds(
-        config,
-        "layer_types",
-        KIND_BY_LAYER_TYPE,
-        ["full" if (layer_index + 1) % full_period == 0 else "linear" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["full" if (layer_index + 1) % full_period == 0 else "linear" for layer_index in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
     ngram_inputs = _ngram_inputs(config, norm, stream_count)
     layers: list[tuple[str, Table]] = []
     for layer_index, layer_kind in enumerate(layer_kinds):
@@ -139,17 +135,16 @@ def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, T
     ngram_inputs = {}
     for i, layer_number in enumerate(layer_numbers):
         ngram_rows = ceil_div(sum(table_primes[i * heads : (i + 1) * heads]), row_divisor) * row_divisor
-        ngram_inputs[layer_number] = {
-            "ngram_input": {
-                "ngram_rows": ngram_rows,
-                "ngram_heads": heads,
-                "ngram_head_dim": ngram_width // heads,
-                "streams": stream_count,
-                "conv_kernel_size": kernel_size,
-                "dilation": longest_ngram,
-                "norm": norm,
-            }
+        ngram_input = {
+            "ngram_rows": ngram_rows,
+            "ngram_heads": heads,
+            "ngram_head_dim": ngram_width // heads,
+            "streams": stream_count,
+            "conv_kernel_size": kernel_size,
+            "dilation": longest_ngram,
+            "norm": norm,
         }
+        ngram_inputs[layer_number] = {"ngram_input": ngram_input}
     return ngram_inputs
 
 

@@ -80,13 +80,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     if any(expert_flags):
         shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
         expert = glu(config, ffn_width=config.integer("moe_intermediate_size"))
-        ffns_by_kind["_moe"] = moe(
-            config.integer("num_experts"),
-            config.integer("num_experts_per_tok"),
-            expert,
-            shared_expert,
-            shared_expert_gate=True,
-        )
+        num_experts = config.integer("num_experts")
+        num_experts_per_tok = config.integer("num_experts_per_tok")
+        ffns_by_kind["_moe"] = moe(num_experts, num_experts_per_tok, expert, shared_expert, shared_expert_gate=True)
     layer_configs = {
         mixer_kind + ffn_kind: layer_table(mixers[mixer_kind], ffns_by_kind[ffn_kind], norm)
         for mixer_kind in mixers
@@ -122,13 +118,11 @@ def _read_qwen3_next(config: Config) -> Table:
     dense_indices, expert_interval = config.get("mlp_only_layers"), config.integer("decoder_sparse_step")
     dense_layers = set() if dense_indices is None else set(config.integers("mlp_only_layers"))
     has_experts = config.count("num_experts") > 0
-    return _qwen_decoder(
-        config,
-        [
-            has_experts and layer_index not in dense_layers and (layer_index + 1) % expert_interval == 0
-            for layer_index in range(config.integer("num_hidden_layers"))
-        ],
-    )
+    expert_flags = [
+        has_experts and layer_index not in dense_layers and (layer_index + 1) % expert_interval == 0
+        for layer_index in range(config.integer("num_hidden_layers"))
+    ]
+    return _qwen_decoder(config, expert_flags)
 
 
 def _read_qwen3_5(config: Config) -> Table:
@@ -157,20 +151,16 @@ def linear_attention_config(config: Config, field_defaults: Table | None = None)
         if linear_field not in stated_config
     }
     field_path_prefix = f"{config.location}linear_attn_config."
-    return Config(
-        stated_config, {**outer_fields, **(field_defaults or {})}, config.model_type, location=field_path_prefix
-    )
+    defaults = {**outer_fields, **(field_defaults or {})}
+    return Config(stated_config, defaults, config.model_type, location=field_path_prefix)
 
 
 def _read_kimi_linear(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     linear_config = linear_attention_config(config)
-    model_fields = latent_decoder(
-        config,
-        kda(config, linear_config),
-        latent_attention(config, mla_use_nope=True),
-        kimi_mixers(config, linear_config, config.integer("num_hidden_layers")),
-    )
+    mixer_kinds = kimi_mixers(config, linear_config, config.integer("num_hidden_layers"))
+    linear_attention = kda(config, linear_config)
+    model_fields = latent_decoder(config, linear_attention, latent_attention(config, mla_use_nope=True), mixer_kinds)
     linear_config.finish(frozenset(), config)
     return {**model_fields, **mtp_modules(config)}
 
@@ -192,11 +182,10 @@ def read_ling_3(config: Config) -> Table:
         "short_conv_kernel_size": config.integer("linear_conv_kernel_dim", "short_conv_kernel_size"),
     }
     attention_period = config.integer("layer_group_size")
-    lower_bound_fields = (
-        {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST_SIZE)}
-        if config.flag("kda_safe_gate")
-        else {}
-    )
+    if config.flag("kda_safe_gate"):
+        lower_bound_fields = {"kda_lower_bound": config.number("kda_lower_bound", minimum=-LARGEST_SIZE)}
+    else:
+        lower_bound_fields = {}
     linear_attention = kda(
         config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields
     )
@@ -204,12 +193,8 @@ def read_ling_3(config: Config) -> Table:
         "linear" if (layer_index + 1) % attention_period else "full"
         for layer_index in range(config.integer("num_hidden_layers"))
     ]
-    return latent_decoder(
-        config,
-        linear_attention,
-        latent_attention(config, output_gate={"per": "head"}),
-        listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds),
-    )
+    mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
+    return latent_decoder(config, linear_attention, latent_attention(config, output_gate={"per": "head"}), mixer_kinds)
 
 
 def kda(config: Config, linear_fields: Config, **mixer_fields: Any) -> Table:

@@ -70,12 +70,9 @@ def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
     head_dim = config.quotient("mamba_n_heads", channels, heads)
     if config.get("mamba_d_head") not in ("auto", head_dim):
         raise config.field_error("mamba_d_head", f"auto, or {channels} / {heads} = {head_dim}")
-    mamba_fields = {
-        "num_heads": heads,
-        "head_dim": head_dim,
-        "state_size": config.integer("mamba_d_state"),
-        "n_groups": config.integer("mamba_n_groups"),
-    }
+    state_size = config.integer("mamba_d_state")
+    n_groups = config.integer("mamba_n_groups")
+    mamba_fields = {"num_heads": heads, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
     convolution = {
         "conv_kernel": config.integer("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
@@ -118,18 +115,10 @@ def _read_jamba(config: Config) -> Table:
         "state_size": config.integer("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
     }
-    convolution = {
-        "conv_kernel": config.integer("mamba_d_conv"),
-        "use_conv_bias": config.flag("mamba_conv_bias"),
-        "use_bias": has_bias,
-    }
-    mamba = {
-        "type": "mamba",
-        **mamba_fields,
-        **convolution,
-        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
-        "norm": norm,
-    }
+    conv_kernel = config.integer("mamba_d_conv")
+    convolution = {"conv_kernel": conv_kernel, "use_conv_bias": config.flag("mamba_conv_bias"), "use_bias": has_bias}
+    hidden_act = config.choice(ACTIVATIONS, "hidden_act")
+    mamba = {"type": "mamba", **mamba_fields, **convolution, "hidden_act": hidden_act, "norm": norm}
     expert_count, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
     ffns_by_kind = {
         "dense": dense_ffn(config),
@@ -146,9 +135,8 @@ def _read_jamba(config: Config) -> Table:
         _periodic_kinds(config, "expert", "moe" if expert_count > 1 else "dense", "dense"),
         strict=True,
     )
-    return mixed_decoder(
-        config, layer_configs, [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in mixer_and_ffn_kinds]
-    )
+    layer_kinds = [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in mixer_and_ffn_kinds]
+    return mixed_decoder(config, layer_configs, layer_kinds)
 
 
 def _read_bamba(config: Config) -> Table:
@@ -174,20 +162,15 @@ def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: l
 def _read_granitemoehybrid(config: Config) -> Table:
     expert_count = config.count("num_local_experts")
     shared_ffn = glu(config, ffn_width=config.integer("shared_intermediate_size"))
-    ffn = (
-        moe(expert_count, config.integer("num_experts_per_tok"), glu(config), shared_ffn)
-        if expert_count
-        else shared_ffn
-    )
+    ffn = shared_ffn
+    if expert_count:
+        ffn = moe(expert_count, config.integer("num_experts_per_tok"), glu(config), shared_ffn)
     config.require("position_embedding_type", None, "nope", "rope")
     position_fields: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}
-    mixers = {
-        "attention": hybrid_attention(config, **position_fields, **attention_biases(config)),
-        "mamba": mamba2(config, _expanded_width(config)),
-    }
-    layer_kinds = listed_kinds(
-        config, "layer_types", MIXER_BY_LAYER_TYPE, ["mamba"] * config.integer("num_hidden_layers")
-    )
+    mamba = mamba2(config, _expanded_width(config))
+    mixers = {"attention": hybrid_attention(config, **position_fields, **attention_biases(config)), "mamba": mamba}
+    default_layer_kinds = ["mamba"] * config.integer("num_hidden_layers")
+    layer_kinds = listed_kinds(config, "layer_types", MIXER_BY_LAYER_TYPE, default_layer_kinds)
     return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 
 
@@ -195,13 +178,8 @@ def _read_falcon_h1(config: Config) -> Table:
     expanded_width = _expanded_width(config)
     channels = config.optional_integer("mamba_d_ssm") or expanded_width
     norm = {} if config.flag("mamba_rms_norm") else {"norm": None}
-    mixer = mamba2(
-        config,
-        channels,
-        out_bias=config.flag("projectors_bias"),
-        norm_before_gate=config.flag("mamba_norm_before_gate"),
-        **norm,
-    )
+    out_bias = config.flag("projectors_bias")
+    mixer = mamba2(config, channels, out_bias=out_bias, norm_before_gate=config.flag("mamba_norm_before_gate"), **norm)
     mixer_norm = rmsnorm(config.number("rms_norm_eps"))
     layer_parts = {
         "attention": attention(config, **attention_biases(config)),

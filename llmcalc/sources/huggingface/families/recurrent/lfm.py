@@ -34,17 +34,10 @@ CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
 def _mixer_tables(config: Config, norm: Table, **attention_fields: Any) -> dict[str, Table]:
-    full_attention = attention(
-        config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm), **attention_fields
-    )
-    return {
-        "conv": {
-            "type": "short_conv",
-            "conv_L_cache": config.integer("conv_L_cache"),
-            "conv_bias": config.flag("conv_bias"),
-        },
-        "full": {"type": "attention", **full_attention},
-    }
+    position = {"rope_theta": 1_000_000.0, **rope(config)}
+    full_attention = attention(config, position=position, **qk_norm_fields(norm), **attention_fields)
+    conv = {"type": "short_conv", "conv_L_cache": config.integer("conv_L_cache"), "conv_bias": config.flag("conv_bias")}
+    return {"conv": conv, "full": {"type": "attention", **full_attention}}
 
 
 def _swiglu(ffn_width: int) -> Table:
@@ -71,12 +64,8 @@ def _read_lfm2(config: Config) -> Table:
                 raise config.error("block_ffn_dim_multiplier", width_factor, f"at least 1 / {ffn_width}")
             ffn_width = -(-floor(ffn_width * width_factor) // width_multiple) * width_multiple
     full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.integers("full_attn_idxs"))
-    layer_kinds = listed_kinds(
-        config,
-        "layer_types",
-        CONV_OR_FULL,
-        ["full" if layer_index in full_layers else "conv" for layer_index in range(depth)],
-    )
+    default_layer_kinds = ["full" if layer_index in full_layers else "conv" for layer_index in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, default_layer_kinds)
     block: Table = {"feed_forward": _swiglu(ffn_width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
         {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in _mixer_tables(config, norm).items()},
@@ -87,16 +76,11 @@ def _read_lfm2(config: Config) -> Table:
 
 def _read_lfm2_moe(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
-    router: Table = {
-        "scoring_func": "sigmoid",
-        **({"score_correction": "buffer"} if config.flag("use_expert_bias") else {}),
-    }
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        _swiglu(config.integer("moe_intermediate_size")),
-        router=router,
-    )
+    use_expert_bias = config.flag("use_expert_bias")
+    router: Table = {"scoring_func": "sigmoid", **({"score_correction": "buffer"} if use_expert_bias else {})}
+    num_experts = config.integer("num_experts")
+    num_experts_per_tok = config.integer("num_experts_per_tok")
+    experts = moe(num_experts, num_experts_per_tok, _swiglu(config.integer("moe_intermediate_size")), router=router)
     ffns_by_kind = {"dense": _swiglu(config.integer("intermediate_size")), "moe": experts}
     layer_configs = {
         f"{mixer_kind}_{ffn_kind}": layer_table(mixer_fields, ffns_by_kind[ffn_kind], norm)
@@ -106,13 +90,11 @@ def _read_lfm2_moe(config: Config) -> Table:
     config.texts("layer_types")  # the class has no default for layer_types
     dense_layer_count = config.count("num_dense_layers")
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
-    stack = stack_of_kinds(
-        layer_configs,
-        [
-            f"{mixer_kind}_{'dense' if layer_index < dense_layer_count else 'moe'}"
-            for layer_index, mixer_kind in enumerate(mixer_kinds)
-        ],
-    )
+    layer_kinds = [
+        f"{mixer_kind}_{'dense' if layer_index < dense_layer_count else 'moe'}"
+        for layer_index, mixer_kind in enumerate(mixer_kinds)
+    ]
+    stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
 
@@ -120,26 +102,21 @@ def _read_lfm3(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("norm_eps"))
     output_gate = {"output_gate": {"per": "head"}} if config.flag("use_attention_gate") else {}
     mixers = _mixer_tables(config, norm, **output_gate, **attention_biases(config))
+    sliding_window = config.optional_integer("sliding_window")
     mixers["sliding"] = {
         **mixers["full"],
-        **(
-            {}
-            if config.optional_integer("sliding_window") is None
-            else {"sliding_window": config.integer("sliding_window")}
-        ),
+        **({} if sliding_window is None else {"sliding_window": config.integer("sliding_window")}),
     }
     default_layer_kinds = [
         "full" if layer_index % 4 == 2 else "sliding" if layer_index % 4 == 0 and layer_index > 0 else "conv"
         for layer_index in range(depth)
     ]
-    layer_kinds = listed_kinds(
-        config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_layer_kinds
-    )
+    kind_by_type = {**CONV_OR_FULL, "sliding_attention": "sliding"}
+    layer_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)
     block: Table = {"feed_forward": _swiglu(config.integer("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
-    stack = stack_of_kinds(
-        {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in mixers.items()}, layer_kinds
-    )
+    layer_configs = {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in mixers.items()}
+    stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)
 
 

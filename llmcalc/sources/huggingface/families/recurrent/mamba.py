@@ -71,13 +71,10 @@ def read_mamba2(config: Config) -> Table:
         "out_bias": config.flag("use_bias"),
         "use_conv_bias": config.flag("use_conv_bias"),
     }
-    other_fields = {
-        **config.integer_fields("conv_kernel", "chunk_size"),
-        "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
-    }
-    return _state_space_decoder(
-        config, {**mixer, **bias_fields, **other_fields, "norm": rmsnorm(config.number("layer_norm_epsilon"))}
-    )
+    hidden_act = config.choice(ACTIVATIONS, "hidden_act")
+    other_fields = {**config.integer_fields("conv_kernel", "chunk_size"), "hidden_act": hidden_act}
+    norm = rmsnorm(config.number("layer_norm_epsilon"))
+    return _state_space_decoder(config, {**mixer, **bias_fields, **other_fields, "norm": norm})
 
 
 IGNORED_FIELDS = field_names("""
@@ -98,9 +95,8 @@ def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int
 
 def layers_of_kind(config_values: ConfigValues, wanted_kind: str) -> list[int]:
     """Returns the indices of the layers of a kind."""
-    return [
-        layer_index for layer_index, layer_kind in enumerate(config_values.layer_kinds()) if layer_kind == wanted_kind
-    ]
+    layer_kinds = config_values.layer_kinds()
+    return [layer_index for layer_index, layer_kind in enumerate(layer_kinds) if layer_kind == wanted_kind]
 
 
 def inner_width(config_values: ConfigValues) -> int:

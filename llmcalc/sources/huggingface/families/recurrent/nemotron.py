@@ -83,14 +83,10 @@ def _mamba(config: Config) -> Table:
         "state_size": config.integer("ssm_state_size"),
         "n_groups": config.integer("mamba_n_groups", "n_groups"),
     }
-    convolution = {
-        "conv_kernel": config.integer("mamba_d_conv", "conv_kernel"),
-        "use_conv_bias": config.flag("mamba_conv_bias", "use_conv_bias"),
-    }
-    other_fields = {
-        "chunk_size": config.integer("mamba_chunk_size", "chunk_size"),
-        "hidden_act": config.choice(ACTIVATIONS, "mamba_hidden_act"),
-    }
+    conv_kernel = config.integer("mamba_d_conv", "conv_kernel")
+    convolution = {"conv_kernel": conv_kernel, "use_conv_bias": config.flag("mamba_conv_bias", "use_conv_bias")}
+    chunk_size = config.integer("mamba_chunk_size", "chunk_size")
+    other_fields = {"chunk_size": chunk_size, "hidden_act": config.choice(ACTIVATIONS, "mamba_hidden_act")}
     return {
         "type": "mamba2",
         **mamba_fields,
@@ -108,14 +104,9 @@ def _moe(config: Config, activation: str) -> Table:
     shared_expert = mlp(config.integer("moe_shared_expert_intermediate_size"), activation, has_bias)
     latent_field = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, "bias": has_bias}}
     router_fields = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
-    return moe(
-        config.integer("n_routed_experts"),
-        config.integer("num_experts_per_tok"),
-        expert,
-        shared_expert,
-        **latent_field,
-        **router_fields,
-    )
+    n_routed_experts = config.integer("n_routed_experts")
+    num_experts_per_tok = config.integer("num_experts_per_tok")
+    return moe(n_routed_experts, num_experts_per_tok, expert, shared_expert, **latent_field, **router_fields)
 
 
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
@@ -174,10 +165,8 @@ def mtp_layer_kinds(config: Config) -> list[str]:
     for field_name in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):
         if config.has(field_name):
             layer_text: Any = config.get(field_name)
-            return [
-                KIND_BY_LAYER_NAME.get(letter, "")
-                for letter in (layer_text if isinstance(layer_text, str) else config.texts(field_name))
-            ]
+            letters = layer_text if isinstance(layer_text, str) else config.texts(field_name)
+            return [KIND_BY_LAYER_NAME.get(letter, "") for letter in letters]
     return []
 
 

@@ -33,11 +33,7 @@ def _read_recurrent_gemma(config: Config) -> Table:
     config.quotient("num_attention_heads", recurrent_width, heads)
     window = config.integer("attention_window_size", "sliding_window")
     local_attention = attention(
-        config,
-        position=rope(config, 0.5),
-        sliding_window=window,
-        o_bias=True,
-        **attention_biases(config, QKV_BIASES),
+        config, position=rope(config, 0.5), sliding_window=window, o_bias=True, **attention_biases(config, QKV_BIASES)
     )
     recurrent_mixer: Table = {
         "type": "rglru",
@@ -46,12 +42,8 @@ def _read_recurrent_gemma(config: Config) -> Table:
         "conv1d_width": config.integer("conv1d_width"),
     }
     recurrent_mixer["hidden_act"] = config.choice(ACTIVATIONS, "hidden_activation")
-    ffn = glu(
-        config,
-        bias=True,
-        ffn_width=config.quotient("intermediate_size", config.integer("intermediate_size") // 2 * 2, 2),
-        activation_field="hidden_activation",
-    )
+    ffn_width = config.quotient("intermediate_size", config.integer("intermediate_size") // 2 * 2, 2)
+    ffn = glu(config, bias=True, ffn_width=ffn_width, activation_field="hidden_activation")
     block: Table = layer_table(local_attention, ffn, norm)
     block_types = config.texts("block_types")
     if not block_types or set(block_types) - {"recurrent", "attention"}:

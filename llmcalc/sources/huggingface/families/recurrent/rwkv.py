@@ -12,14 +12,10 @@ from ...parts import Table, decoder, layer_table, layernorm
 
 def _read_rwkv(config: Config) -> Table:
     hidden_size, norm = config.integer("hidden_size"), layernorm(config.number("layer_norm_epsilon"))
-    time_mixing = {
-        "type": "rwkv_time_mix",
-        "attention_hidden_size": config.optional_integer("attention_hidden_size") or hidden_size,
-    }
-    channel_mixing = {
-        "type": "rwkv_channel_mix",
-        "intermediate_size": config.optional_integer("intermediate_size") or 4 * hidden_size,
-    }
+    attention_hidden_size = config.optional_integer("attention_hidden_size") or hidden_size
+    time_mixing = {"type": "rwkv_time_mix", "attention_hidden_size": attention_hidden_size}
+    intermediate_size = config.optional_integer("intermediate_size") or 4 * hidden_size
+    channel_mixing = {"type": "rwkv_channel_mix", "intermediate_size": intermediate_size}
     block: Table = layer_table(time_mixing, channel_mixing, norm)
     stack = {"variants": {"first": {"input_norm": norm}}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, layernorm(), stack=stack)

@@ -26,15 +26,12 @@ def _read_xlstm(config: Config) -> Table:
         "chunk_size": config.integer("chunk_size"),
         "norm_eps": eps,
     }
-    mixer |= {
-        "qk_head_dim": _head_size(config, "qk_dim_factor", hidden_size, heads),
-        "v_head_dim": _head_size(config, "v_dim_factor", hidden_size, heads),
-    }
+    qk_head_dim = _head_size(config, "qk_dim_factor", hidden_size, heads)
+    mixer |= {"qk_head_dim": qk_head_dim, "v_head_dim": _head_size(config, "v_dim_factor", hidden_size, heads)}
     mixer["gate_soft_cap"] = config.number("gate_soft_cap")
     width_multiple = config.integer("ffn_round_up_to_multiple_of")
-    ffn_width = floor(
-        (hidden_size * config.number("ffn_proj_factor") + width_multiple - 1) // width_multiple * width_multiple
-    )
+    ffn_proj_factor = config.number("ffn_proj_factor")
+    ffn_width = floor((hidden_size * ffn_proj_factor + width_multiple - 1) // width_multiple * width_multiple)
     ffn: Table = {
         "intermediate_size": ffn_width,
         "hidden_act": "silu",

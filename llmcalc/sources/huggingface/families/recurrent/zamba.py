@@ -84,9 +84,8 @@ def _double_width_attention(config: Config, position: Table | None) -> Table:
     double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     if (config.optional_integer("attention_hidden_size") or double_width) != double_width:
         raise config.field_error("attention_hidden_size", f"2 × hidden_size = {double_width}")
-    return attention(
-        config, head_dim=config.optional_integer("attention_head_dim") or double_width // heads, position=position
-    )
+    head_dim = config.optional_integer("attention_head_dim") or double_width // heads
+    return attention(config, head_dim=head_dim, position=position)
 
 
 def _read_zamba(config: Config) -> Table:
@@ -100,17 +99,10 @@ def _read_zamba(config: Config) -> Table:
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
         "num_heads": heads,
     }
-    convolution = {
-        "conv_kernel": config.integer("mamba_d_conv"),
-        "use_conv_bias": config.flag("mamba_conv_bias"),
-        "use_bias": has_bias,
-    }
-    mixer = {
-        "type": "mamba",
-        **mamba_fields,
-        **convolution,
-        "hidden_act": config.choice(ACTIVATIONS, "hidden_mamba_act"),
-    }
+    conv_kernel = config.integer("mamba_d_conv")
+    convolution = {"conv_kernel": conv_kernel, "use_conv_bias": config.flag("mamba_conv_bias"), "use_bias": has_bias}
+    hidden_act = config.choice(ACTIVATIONS, "hidden_mamba_act")
+    mixer = {"type": "mamba", **mamba_fields, **convolution, "hidden_act": hidden_act}
     attention_period, attention_offset = config.integer("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if layer_index % attention_period == attention_offset else "mamba"
@@ -120,12 +112,10 @@ def _read_zamba(config: Config) -> Table:
     if layer_types is None:
         layer_kinds = [*FIRST_LAYER_KINDS, *later_kinds]
     else:
-        layer_kinds = listed_kinds(
-            config, "layers_block_type", KIND_BY_LAYER_TYPE, [""] * config.integer("num_hidden_layers")
-        )
-    return _hybrid_decoder(
-        config, mixer, {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}, layer_kinds, 1
-    )
+        default_layer_kinds = [""] * config.integer("num_hidden_layers")
+        layer_kinds = listed_kinds(config, "layers_block_type", KIND_BY_LAYER_TYPE, default_layer_kinds)
+    block = {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}
+    return _hybrid_decoder(config, mixer, block, layer_kinds, 1)
 
 
 def _read_zamba2(config: Config) -> Table:
@@ -135,17 +125,11 @@ def _read_zamba2(config: Config) -> Table:
     head_dim = config.quotient("n_mamba_heads", channels, heads)
     if config.has("mamba_headdim") and config.integer("mamba_headdim") != head_dim:
         raise config.field_error("mamba_headdim", f"{channels} / {heads} = {head_dim}")
-    mamba_fields = {
-        "num_heads": heads,
-        "head_dim": head_dim,
-        "state_size": config.integer("mamba_d_state"),
-        "n_groups": config.integer("mamba_ngroups"),
-    }
-    other_fields = {
-        "conv_kernel": config.integer("mamba_d_conv"),
-        "chunk_size": config.integer("chunk_size"),
-        "norm": rmsnorm(1e-5),
-    }
+    state_size = config.integer("mamba_d_state")
+    n_groups = config.integer("mamba_ngroups")
+    mamba_fields = {"num_heads": heads, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
+    conv_kernel = config.integer("mamba_d_conv")
+    other_fields = {"conv_kernel": conv_kernel, "chunk_size": config.integer("chunk_size"), "norm": rmsnorm(1e-5)}
     mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
     double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     double_head_dim = config.quotient("num_attention_heads", double_width, heads)
@@ -172,9 +156,8 @@ def _read_zamba2(config: Config) -> Table:
     layer_types: Any = config.get("layers_block_type", "layer_types")
     layer_kinds = ZAMBA2_LAYER_KINDS
     if layer_types is not None:
-        layer_kinds = listed_kinds(
-            config, "layers_block_type", KIND_BY_LAYER_TYPE, [""] * config.integer("num_hidden_layers")
-        )
+        default_layer_kinds = [""] * config.integer("num_hidden_layers")
+        layer_kinds = listed_kinds(config, "layers_block_type", KIND_BY_LAYER_TYPE, default_layer_kinds)
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
     return _hybrid_decoder(config, mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
 

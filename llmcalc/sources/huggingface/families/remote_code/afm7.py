@@ -20,11 +20,8 @@ def _read_afm7(config: Config) -> Table:
     heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
     width_factor = _ffn_width_factor(config)
-    mixer = attention(
-        config,
-        head_dim=config.quotient("num_heads", hidden_size, heads),
-        **qk_norm_fields(rmsnorm(1e-5), norm_order="after_rope"),
-    )
+    head_dim = config.quotient("num_heads", hidden_size, heads)
+    mixer = attention(config, head_dim=head_dim, **qk_norm_fields(rmsnorm(1e-5), norm_order="after_rope"))
     ffn = {"intermediate_size": int(hidden_size * width_factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(mixer, ffn, norm)

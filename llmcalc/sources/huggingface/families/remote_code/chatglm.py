@@ -35,11 +35,8 @@ def _read_chatglm(config: Config) -> Table:
 def _read_chatglm1(config: Config) -> Table:
     """Reads ChatGLM-6B, which rotates the halves of each head by two positions."""
     norm = layernorm(config.number("layernorm_epsilon"))
-    mixer = {
-        "num_attention_heads": config.integer("num_attention_heads"),
-        "position": {"type": "rope"},
-        **biases(True, *QKVO_BIASES),
-    }
+    num_attention_heads = config.integer("num_attention_heads")
+    mixer = {"num_attention_heads": num_attention_heads, "position": {"type": "rope"}, **biases(True, *QKVO_BIASES)}
     block = layer_table(mixer, mlp(config.integer("inner_hidden_size"), "gelu_tanh"), norm, "post")
     return decoder(config, block, None, stack={"embedding_norm": norm})
 

@@ -150,12 +150,8 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
     head_count = (config.integer("engram_max_ngram_size") - 1) * config.integer("engram_n_heads")
     if head_count < 1:
         raise config.field_error("engram_max_ngram_size", "2 or more")
-    common_fields = {
-        "ngram_heads": head_count,
-        "ngram_head_dim": config.integer("engram_head_dim"),
-        "streams": stream_count,
-        "norm": norm,
-    }
+    ngram_head_dim = config.integer("engram_head_dim")
+    common_fields = {"ngram_heads": head_count, "ngram_head_dim": ngram_head_dim, "streams": stream_count, "norm": norm}
     rows_by_layer = zip(layer_ids, ngram_rows, strict=True)
     return {
         layer_index: {"ngram_input": {"ngram_rows": rows, **common_fields}}

@@ -65,11 +65,8 @@ def _read_llada(config: Config) -> Table:
 
 def _read_llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    mixer = attention(
-        config,
-        **attention_biases(config),
-        **(qk_norm_fields(norm) if config.flag("qk_layernorm") else {}),
-    )
+    qk_layernorm = config.flag("qk_layernorm")
+    mixer = attention(config, **attention_biases(config), **(qk_norm_fields(norm) if qk_layernorm else {}))
     shared_width = config.optional_integer("shared_expert_intermediate_size")
     experts = moe(
         config.integer("num_experts"),
@@ -90,9 +87,8 @@ def _read_llada_moe(config: Config) -> Table:
         dense_ffn = {}
     config.fields_read.add("dense_intermediate_size")
     block = layer_table(mixer, experts, norm)
-    stack = stack_of_combined_kinds(
-        (layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn} if dense_ffn else {}})
-    )
+    dense = {"feed_forward": dense_ffn} if dense_ffn else {}
+    stack = stack_of_combined_kinds((layer_kinds, {"moe": {}, "dense": dense}))
     return encoder(config, block, {**stack, "final_norm": norm}, {})
 
 

@@ -56,9 +56,8 @@ def _read_jina_bert(config: Config) -> Table:
     """
     config.require("position_embedding_type", "alibi")
     norm = layernorm(config.number("layer_norm_eps"))
-    mixer_fields = (
-        qk_norm_fields(norm, "projection") if "qk-post-norm" in str(config.config_fields.get("auto_map", "")) else {}
-    )
+    auto_map = config.config_fields.get("auto_map", "")
+    mixer_fields = qk_norm_fields(norm, "projection") if "qk-post-norm" in str(auto_map) else {}
     activation = config.choice({"geglu": "gelu", "reglu": "relu"}, "feed_forward_type")
     return _gated_alibi_encoder(config, norm, mixer_fields, activation)
 
@@ -76,12 +75,8 @@ def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activ
         **biases(True, *QKVO_BIASES),
         **mixer_fields,
     }
-    ffn = {
-        "intermediate_size": config.integer("intermediate_size"),
-        "hidden_act": activation,
-        "gated": True,
-        "down_bias": True,
-    }
+    intermediate_size = config.integer("intermediate_size")
+    ffn = {"intermediate_size": intermediate_size, "hidden_act": activation, "gated": True, "down_bias": True}
     block = layer_table(mixer, ffn, norm, "post")
     stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     has_pooler = config.head_kind == "none" or scores_sequences(config)
@@ -132,12 +127,9 @@ def _read_nomic_bert_moe(config: Config) -> Table:
         **biases(config.flag("mlp_fc1_bias"), "up_bias"),
         **biases(config.flag("mlp_fc2_bias"), "down_bias"),
     }
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("moe_top_k"),
-        {"intermediate_size": ffn_width, "hidden_act": "gelu"},
-        output_bias=True,
-    )
+    num_experts = config.integer("num_experts")
+    moe_top_k = config.integer("moe_top_k")
+    experts = moe(num_experts, moe_top_k, {"intermediate_size": ffn_width, "hidden_act": "gelu"}, output_bias=True)
     layer_kinds = ["moe" if layer_index % expert_period == 1 else "dense" for layer_index in range(depth)]
     block = layer_table(mixer, dense_ffn, norm, "post")
     stack_fields = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
@@ -161,11 +153,8 @@ def _read_bidir_mistral(config: Config) -> Table:
         ffn_biases = biases(True, "gate_bias", "up_bias", "down_bias")
         latent_network = {"intermediate_size": 4 * hidden_size, "hidden_act": "gelu", "gated": True, **ffn_biases}
         latent_block = {"attention": mixer, "norm": layernorm(), "feed_forward": latent_network}
-        model_fields["head"] = {
-            "type": "latents",
-            "num_latents": config.integer("num_latents"),
-            "reading": latent_block,
-        }
+        num_latents = config.integer("num_latents")
+        model_fields["head"] = {"type": "latents", "num_latents": num_latents, "reading": latent_block}
     return model_fields
 
 

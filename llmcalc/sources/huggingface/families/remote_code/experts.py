@@ -73,12 +73,10 @@ def ling_experts(config: Config, shared_expert_count: int | None = None) -> Tabl
     """Returns Ling's experts. shared_expert_count: default the config's number, or 0 if a flag disables them."""
     expert_width = config.integer("moe_intermediate_size")
     if shared_expert_count is None:
-        shared_expert_count = (
-            config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
-        )
-    shared_width = (
-        config.optional_integer("moe_shared_expert_intermediate_size") or expert_width
-    ) * shared_expert_count
+        moe_router_enable_shared_expert = config.flag("moe_router_enable_shared_expert")
+        shared_expert_count = config.count("num_shared_experts") if moe_router_enable_shared_expert else 0
+    moe_shared_expert_intermediate_size = config.optional_integer("moe_shared_expert_intermediate_size")
+    shared_width = (moe_shared_expert_intermediate_size or expert_width) * shared_expert_count
     router: Table = SIGMOID_ROUTING if config.flag("moe_router_enable_expert_bias") else {}
     return moe(
         config.integer("num_experts"),
@@ -145,10 +143,8 @@ def _read_klear(config: Config) -> Table:
         **SIGMOID_ROUTING,
     )
     block = layer_table(mixer, experts, norm)
-    layer_configs: Table = {
-        "moe": {},
-        "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {},
-    }
+    dense = {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}
+    layer_configs: Table = {"moe": {}, "dense": dense}
     config.fields_read.add("intermediate_size")
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
@@ -199,9 +195,8 @@ def _size_in_all_layers(config: Config, field_name: str, depth: int) -> int:
 def _read_grok(config: Config) -> Table:
     """Reads Grok-1 in the hub's form: experts in every layer, norms before and after each sublayer."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    experts = moe(
-        config.integer("num_experts"), config.integer("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"}
-    )
+    num_experts = config.integer("num_experts")
+    experts = moe(num_experts, config.integer("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"})
     mixer = attention(config, attn_logit_softcapping=config.number("attn_logit_softcapping"))
     block = layer_table(mixer, experts, norm, "sandwich")
     return decoder(config, block, norm)
@@ -254,9 +249,8 @@ def _read_minimax_m1(config: Config) -> Table:
     position = full_rope(config)
     if config.has("rotary_dim"):
         position["rotary_dim"] = config.integer("rotary_dim")
-    return minimax_decoder(
-        config, ["full" if attention_flag else "linear" for attention_flag in attention_flags], position
-    )
+    layer_kinds = ["full" if attention_flag else "linear" for attention_flag in attention_flags]
+    return minimax_decoder(config, layer_kinds, position)
 
 
 def _read_sarvam_mla(config: Config) -> Table:

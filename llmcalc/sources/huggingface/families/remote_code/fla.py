@@ -151,11 +151,8 @@ def _read_kda(config: Config) -> Table:
         config.require(field_name, required_value)
     heads = config.integer("num_attention_heads")
     config.require("num_v_heads", None, heads)
-    head_sizes = {
-        "num_heads": heads,
-        "head_dim": config.integer("head_dim"),
-        "short_conv_kernel_size": config.integer("conv_size"),
-    }
+    head_dim = config.integer("head_dim")
+    head_sizes = {"num_heads": heads, "head_dim": head_dim, "short_conv_kernel_size": config.integer("conv_size")}
     return _decoder(config, kda(config, Config(head_sizes, {}, config.model_type), output_gate_bias=True))
 
 
@@ -344,14 +341,8 @@ def _fla_family(
     aliases: Mapping[str, str] = ALIASES,
 ) -> Family:
     """Returns a family of flash-linear-attention without dropout. model_name: its folder in fla/models."""
-    return Family(
-        read_model,
-        defaults,
-        ignored_fields,
-        aliases=aliases,
-        dropout_fields={},
-        source=f"{FLA_CODE_FOLDER}{model_name}",
-    )
+    source = f"{FLA_CODE_FOLDER}{model_name}"
+    return Family(read_model, defaults, ignored_fields, aliases=aliases, dropout_fields={}, source=source)
 
 
 FAMILIES = {

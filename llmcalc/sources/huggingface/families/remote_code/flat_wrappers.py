@@ -55,9 +55,8 @@ def _minicpm_text_of_version(config: Config, first_version: float) -> Table:
 def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any]) -> Table:
     """Reads the text model from config fields as if they were a config of the given model type."""
     family = family_of(model_type)
-    text_config = typed_config(
-        {**text_fields, "architectures": []}, model_type, family, config.head_kind, config.location
-    )
+    config_data = {**text_fields, "architectures": []}
+    text_config = typed_config(config_data, model_type, family, config.head_kind, config.location)
     model_fields: Table = family.read_model(text_config) if family.read_model is not None else {}
     config.fields_read |= text_config.fields_read | family.ignored_fields
     config.notes += text_config.notes

@@ -103,9 +103,8 @@ def _read_phi(config: Config) -> Table:
 
 def _read_stablelm_epoch(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"))
-    mixer = attention(
-        config, position=rope(config, 0.25, "rope_pct"), **biases(config.flag("use_qkv_bias"), *QKV_BIASES)
-    )
+    position = rope(config, 0.25, "rope_pct")
+    mixer = attention(config, position=position, **biases(config.flag("use_qkv_bias"), *QKV_BIASES))
     return decoder(config, layer_table(mixer, glu(config), norm), norm)
 
 
@@ -117,11 +116,8 @@ def _read_refined_web(config: Config) -> Table:
     mixer = full_width_heads(config, position=position, **biases(has_bias, *QKVO_BIASES))
     if kv_heads != heads:
         mixer["num_key_value_heads"] = kv_heads
-    ffn = {
-        "intermediate_size": 4 * config.integer("hidden_size"),
-        "hidden_act": "gelu",
-        **biases(has_bias, "up_bias", "down_bias"),
-    }
+    intermediate_size = 4 * config.integer("hidden_size")
+    ffn = {"intermediate_size": intermediate_size, "hidden_act": "gelu", **biases(has_bias, "up_bias", "down_bias")}
     has_grouped_queries = config.model_type == "RefinedWeb"
     parallel_fields: dict[str, Any] = {}
     if has_grouped_queries or config.flag("parallel_attn"):
@@ -136,9 +132,8 @@ def _read_phi3small(config: Config) -> Table:
             "dense_attention_every_n_layers: the other layers attend to some blocks of keys; counted as full attention"
         )
     config.require("hidden_act", "gegelu")
-    ffn_width = config.optional_integer("ff_intermediate_size") or config.integer("ff_dim_multiplier") * config.integer(
-        "hidden_size"
-    )
+    ff_intermediate_size = config.optional_integer("ff_intermediate_size")
+    ffn_width = ff_intermediate_size or config.integer("ff_dim_multiplier") * config.integer("hidden_size")
     ffn = {
         "intermediate_size": ffn_width,
         "hidden_act": "gelu",
@@ -191,9 +186,8 @@ def _read_openelm(config: Config) -> Table:
             raise config.error("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
         unrounded_width = ffn_multiplier * hidden_size
         ffn_width = max(width_divisor, int(unrounded_width + width_divisor / 2) // width_divisor * width_divisor)
-        ffn_width = _checked_width(
-            config, "ffn_multipliers", ffn_width + (width_divisor if ffn_width < 0.9 * unrounded_width else 0)
-        )
+        expected_width = ffn_width + (width_divisor if ffn_width < 0.9 * unrounded_width else 0)
+        ffn_width = _checked_width(config, "ffn_multipliers", expected_width)
         layers.append(
             (
                 f"heads{heads}_ffn{ffn_width}",
@@ -231,9 +225,8 @@ def _read_nemotron_nas(config: Config) -> Table:
         layer_changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
         part_labels = []
         if not attention_config.flag("no_op"):
-            kv_heads = attention_config.quotient(
-                "n_heads_in_group", heads, attention_config.integer("n_heads_in_group")
-            )
+            n_heads_in_group = attention_config.integer("n_heads_in_group")
+            kv_heads = attention_config.quotient("n_heads_in_group", heads, n_heads_in_group)
             layer_changes["attention"] = {
                 "num_attention_heads": heads,
                 "num_key_value_heads": kv_heads,
@@ -280,12 +273,10 @@ def _read_deci(config: Config) -> Table:
 def _block_part_config(config: Config, layer_index: int, block_config: Table, part_name: str) -> Config:
     """Returns the table of a layer's attention or FFN. Raises `InputError` if a linear layer replaces it."""
     field_path_prefix = f"{config.location}block_configs[{layer_index}]."
-    part_table = Config(
-        {part_name: block_config.get(part_name)}, {}, config.model_type, location=field_path_prefix
-    ).table(part_name)
-    part_config = Config(
-        part_table, BLOCK_PART_DEFAULTS, config.model_type, location=f"{field_path_prefix}{part_name}."
-    )
+    config_fields = {part_name: block_config.get(part_name)}
+    part_table = Config(config_fields, {}, config.model_type, location=field_path_prefix).table(part_name)
+    location = f"{field_path_prefix}{part_name}."
+    part_config = Config(part_table, BLOCK_PART_DEFAULTS, config.model_type, location=location)
     part_config.require_fields(replace_with_linear=False, sparsify=None)
     return part_config
 

@@ -30,20 +30,17 @@ def _read_iquest_q1(config: Config) -> Table:
         **{field_name: config.defaults[field_name] for field_name in DEFAULT_IF_NULL if not config.has(field_name)}
     )
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    rotary_dim = config.integer("head_dim" if config.get("rotary_dim") is None else "rotary_dim")
     attention: Table = {
         **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim"),
         "qk_norm": {"norm": norm},
         "sink_keys": config.flag("enable_sink_attention"),
-        "position": {
-            "type": "rope",
-            "rotary_dim": config.integer("head_dim" if config.get("rotary_dim") is None else "rotary_dim"),
-        },
+        "position": {"type": "rope", "rotary_dim": rotary_dim},
     }
     dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
     experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
-    unrotated_layers, dense_layers = (
-        _layer_indices(config, list_field) for list_field in ("no_rope_layers", "mlp_only_layers")
-    )
+    list_fields = ("no_rope_layers", "mlp_only_layers")
+    unrotated_layers, dense_layers = (_layer_indices(config, list_field) for list_field in list_fields)
     config.fields_read.add("sliding_window")  # also where no layer has one
     layers: list[tuple[str, Table]] = []
     for layer_index, attention_kind in enumerate(_attention_kinds(config, depth)):

@@ -53,9 +53,8 @@ def _read_jet_nemotron(config: Config) -> Table:
 def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
     field_path_prefix = f"{config.location}{MIXER_SECTION}."
-    mixer_section = Config(config.table(MIXER_SECTION), {}, config.model_type, location=field_path_prefix).table(
-        section_name
-    )
+    config_fields = config.table(MIXER_SECTION)
+    mixer_section = Config(config_fields, {}, config.model_type, location=field_path_prefix).table(section_name)
     return Config(mixer_section, field_defaults, config.model_type, location=f"{field_path_prefix}{section_name}.")
 
 
@@ -86,9 +85,8 @@ def _norm_epsilon(block_config: Config) -> float:
     """Returns the ε of the norm, which published configs may write as a text."""
     norm_eps = block_config.get("norm_eps")
     try:
-        return Config(
-            {"norm_eps": float(norm_eps)}, {}, block_config.model_type, location=block_config.location
-        ).number("norm_eps")
+        config_fields = {"norm_eps": float(norm_eps)}
+        return Config(config_fields, {}, block_config.model_type, location=block_config.location).number("norm_eps")
     except (TypeError, ValueError):
         raise block_config.error("norm_eps", norm_eps, "a number") from None
 

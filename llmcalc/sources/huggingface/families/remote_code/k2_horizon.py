@@ -41,9 +41,8 @@ def _read_k2_horizon(config: Config) -> Table:
         raise config.error("rope_head_dim", rotary_dim, f"an even number up to head_dim, {head_dim}")
     output_gate: Table = {}
     if config.get("attention_gate_func") is not None:
-        output_gate = {
-            "output_gate": {"per": "element", "gate_func": config.choice(GATE_ACTIVATIONS, "attention_gate_func")}
-        }
+        gate_func = config.choice(GATE_ACTIVATIONS, "attention_gate_func")
+        output_gate = {"output_gate": {"per": "element", "gate_func": gate_func}}
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     mixer = attention(
         config,
@@ -84,11 +83,8 @@ def _sparse_layer(config: Config, expert_count: int) -> Table:
     value_expert_count = config.count("mova_num_experts")
     if not value_expert_count:
         return {"feed_forward": ffn}
-    value_projection = {
-        "num_experts": value_expert_count,
-        "num_experts_per_tok": config.integer("mova_num_experts_per_tok"),
-        "router": router,
-    }
+    num_experts_per_tok = config.integer("mova_num_experts_per_tok")
+    value_projection = {"num_experts": value_expert_count, "num_experts_per_tok": num_experts_per_tok, "router": router}
     return {"feed_forward": ffn, "attention": {"value_experts": value_projection}}
 
 

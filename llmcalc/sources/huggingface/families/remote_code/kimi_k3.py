@@ -32,12 +32,9 @@ def _read_kimi_k3(config: Config) -> Table:
     mixers = _attention_mixers(config, depth)
     experts, block_size = _latent_experts(config), config.optional_integer("attn_res_block_size")
     base_layer: Table = layer_table(mixers.linear_attention, experts, norm)
-    layer_changes: dict[str, Table] = {
-        "linear": {},
-        "full": {"attention": mixers.full_attention},
-        "moe": {},
-        "dense": {"feed_forward": {"type": "mlp", **glu(config)}},
-    }
+    full = {"attention": mixers.full_attention}
+    dense = {"feed_forward": {"type": "mlp", **glu(config)}}
+    layer_changes: dict[str, Table] = {"linear": {}, "full": full, "moe": {}, "dense": dense}
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     layers = [
         (f"{mixer_kind}_{ffn_kind}", {**layer_changes[mixer_kind], **layer_changes[ffn_kind]})
@@ -76,14 +73,10 @@ def block_residual_decoder(
         "feed_forward_blocks": 1,
         "starts_block": False,
     }
-    residual_streams = {
-        "type": "block_residual",
-        "blocks": ceil_div(len(layers), block_size),
-        "norm": base_layer["norm"],
-    }
-    return decoder(
-        config, block, base_layer["norm"], stack={**stack_of_layers(layer_variants), "streams": residual_streams}
-    )
+    blocks = ceil_div(len(layers), block_size)
+    residual_streams = {"type": "block_residual", "blocks": blocks, "norm": base_layer["norm"]}
+    stack = {**stack_of_layers(layer_variants), "streams": residual_streams}
+    return decoder(config, block, base_layer["norm"], stack=stack)
 
 
 class _LayerMixers(NamedTuple):
@@ -108,9 +101,8 @@ def _attention_mixers(config: Config, depth: int) -> _LayerMixers:
         lower_bound_fields = {"kda_lower_bound": linear_config.number("gate_lower_bound", minimum=-1000.0)}
         if lower_bound_fields["kda_lower_bound"] >= 0:
             raise linear_config.error("gate_lower_bound", stated_bound, "a number below 0")
-    linear_attention = kda(
-        config, linear_config, full_rank_output_gate=linear_config.flag("use_full_rank_gate"), **lower_bound_fields
-    )
+    full_rank_output_gate = linear_config.flag("use_full_rank_gate")
+    linear_attention = kda(config, linear_config, full_rank_output_gate=full_rank_output_gate, **lower_bound_fields)
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("mla_use_output_gate") else {}
     full_attention = latent_attention(config, mla_use_nope=config.flag("mla_use_nope"), **output_gate)
     layer_kinds = kimi_mixers(config, linear_config, depth)

@@ -68,15 +68,11 @@ def _read_lara_mini(config: Config) -> Table:
         glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
         router={"type": "linear", "float32_product": True},
     )
-    layer_kinds = listed_kinds(
-        config,
-        "layer_types",
-        {**LINEAR_OR_FULL, "sliding_attention": "sliding"},
-        [LARA_PATTERN[layer_index % len(LARA_PATTERN)] for layer_index in range(depth)],
-    )
-    stack = stack_of_kinds(
-        {mixer_kind: layer_table(mixer, experts, norm) for mixer_kind, mixer in mixers.items()}, layer_kinds
-    )
+    default_layer_kinds = [LARA_PATTERN[layer_index % len(LARA_PATTERN)] for layer_index in range(depth)]
+    kind_by_type = {**LINEAR_OR_FULL, "sliding_attention": "sliding"}
+    layer_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)
+    layer_configs = {mixer_kind: layer_table(mixer, experts, norm) for mixer_kind, mixer in mixers.items()}
+    stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)
 
 

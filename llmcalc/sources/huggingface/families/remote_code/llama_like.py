@@ -202,12 +202,8 @@ def _read_telechat(config: Config) -> Table:
     config.require("embed_layernorm", False)
     norm = rmsnorm(config.number("layer_norm_epsilon"))
     mixer = attention(config, head_dim=None, **biases(True, "o_bias"))
-    ffn = {
-        "intermediate_size": config.integer("intermediate_size"),
-        "hidden_act": "silu",
-        "gated": True,
-        "down_bias": True,
-    }
+    intermediate_size = config.integer("intermediate_size")
+    ffn = {"intermediate_size": intermediate_size, "hidden_act": "silu", "gated": True, "down_bias": True}
     return decoder(config, layer_table(mixer, ffn, norm), norm)
 
 

@@ -74,9 +74,8 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     window = config.integer("sliding_window_size", "sliding_window")
     sink_fields = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
     mixer = attention(config, **qkv_biases, **head_fields)
-    attention_kinds = [
-        "sliding" if layer_mark else "full" for layer_mark in _layer_marks(config, "hybrid_layer_pattern", depth)
-    ]
+    layer_marks = _layer_marks(config, "hybrid_layer_pattern", depth)
+    attention_kinds = ["sliding" if layer_mark else "full" for layer_mark in layer_marks]
     ffn_kinds = ["moe" if layer_mark else "dense" for layer_mark in _layer_marks(config, "moe_layer_freq", depth)]
     experts = moe(
         config.integer("n_routed_experts"),

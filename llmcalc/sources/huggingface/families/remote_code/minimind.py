@@ -21,11 +21,8 @@ from ...parts import Table, attention, decoder, glu, layer_table, moe, qk_norm_f
 def _read_minimind(config: Config) -> Table:
     is_later_version = config.has("num_experts")
     if is_later_version == config.has("n_routed_experts"):
-        raise config.error(
-            "num_experts",
-            config.config_fields.get("num_experts"),
-            "either num_experts (since 2026) or n_routed_experts (before)",
-        )
+        num_experts = config.config_fields.get("num_experts")
+        raise config.error("num_experts", num_experts, "either num_experts (since 2026) or n_routed_experts (before)")
     return _read_later_version(config) if is_later_version else _read_earlier_version(config)
 
 

@@ -58,27 +58,20 @@ def _read_moondream3(config: Config) -> Table:
         {"intermediate_size": expert_config.integer("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
         router={"bias": True},
     )
-    dense_ffn: Table = {
-        "intermediate_size": text_config.integer("ff_dim"),
-        "hidden_act": "gelu_tanh",
-        **biases(True, "up_bias", "down_bias"),
-    }
+    ff_dim = text_config.integer("ff_dim")
+    dense_ffn: Table = {"intermediate_size": ff_dim, "hidden_act": "gelu_tanh", **biases(True, "up_bias", "down_bias")}
     block = layer_table(mixer, dense_ffn, norm, parallel="shared")
     first_expert_layer = expert_config.count("start_layer")
     layer_changes: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
     layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]
-    model_sizes = Config(
-        {
-            "vocab_size": text_config.integer("vocab_size"),
-            "hidden_size": hidden_size,
-            "num_hidden_layers": depth,
-            "max_position_embeddings": text_config.integer("max_context"),
-            "tie_word_embeddings": False,
-        },
-        {},
-        config.model_type,
-        "lm",
-    )
+    config_fields = {
+        "vocab_size": text_config.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "num_hidden_layers": depth,
+        "max_position_embeddings": text_config.integer("max_context"),
+        "tie_word_embeddings": False,
+    }
+    model_sizes = Config(config_fields, {}, config.model_type, "lm")
     return decoder(model_sizes, block, norm, {"bias": True}, stack_of_combined_kinds((layer_kinds, layer_changes)))
 
 

@@ -121,12 +121,8 @@ def _read_molmo(config: Config) -> Table:
     ffn_width = config.integer("intermediate_size")
     if ffn_width % 2:
         raise config.error("intermediate_size", ffn_width, "an even number: the gate and the other half together")
-    block = layer_table(
-        mixer,
-        {"intermediate_size": ffn_width // 2, "hidden_act": "silu", "gated": True},
-        norm,
-        "output" if config.flag("norm_after") else "pre",
-    )
+    feed_forward = {"intermediate_size": ffn_width // 2, "hidden_act": "silu", "gated": True}
+    block = layer_table(mixer, feed_forward, norm, "output" if config.flag("norm_after") else "pre")
     embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     config.fields_read.add("vocab_size")
     config.notes.append(

@@ -25,15 +25,10 @@ from ..deepseek.deepseek import (
 def _read_pangu_ultra_moe(config: Config) -> Table:
     depth, first_expert_layer = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
     config.require("sandwich_norm", True)
-    router: Table = (
-        SIGMOID_ROUTING if config.flag("router_enable_expert_bias") else {"router": {"scoring_func": "sigmoid"}}
-    )
-    model_fields = deepseek_decoder(
-        config,
-        latent_attention(config),
-        routed_experts(config, **router),
-        dense_or_moe_kinds(config, depth, first_expert_layer),
-    )
+    router_enable_expert_bias = config.flag("router_enable_expert_bias")
+    router: Table = SIGMOID_ROUTING if router_enable_expert_bias else {"router": {"scoring_func": "sigmoid"}}
+    layer_kinds = dense_or_moe_kinds(config, depth, first_expert_layer)
+    model_fields = deepseek_decoder(config, latent_attention(config), routed_experts(config, **router), layer_kinds)
     model_fields["decoder"]["block"]["norm_placement"] = "sandwich"
     for layer in model_fields["decoder"].get("variants", {}).values():
         if "norm_placement" in layer:

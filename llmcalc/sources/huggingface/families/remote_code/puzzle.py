@@ -22,13 +22,9 @@ def _read_puzzle(config: Config) -> Table:
         raise config.error("block_configs", block_configs, "a list with a table of fields for each layer")
     layers = []
     for layer_index, block_config in enumerate(block_configs):
-        layer_config = Config(
-            block_config,
-            {**config.defaults, **config.config_fields},
-            config.model_type,
-            location=f"{config.location}block_configs[{layer_index}].",
-            aliases=config.aliases,
-        )
+        defaults = {**config.defaults, **config.config_fields}
+        location = f"{config.location}block_configs[{layer_index}]."
+        layer_config = Config(block_config, defaults, config.model_type, location=location, aliases=config.aliases)
         type_by_kind = {name: kind for name, kind in KIND_BY_LAYER_NAME.items() if name == kind}
         layer_kind = layer_config.choice(type_by_kind, "block_type")
         layers.append((layer_kind, layer_config if len(block_config) > 1 else config))

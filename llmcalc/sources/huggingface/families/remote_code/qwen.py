@@ -16,9 +16,8 @@ def _read_qwen(config: Config) -> Table:
     heads = config.integer("num_attention_heads")
     has_bias = not config.flag("no_bias")
     if config.integer("head_dim") * heads != config.integer("hidden_size"):
-        raise config.error(
-            "head_dim", config.integer("head_dim"), "hidden_size / num_attention_heads, as in every Qwen"
-        )
+        head_dim = config.integer("head_dim")
+        raise config.error("head_dim", head_dim, "hidden_size / num_attention_heads, as in every Qwen")
     mixer = {
         "num_attention_heads": heads,
         "position": rope(config, fraction_name="rotary_pct", theta_name="rotary_emb_base"),

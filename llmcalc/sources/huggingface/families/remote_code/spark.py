@@ -15,18 +15,13 @@ def _read_spark(config: Config) -> Table:
     config.require("gate_attn_act_mode", "sigmoid")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     output_gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
-    mixer = attention(
-        config,
-        position=rope(config, layer_kind="full_attention"),
-        **output_gate,
-        **attention_biases(config),
-    )
+    position = rope(config, layer_kind="full_attention")
+    mixer = attention(config, position=position, **output_gate, **attention_biases(config))
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mixer, ffn, norm)
     if not config.has("layer_types"):
-        raise config.error(
-            "layer_types", config.config_fields.get("layer_types"), f"a list with the kind of each of {depth} layers"
-        )
+        layer_types = config.config_fields.get("layer_types")
+        raise config.error("layer_types", layer_types, f"a list with the kind of each of {depth} layers")
     sliding_attention: Table = {"position": rope(config, layer_kind="sliding_attention")}
     return decoder(config, block, norm, stack=sliding_stack(config, ["full"] * depth, sliding_attention))
 

@@ -62,10 +62,9 @@ def _read_marian(config: Config) -> Table:
     if decoder_vocab_size == config.integer("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
         return model_fields
     if "encoder" not in model_fields:
+        vocab_size = config.integer("vocab_size")
         raise config.error(
-            "decoder_vocab_size",
-            decoder_vocab_size,
-            f"vocab_size ({config.integer('vocab_size')}), the size of the decoder's head",
+            "decoder_vocab_size", decoder_vocab_size, f"vocab_size ({vocab_size}), the size of the decoder's head"
         )
     if shares_embeddings:
         raise config.error(
@@ -74,11 +73,8 @@ def _read_marian(config: Config) -> Table:
             f"vocab_size ({config.integer('vocab_size')}), since encoder and decoder share an embedding",
         )
     model_fields.pop("unused_embedding", None)
-    return {
-        **model_fields,
-        "vocab_size": decoder_vocab_size,
-        "encoder": {**model_fields["encoder"], "vocab_size": config.integer("vocab_size")},
-    }
+    encoder = {**model_fields["encoder"], "vocab_size": config.integer("vocab_size")}
+    return {**model_fields, "vocab_size": decoder_vocab_size, "encoder": encoder}
 
 
 def _read_pegasus(config: Config) -> Table:
@@ -98,11 +94,8 @@ def _read_pp_formulanet_text(config: Config) -> Table:
     """Reads PP-FormulaNet's decoder: mBART's layers, whose cross-attention to an image does not run on text alone."""
     norm, layer = layernorm(), bart_block(config, "decoder", "pre")
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
-    stack = {
-        "num_hidden_layers": config.integer("decoder_layers"),
-        "position": learned_positions(config, 2),
-        "embedding_norm": norm,
-    }
+    num_hidden_layers = config.integer("decoder_layers")
+    stack = {"num_hidden_layers": num_hidden_layers, "position": learned_positions(config, 2), "embedding_norm": norm}
     config.fields_read.update(("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"))
     return decoder(config, {**layer, "idle_cross_attention": True}, norm, stack=stack)
 
@@ -120,19 +113,17 @@ def _read_fsmt(config: Config) -> Table:
         raise config.error("architectures", class_name_of_config(config), "FSMTForConditionalGeneration")
     model_fields = bart_model(config, "post", position=learned_positions(config, padding_id + 1))
     if "encoder" not in model_fields:
+        architectures = config.config_fields.get("architectures")
         raise config.error(
-            "architectures",
-            config.config_fields.get("architectures"),
-            "a class of both stacks: FSMT has none for its decoder alone",
+            "architectures", architectures, "a class of both stacks: FSMT has none for its decoder alone"
         )
     if not model_fields["tie_word_embeddings"]:
         model_fields.pop("unused_embedding")
         model_fields["encoder"]["vocab_size"] = source_vocab_size
     elif source_vocab_size != config.integer("vocab_size"):
+        vocab_size = config.integer("vocab_size")
         raise config.error(
-            "src_vocab_size",
-            source_vocab_size,
-            f"tgt_vocab_size ({config.integer('vocab_size')}), with which it shares an embedding",
+            "src_vocab_size", source_vocab_size, f"tgt_vocab_size ({vocab_size}), with which it shares an embedding"
         )
     return {**model_fields, "head": {"type": "lm"}}
 
@@ -162,10 +153,7 @@ def bart_model(
     if not is_decoder_only:
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
-    model_fields: Table = {
-        **config.integer_fields("vocab_size", "hidden_size"),
-        "tie_word_embeddings": is_tied,
-    }
+    model_fields: Table = {**config.integer_fields("vocab_size", "hidden_size"), "tie_word_embeddings": is_tied}
     if position["type"] == "sinusoidal":
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
     stack_fields: Table = {"position": position}
@@ -198,9 +186,8 @@ def bart_block(config: Config, stack_side: StackSide, norm_placement: str, bias:
     config.quotient(f"{stack_side}_attention_heads", config.integer("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(bias, *QKVO_BIASES)}
     block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": norm_placement}
-    block_fields["feed_forward"] = mlp(
-        config.integer(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
-    )
+    ffn_width = config.integer(f"{stack_side}_ffn_dim")
+    block_fields["feed_forward"] = mlp(ffn_width, config.choice(ACTIVATIONS, "activation_function"))
     return {**block_fields, "cross_attention": attention} if stack_side == "decoder" else block_fields
 
 

@@ -92,12 +92,8 @@ def _decoder(decoder_config: Config, position: Table) -> Table:
         **attention_biases(decoder_config),
     }
     norm = layernorm()
-    block = layer_table(
-        mixer,
-        mlp(decoder_config.integer("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act")),
-        norm,
-        cross_attention=mixer,
-    )
+    feed_forward = mlp(decoder_config.integer("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act"))
+    block = layer_table(mixer, feed_forward, norm, cross_attention=mixer)
     depth = decoder_config.integer("num_hidden_layers")
     return {
         "num_hidden_layers": depth,
@@ -151,12 +147,9 @@ def parakeet_encoder(section_config: Config) -> Table:
         "convolution": convolution,
         "norm": norm,
     }
-    return {
-        "num_hidden_layers": section_config.integer("num_hidden_layers"),
-        "hidden_size": hidden_size,
-        "stem": {"type": "spectrum", "subsampling": _subsampling(section_config)},
-        "block": block,
-    }
+    num_hidden_layers = section_config.integer("num_hidden_layers")
+    stem = {"type": "spectrum", "subsampling": _subsampling(section_config)}
+    return {"num_hidden_layers": num_hidden_layers, "hidden_size": hidden_size, "stem": stem, "block": block}
 
 
 def _subsampling(encoder_config: Config) -> Table:
@@ -170,11 +163,8 @@ def _subsampling(encoder_config: Config) -> Table:
         raise encoder_config.error("num_mel_bins", mel_bins, f"a multiple of subsampling_factor ({subsampling_factor})")
     first_convolution = {"channels": encoder_config.integer("subsampling_conv_channels"), "bias": True}
     separable_convolution = {**first_convolution, "separable": True}
-    return {
-        "num_mel_bins": mel_bins,
-        "convolutions": [first_convolution, *[separable_convolution] * (convolution_count - 1)],
-        "bias": True,
-    }
+    convolutions = [first_convolution, *[separable_convolution] * (convolution_count - 1)]
+    return {"num_mel_bins": mel_bins, "convolutions": convolutions, "bias": True}
 
 
 IGNORED_FIELDS = frozenset({"activation_dropout", "max_position_embeddings"})

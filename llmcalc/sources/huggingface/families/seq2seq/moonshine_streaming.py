@@ -63,11 +63,8 @@ def _read_moonshine_streaming(config: Config) -> Table:
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    decoder = {
-        "num_hidden_layers": config.integer("num_hidden_layers"),
-        "block": layer_table({**mixer, "position": rope(config, rotary_fraction)}, ffn, norm, cross_attention=mixer),
-        "final_norm": norm,
-    }
+    block = layer_table({**mixer, "position": rope(config, rotary_fraction)}, ffn, norm, cross_attention=mixer)
+    decoder = {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "final_norm": norm}
     return {
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": hidden_size,
@@ -101,14 +98,11 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     norm = layernorm(1e-5, bias=False, unit_offset=True)
     config.notes.append("encoder_config.sliding_windows: not counted: every position of the encoder attends to all")
     encoder_config.fields_read.add("sliding_windows")
+    feed_forward = mlp(encoder_config.integer("intermediate_size"), encoder_config.choice(ACTIVATIONS, "hidden_act"))
     encoder: Table = {
         "num_hidden_layers": encoder_config.integer("num_hidden_layers"),
         "stem": {"type": "frames", "frame_size": frame_size},
-        "block": layer_table(
-            mixer,
-            mlp(encoder_config.integer("intermediate_size"), encoder_config.choice(ACTIVATIONS, "hidden_act")),
-            norm,
-        ),
+        "block": layer_table(mixer, feed_forward, norm),
         "final_norm": norm,
         "output_positions": {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings")},
     }

@@ -26,9 +26,8 @@ def _read_musicgen(config: Config) -> Table:
     encoder = read_section_model(
         config, "text_encoder", text_model_type, {**text_encoder, "architectures": ["EncoderModel"]}, "none"
     )
-    model_fields = read_section_model(
-        config, "decoder", decoder_model_type, {**decoder_section, "architectures": ["MusicgenForCausalLM"]}
-    )
+    section_fields = {**decoder_section, "architectures": ["MusicgenForCausalLM"]}
+    model_fields = read_section_model(config, "decoder", decoder_model_type, section_fields)
     if "encoder" not in encoder or "decoder" in encoder:
         raise config.error("text_encoder", text_model_type, "the config of a text encoder, such as T5's")
     del model_fields["decoder"]["block"]["idle_cross_attention"]

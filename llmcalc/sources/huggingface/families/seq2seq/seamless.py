@@ -37,12 +37,11 @@ def _read_seamless(config: Config) -> Table:
         heads = config.integer(f"{stack_name}_attention_heads")
         config.quotient(f"{stack_name}_attention_heads", model_fields["hidden_size"], heads)
         mixer = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
+        feed_forward = mlp(config.integer(f"{stack_name}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
         block = {
             "attention": mixer,
             **({"cross_attention": mixer} if stack_name == "decoder" else {}),
-            "feed_forward": mlp(
-                config.integer(f"{stack_name}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
-            ),
+            "feed_forward": feed_forward,
             "norm": norm,
             "norm_placement": "pre",
         }

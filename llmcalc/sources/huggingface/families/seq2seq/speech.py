@@ -50,27 +50,21 @@ def _read_moonshine(config: Config) -> Table:
     if is_json_integer(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
     mixer_by_stack = {name: _attention_of_stack(config, name, hidden_size) for name in ("encoder", "decoder")}
+    attention = {**mixer_by_stack["encoder"], "position": rope(config, 0.9)}
     encoder = {
         "num_hidden_layers": config.integer("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
-        "block": layer_table(
-            {**mixer_by_stack["encoder"], "position": rope(config, 0.9)},
-            mlp(ffn_width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
-            norm,
-        ),
+        "block": layer_table(attention, mlp(ffn_width, config.choice(ACTIVATIONS, "encoder_hidden_act")), norm),
         "final_norm": norm,
     }
     ffn = {"intermediate_size": ffn_width, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
-    decoder = {
-        "num_hidden_layers": config.integer("num_hidden_layers"),
-        "block": layer_table(
-            {**mixer_by_stack["decoder"], "position": rope(config, 0.9)},
-            {**ffn, **biases(True, "gate_bias", "up_bias", "down_bias")},
-            norm,
-            cross_attention=mixer_by_stack["decoder"],
-        ),
-        "final_norm": norm,
-    }
+    block = layer_table(
+        {**mixer_by_stack["decoder"], "position": rope(config, 0.9)},
+        {**ffn, **biases(True, "gate_bias", "up_bias", "down_bias")},
+        norm,
+        cross_attention=mixer_by_stack["decoder"],
+    )
+    decoder = {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "final_norm": norm}
     return {
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": hidden_size,

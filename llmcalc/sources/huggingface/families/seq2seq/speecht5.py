@@ -42,16 +42,8 @@ def _read_speecht5(config: Config) -> Table:
         "relative_keys": {"max_distance": largest_distance, "head_dim": head_dims["encoder"]},
         "block": {**layer, "attention": encoder_attention, "feed_forward": ffns_by_stack["encoder"]},
     }
-    decoder = {
-        "num_hidden_layers": depth_by_stack["decoder"],
-        "position": {"type": "sinusoidal"},
-        "block": {
-            **layer,
-            "attention": attention,
-            "cross_attention": attention,
-            "feed_forward": ffns_by_stack["decoder"],
-        },
-    }
+    block = {**layer, "attention": attention, "cross_attention": attention, "feed_forward": ffns_by_stack["decoder"]}
+    decoder = {"num_hidden_layers": depth_by_stack["decoder"], "position": {"type": "sinusoidal"}, "block": block}
     return {
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": hidden_size,

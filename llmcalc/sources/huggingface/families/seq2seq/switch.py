@@ -29,10 +29,8 @@ def _read_switch(config: Config) -> Table:
     """
     config.require("tie_word_embeddings", True)
     config.integer("expert_capacity")
-    dense_ffn = {
-        "intermediate_size": config.integer("intermediate_size"),
-        "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn"),
-    }
+    intermediate_size = config.integer("intermediate_size")
+    dense_ffn = {"intermediate_size": intermediate_size, "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn")}
     experts = moe(config.integer("num_experts"), 1, dense_ffn, router=_router(config), expert_loop=True)
     sparse_depths = {
         "encoder": config.integer_by_name("num_layers"),
@@ -43,13 +41,11 @@ def _read_switch(config: Config) -> Table:
         stack_name: _expert_interval(config, stack_name, depth) for stack_name, depth in sparse_depths.items()
     }.items():
         if stack_name in model_fields:
-            model_fields[stack_name] |= _sparse_stack(
-                [
-                    _has_experts(layer_index, expert_interval)
-                    for layer_index in range(model_fields[stack_name]["num_hidden_layers"])
-                ],
-                experts,
-            )
+            expert_flags = [
+                _has_experts(layer_index, expert_interval)
+                for layer_index in range(model_fields[stack_name]["num_hidden_layers"])
+            ]
+            model_fields[stack_name] |= _sparse_stack(expert_flags, experts)
     return model_fields
 
 
@@ -77,13 +73,9 @@ def _read_nllb_moe(config: Config) -> Table:
     for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in model_fields):
         expert_interval = config.count(f"{stack_name}_sparse_step")
         depth = model_fields[stack_name]["num_hidden_layers"]
-        experts = moe(
-            config.integer("num_experts"),
-            2,
-            mlp(config.integer(f"{stack_name}_ffn_dim"), activation),
-            router=_router(config),
-            expert_loop=True,
-        )
+        ffn_width = config.integer(f"{stack_name}_ffn_dim")
+        num_experts = config.integer("num_experts")
+        experts = moe(num_experts, 2, mlp(ffn_width, activation), router=_router(config), expert_loop=True)
         model_fields[stack_name] |= _sparse_stack(
             [expert_interval > 0 and (layer_index + 1) % expert_interval == 0 for layer_index in range(depth)], experts
         )
@@ -94,10 +86,8 @@ def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
     """Returns the fields of a stack in which the layers marked in `expert_flags` have experts."""
     if not any(expert_flags):
         return {}
-    return {
-        "variants": {"sparse": {"feed_forward": experts}},
-        **layer_pattern(["sparse" if has_experts else "block" for has_experts in expert_flags]),
-    }
+    layer_kinds = ["sparse" if has_experts else "block" for has_experts in expert_flags]
+    return {"variants": {"sparse": {"feed_forward": experts}}, **layer_pattern(layer_kinds)}
 
 
 EXPERT_FIELDS = field_names("""

@@ -118,10 +118,8 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
         return {**model_fields, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
     model_fields["decoder"] = {"num_hidden_layers": decoder_layer_count, "block": decoder, "final_norm": norm, **stack}
-    return {
-        **model_fields,
-        "head": head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config)),
-    }
+    head = head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config))
+    return {**model_fields, "head": head}
 
 
 def decoder_depth(config: Config) -> int:

@@ -62,13 +62,8 @@ def _read_pix2struct_text_model(config: Config) -> Table:
         "num_attention_heads": heads,
         **config.integer_fields("relative_attention_num_buckets", "relative_attention_max_distance"),
     }
-    block = layer_table(
-        {"num_attention_heads": heads},
-        ffn,
-        norm,
-        cross_attention={"num_attention_heads": heads},
-        idle_cross_attention=True,
-    )
+    attention = {"num_attention_heads": heads}
+    block = layer_table(attention, ffn, norm, cross_attention={"num_attention_heads": heads}, idle_cross_attention=True)
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     return decoder(config, block, norm, stack={"relative_bias": relative_bias})
 

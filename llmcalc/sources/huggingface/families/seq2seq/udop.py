@@ -50,9 +50,8 @@ def _read_udop(config: Config) -> Table:
         [first_bucket, *other_buckets] if is_bare_class else other_buckets
     )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
-    model_fields = t5_model(
-        config, t5_block(config), {"relative_bias": {**relative_bias, "other_buckets": page_buckets}}
-    )
+    stack = {"relative_bias": {**relative_bias, "other_buckets": page_buckets}}
+    model_fields = t5_model(config, t5_block(config), stack)
     model_fields["encoder"]["token_types"] = {"other_vocab_sizes": [config.integer("max_2d_position_embeddings")] * 2}
     return {**model_fields, "tie_word_embeddings": True}  # whatever the config says
 

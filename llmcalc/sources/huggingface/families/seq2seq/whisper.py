@@ -18,9 +18,8 @@ def _read_whisper(config: Config) -> Table:
     encoder_position = {"type": "learned", "max_position_embeddings": config.integer("max_source_positions")}
     stem_table = config.integer_fields("num_mel_bins", "max_source_positions")
     decoder_position = {"type": "learned", "max_position_embeddings": config.integer("max_target_positions")}
-    model_fields = bart_model(
-        config, "pre", decoder_position, encoder={"stem": stem_table, "position": encoder_position}
-    )
+    encoder = {"stem": stem_table, "position": encoder_position}
+    model_fields = bart_model(config, "pre", decoder_position, encoder=encoder)
     for stack_name, attention_name in (
         ("encoder", "attention"),
         ("decoder", "attention"),
