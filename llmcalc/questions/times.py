@@ -373,7 +373,7 @@ def training_run(run_question: RunQuestion) -> tuple[Memory, Framework, Layout]:
     if run_question.launch is not None:
         framework_record = framework(run_question.launch.framework)
         memory_on_one_device = run_question.with_framework(framework_record).memory_on_one_device()
-        return (memory_on_one_device, framework_record, run_question.launch.layout)
+        return memory_on_one_device, framework_record, run_question.launch.layout
     layout = run_question.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
         needs_framework = layout.framework is not None and run_question.settings.lora_rank is not None
@@ -544,24 +544,24 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             raise InputError(f"{option(field_name)}: is of prompts; expected {expected_option}")
     hardware = run_question.hardware
     assert hardware is not None
-    engine = options.engine
-    engine_notes = _check_served_model(run_question, engine)
+    engine_text = options.engine
+    engine_notes = _check_served_model(run_question, engine_text)
     layout_request, run_memory = run_question.layout, run_question.memory_on_one_device()
     for field_name in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field_name) not in (None, 1, 0):
             raise InputError(f"{option(field_name)}: is of training; expected --phase training")
     framework_stack = _inference_stack_of_framework(layout_request.framework, options)
     run_memory, scheme_notes = _with_usual_scheme(
-        run_question, run_memory, options.engine, options.stack or framework_stack
+        run_question, run_memory, engine_text, options.stack or framework_stack
     )
     run_memory, context_notes, default_context = _with_server_context(
-        run_question, run_memory, options.engine, options.stack or framework_stack
+        run_question, run_memory, engine_text, options.stack or framework_stack
     )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
         stack = (
             options.stack
             or framework_stack
-            or (software_stack_of_engine(engine, hardware) if engine else usual_stack(hardware, run_memory))
+            or (software_stack_of_engine(engine_text, hardware) if engine_text else usual_stack(hardware, run_memory))
         )
         pass_settings = TimeSettings(stack, options.overlap, options.nic, factors=options.factors or UNIT_FACTORS)
         run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
