@@ -49,12 +49,14 @@ from .expert_exchange import (
     WITHOUT_BACKEND_VARIABLE_FROM,
     balancing_bytes,
     exchange_buffer_bytes,
+    expert_chunk_tokens,
+    gathering_ranks,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
 from .fused_projections import layer_embedding_bytes, unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes
-from .profile_run import ProfileRun
+from .profile_run import WHOLE_STEP_TOKENS, ProfileRun
 from .recurrent_states import state_blocks
 from .settings import VLLMSettings
 from .sparse_workspace import sparse_workspace
@@ -130,6 +132,8 @@ class VLLMServer(VLLMSettings):
             compilation_bytes=compilation_bytes(engine_rank, self.max_num_batched_tokens, self.element_bytes)
             if compiles_embedding
             else 0,
+            gathering_ranks=gathering_ranks(self.flags, self.dp, self.version_numbers),
+            expert_chunk_tokens=expert_chunk_tokens(self.version_numbers) or WHOLE_STEP_TOKENS,
         )
 
     @property
@@ -305,7 +309,7 @@ class VLLMServer(VLLMSettings):
         version_rules = self.rules
         kv_pool = self.kv_block_pool(engine_rank)
         memory_outside_torch = self.engine_record.overhead_outside_torch(
-            self.version_numbers, self.hardware, self.tp, self.pp
+            self.version_numbers, self.hardware, max(self.tp, self.layout.ep, self.layout.expert_tp), self.pp
         )
         graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(engine_rank))
         outside_bytes = self.logged_or_computed_bytes(
@@ -431,7 +435,7 @@ def memory(server: VLLMServer) -> EngineMemory:
     kv_pool, block_count, version_rules = fullest_stage.pool, fullest_stage.block_count, server.rules
     longest_tokens, tokens_in_flight = server.longest_request, server.tokens_in_flight
     max_concurrency = kv_pool.max_concurrency(block_count, longest_tokens, tokens_in_flight)
-    startup_error = _startup_error(server, fullest_stage, max_concurrency)
+    startup_error = _startup_error(server, fullest_stage)
     return EngineMemory(
         terms=fullest_stage.terms,
         kv_tokens=kv_pool.printed_tokens(block_count, longest_tokens, tokens_in_flight, version_rules),
@@ -452,7 +456,7 @@ def memory(server: VLLMServer) -> EngineMemory:
     )
 
 
-def _startup_error(server: VLLMServer, stage_memory: StageMemory, max_concurrency: float) -> str:
+def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
     """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
     message_texts, version_rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
     budget_bytes = stage_memory.terms[0].bytes
@@ -470,7 +474,7 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory, max_concurrenc
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
     if stage_memory.available_bytes <= 0:
         return message_texts["no_cache"]
-    if max_concurrency < 1:
+    if stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight) > stage_memory.block_count:
         longest_request_tokens = stage_memory.pool.longest_request(
             stage_memory.block_count, server.tokens_in_flight, max_model_len
         )
