@@ -353,6 +353,13 @@ def test_a_term_is_that_of_the_logs(term: str, most: float, within: float, least
     assert share(rows, within) >= least
 
 
+def test_the_table_of_the_page_is_that_of_the_logs() -> None:
+    """docs/engines.md; `python -m tests.certainty` writes it."""
+    from tests import certainty
+
+    assert certainty.shown("logs", certainty.ENGINES_PAGE) == certainty.logs_table().strip()
+
+
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.source)
 def test_tokens_of_a_cache_of_several_kinds_of_layers_are_exact(pool: Pool) -> None:
     """The logs print the cache's size to 0.01 GiB: less than a block, but for those of Gemma 4."""
