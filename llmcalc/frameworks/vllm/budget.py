@@ -76,6 +76,9 @@ DIVIDED_BLOCKS_FROM = (0, 14)
 """First version in which ranks may divide merged projections inside a block of fp8 with one scale
 (layers/linear.py, `_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836)."""
 
+WHOLE_SHARED_EXPERTS_FROM = (0, 11)
+"""First version in which ranks of several replicas have shared experts whole; read in 0.13, not in 0.10.1."""
+
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """The environment variable with the options of torch's allocator, such as `expandable_segments:True`."""
 
@@ -210,7 +213,7 @@ class VLLMServer(VLLMSettings):
         copied_bytes = engine_rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(engine_rank)
         copied_bytes += unused_projection_bytes(engine_rank, self.engine_record.whole_projections)
         copied_bytes += layer_embedding_bytes(engine_rank, self.max_num_batched_tokens, self.element_bytes)
-        copied_bytes += self.unsplit_bytes(engine_rank)
+        copied_bytes += self.unsplit_bytes(engine_rank) + self.repeated_shared_expert_bytes(engine_rank)
         return max(0, engine_rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
 
     def unsplit_bytes(self, engine_rank: EngineRank) -> int:
@@ -238,6 +241,18 @@ class VLLMServer(VLLMSettings):
             for placed_rank in (replace(engine_rank, layout=ONE_DEVICE, rank=0), engine_rank)
         )
         return whole_encoder_bytes - rank_encoder_bytes
+
+    def repeated_shared_expert_bytes(self, engine_rank: EngineRank) -> int:
+        """Returns the additional bytes of shared experts that each tensor-parallel rank of replicas has in full."""
+        has_whole_experts = (
+            self.has_model_class(self.engine_record.whole_shared_experts)
+            and self.version_numbers >= WHOLE_SHARED_EXPERTS_FROM
+            and bool(self.flags.get("enable_expert_parallel"))
+            and min(self.tp, self.dp) > 1
+        )
+        if not has_whole_experts:
+            return 0
+        return (self.tp - 1) * engine_rank.weights_by_component.get("shared_expert", 0)
 
     def cache_element_bytes(self, engine_rank: EngineRank) -> Fraction:
         """Returns the bytes per element of the KV cache, with the element's part of the quantization scales."""

@@ -155,5 +155,7 @@ class ProfileRun(NamedTuple):
                 f"encoder: {self.encoder.image_count:,} x {self.encoder.tokens:,} tokens of {self.encoder.input_medium}"
             )
         if not self.is_last_stage or layer_bytes > bytes_after_layers:
-            return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
+            has_gathered_tokens = self.gathering_ranks > 1 and engine_rank.widest_networks[2] is not None
+            gathering_text = f"{self.gathering_ranks} ranks x " if has_gathered_tokens else ""
+            return f"{gathering_text}{self.tokens:,} tokens (--max-num-batched-tokens)"
         return f"{self.sequence_count:,} users x {engine_rank.vocab_size:,} logits"
