@@ -639,6 +639,22 @@ def test_experts_of_a_replica_gather_the_tokens_of_all(
     assert memory.bytes_of("profile_run") == expected_bytes
 
 
+@pytest.mark.parametrize(("ranks", "replicas", "whole_copies"), [(2, 4, 1), (4, 2, 3), (8, 1, 0), (1, 8, 0)])
+def test_shared_experts_of_replicas_are_whole_on_each_rank(ranks: int, replicas: int, whole_copies: int) -> None:
+    """vllm/config/parallel.py, `use_sequence_parallel_moe`: DeepSeek-V3 in 0.13, and in 0.10.1, which divides them.
+
+    whole_copies: shards of the other ranks that a rank has too.
+    """
+    target, hardware = llmcalc.load("deepseek-v3"), find_hardware("b300")
+    flags = {"enable_expert_parallel": True, "data_parallel_size": replicas, "tensor_parallel_size": ranks}
+    newer, older = (
+        record.memory_on(target, hardware, version, flags | {"max_model_len": 8192}).bytes_of("weights")
+        for record, version in map(engine_and_version, ("vllm==0.13", "vllm==0.10.1"))
+    )
+    shard_bytes = 58 * 3 * 7168 * 2048 // ranks
+    assert newer - older == pytest.approx(whole_copies * shard_bytes, rel=0.001, abs=2**20)
+
+
 def test_whether_it_starts() -> None:
     rows = [(row, computed(number).can_start) for number, row in enumerate(LOGS) if row["starts"] is not None]
     complete = [starts == row["starts"] for row, starts in rows if row["complete"]]
