@@ -1,4 +1,4 @@
-"""How near answers are to what they were compared with: tables of docs/how-sure.md and docs/serve.md, from tests' data.
+"""How near answers are to what they were compared with: tables of docs/how-sure.md, serve.md and engines.md.
 
 `python -m tests.certainty` writes them anew, in both languages (minutes: it computes every measured row).
 """
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from llmcalc.sources.presets import load_preset, model_names
 from tests.device_memory.published import Outcome, fine_tuning, servers
+from tests.frameworks.vllm import test_logs as vllm_logs
 from tests.gpu_rows import GPUS
 from tests.timing import measured, measured_rows
 from tests.timing.measured import Score
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {"en": ROOT / "docs/how-sure.md", "zh": ROOT / "docs/zh/how-sure.md"}
 
 SERVE_PAGE = ROOT / "docs/serve.md"
+ENGINES_PAGE = ROOT / "docs/engines.md"
 
 QUANTITIES = {
     "parameters": ("parameters", "参数量"),
@@ -67,6 +69,16 @@ HEADINGS = {
         "| 类别 | 行数 | 来源 | 中位误差 | 十分之一超过 | 偏差 | 落在区间内 | 朴素法则 | 最大误差 |",
     ),
     "served": ("| class | rows | median error | one in ten above | bias | in the range |", ""),
+    "logs": ("| term | logs | median error | within 1 % | within 5 % |", ""),
+}
+LOG_TERMS = {
+    "weights": "weights",
+    "weights, complete flags": "weights, all flags known",
+    "profile_run": "peak of the profile run",
+    "cuda_graphs": "CUDA graphs",
+    "kv_cache": "cache",
+    "kv_tokens": "tokens of cache",
+    "kv_tokens, complete flags": "tokens of cache, all flags known",
 }
 LANGUAGES = ("en", "zh")
 
@@ -243,6 +255,24 @@ def pairs_text(scores: Sequence[Score]) -> str:
     )
 
 
+def logs_table() -> str:
+    """Errors of vLLM's memory by term, against start-up logs."""
+    rows = []
+    for term, title in LOG_TERMS.items():
+        of_term = [row for row in vllm_logs.compared() if row.term == term]
+        shares = (f"{vllm_logs.share(of_term, within):.0%}".replace("%", " %") for within in (0.01, 0.05))
+        median_error = f"{median(abs(row.error) for row in of_term):.2%}".replace("%", " %")
+        rows.append((title, str(len(of_term)), median_error, *shares))
+    stated = [
+        (row, vllm_logs.computed(number)) for number, row in enumerate(vllm_logs.LOGS) if row["starts"] is not None
+    ]
+    right_count = sum(row["starts"] == memory.can_start for row, memory in stated)
+    return (
+        f"Compared with {len(vllm_logs.LOGS)} start-up logs of vLLM that users published (`tests/data/engines/`); "
+        f"whether it starts was right in {right_count} of {len(stated)}:\n\n" + lines("logs", "en", rows)
+    )
+
+
 def section(name: str) -> re.Pattern[str]:
     return re.compile(rf"(<!-- sure {name} -->\n)(.*?)(<!-- /sure {name} -->)", re.DOTALL)
 
@@ -267,7 +297,8 @@ if __name__ == "__main__":
         "worst": lambda language: worst_table(language, scored),
     }
     contents = {page: {name: table(language) for name, table in tables.items()} for language, page in PAGES.items()} | {
-        SERVE_PAGE: {"served": served_table(scored), "pairs": pairs_text(scored)}
+        SERVE_PAGE: {"served": served_table(scored), "pairs": pairs_text(scored)},
+        ENGINES_PAGE: {"logs": logs_table()},
     }
     for page, sections in contents.items():
         text = page.read_text()

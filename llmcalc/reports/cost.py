@@ -175,6 +175,10 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
             f"energy: {cost_of_run.power:,.0f} W of each accelerator (its TDP, or --power), without "
             f"{', '.join(UNCOUNTED_COSTS['power'])}"
         )
+        if run_cost.time_range is not None and cost_of_run.power < (hardware.tdp_watts or 0):
+            notes.append(
+                f"a limit of power slows {hardware.title}, which is not modelled: the times are those of its TDP"
+            )
     return notes
 
 

@@ -97,6 +97,13 @@ def test_a_measured_step_has_no_range(run: Any) -> None:
     assert document["layout"] is None
 
 
+@pytest.mark.parametrize(("options", "is_said"), [(("--power", "350"), True), (("--power", "700"), False), ((), False)])
+def test_a_limit_of_power_is_not_in_the_times(run: Any, options: tuple[str, ...], is_said: bool) -> None:
+    """`nvidia-smi -pl 350` lowers the clocks of an H100 of 700 W; no source states by how much."""
+    notes = cost(run, *REQUESTS, *options)["notes"]
+    assert any(note.startswith("a limit of power slows H100 SXM") for note in notes) is is_said
+
+
 def test_what_is_assumed_is_said(run: Any) -> None:
     words = ("llama3-8b", "--tokens", "1T", "--hardware", "h100", "--devices", "6", "--step", "9s")
     document = cost(run, *words)

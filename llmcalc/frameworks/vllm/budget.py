@@ -49,12 +49,14 @@ from .expert_exchange import (
     WITHOUT_BACKEND_VARIABLE_FROM,
     balancing_bytes,
     exchange_buffer_bytes,
+    expert_chunk_tokens,
+    gathering_ranks,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
 from .fused_projections import layer_embedding_bytes, unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes
-from .profile_run import ProfileRun
+from .profile_run import WHOLE_STEP_TOKENS, ProfileRun
 from .recurrent_states import state_blocks
 from .settings import VLLMSettings
 from .sparse_workspace import sparse_workspace
@@ -73,6 +75,9 @@ FULL_GRAPHS_FROM = (0, 11)
 DIVIDED_BLOCKS_FROM = (0, 14)
 """First version in which ranks may divide merged projections inside a block of fp8 with one scale
 (layers/linear.py, `_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836)."""
+
+WHOLE_SHARED_EXPERTS_FROM = (0, 11)
+"""First version in which ranks of several replicas have shared experts whole; read in 0.13, not in 0.10.1."""
 
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """The environment variable with the options of torch's allocator, such as `expandable_segments:True`."""
@@ -130,6 +135,8 @@ class VLLMServer(VLLMSettings):
             compilation_bytes=compilation_bytes(engine_rank, self.max_num_batched_tokens, self.element_bytes)
             if compiles_embedding
             else 0,
+            gathering_ranks=gathering_ranks(self.flags, self.dp, self.version_numbers),
+            expert_chunk_tokens=expert_chunk_tokens(self.version_numbers) or WHOLE_STEP_TOKENS,
         )
 
     @property
@@ -206,7 +213,7 @@ class VLLMServer(VLLMSettings):
         copied_bytes = engine_rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(engine_rank)
         copied_bytes += unused_projection_bytes(engine_rank, self.engine_record.whole_projections)
         copied_bytes += layer_embedding_bytes(engine_rank, self.max_num_batched_tokens, self.element_bytes)
-        copied_bytes += self.unsplit_bytes(engine_rank)
+        copied_bytes += self.unsplit_bytes(engine_rank) + self.repeated_shared_expert_bytes(engine_rank)
         return max(0, engine_rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
 
     def unsplit_bytes(self, engine_rank: EngineRank) -> int:
@@ -234,6 +241,18 @@ class VLLMServer(VLLMSettings):
             for placed_rank in (replace(engine_rank, layout=ONE_DEVICE, rank=0), engine_rank)
         )
         return whole_encoder_bytes - rank_encoder_bytes
+
+    def repeated_shared_expert_bytes(self, engine_rank: EngineRank) -> int:
+        """Returns the additional bytes of shared experts that each tensor-parallel rank of replicas has in full."""
+        has_whole_experts = (
+            self.has_model_class(self.engine_record.whole_shared_experts)
+            and self.version_numbers >= WHOLE_SHARED_EXPERTS_FROM
+            and bool(self.flags.get("enable_expert_parallel"))
+            and min(self.tp, self.dp) > 1
+        )
+        if not has_whole_experts:
+            return 0
+        return (self.tp - 1) * engine_rank.weights_by_component.get("shared_expert", 0)
 
     def cache_element_bytes(self, engine_rank: EngineRank) -> Fraction:
         """Returns the bytes per element of the KV cache, with the element's part of the quantization scales."""
@@ -305,7 +324,7 @@ class VLLMServer(VLLMSettings):
         version_rules = self.rules
         kv_pool = self.kv_block_pool(engine_rank)
         memory_outside_torch = self.engine_record.overhead_outside_torch(
-            self.version_numbers, self.hardware, self.tp, self.pp
+            self.version_numbers, self.hardware, max(self.tp, self.layout.ep, self.layout.expert_tp), self.pp
         )
         graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(engine_rank))
         outside_bytes = self.logged_or_computed_bytes(
@@ -431,7 +450,7 @@ def memory(server: VLLMServer) -> EngineMemory:
     kv_pool, block_count, version_rules = fullest_stage.pool, fullest_stage.block_count, server.rules
     longest_tokens, tokens_in_flight = server.longest_request, server.tokens_in_flight
     max_concurrency = kv_pool.max_concurrency(block_count, longest_tokens, tokens_in_flight)
-    startup_error = _startup_error(server, fullest_stage, max_concurrency)
+    startup_error = _startup_error(server, fullest_stage)
     return EngineMemory(
         terms=fullest_stage.terms,
         kv_tokens=kv_pool.printed_tokens(block_count, longest_tokens, tokens_in_flight, version_rules),
@@ -452,7 +471,7 @@ def memory(server: VLLMServer) -> EngineMemory:
     )
 
 
-def _startup_error(server: VLLMServer, stage_memory: StageMemory, max_concurrency: float) -> str:
+def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
     """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
     message_texts, version_rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
     budget_bytes = stage_memory.terms[0].bytes
@@ -470,7 +489,7 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory, max_concurrenc
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
     if stage_memory.available_bytes <= 0:
         return message_texts["no_cache"]
-    if max_concurrency < 1:
+    if stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight) > stage_memory.block_count:
         longest_request_tokens = stage_memory.pool.longest_request(
             stage_memory.block_count, server.tokens_in_flight, max_model_len
         )

@@ -62,9 +62,11 @@ def compressed_pool(engine_rank: EngineRank, page_layout: PageLayout, has_fp4_in
     page_sizes = sorted({cache_pages.page_bytes for cache_pages in entry_pages})
     page_tuple_counts = [_page_tuple_count(entry_pages), *map(_page_tuple_count, pages_by_group.values())]
     page_tuples_per_group = _page_tuples_per_group(page_tuple_counts, page_tuple_counts[0])
-    layer_groups, pages_per_block = [LayerGroup(1, None, block_tokens=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
+    counts_pages = page_layout != "groups"
+    layer_groups = [LayerGroup(1, None, block_tokens=ENTRY_BLOCK, page_bytes=counts_pages * _page_bytes(entry_pages))]
+    pages_per_block = [_layers_by_size(entry_pages)]
     for (block_tokens, window), group_pages in pages_by_group.items():
-        if page_layout != "groups":  # pages have the bytes of the next larger page of entries
+        if counts_pages:  # pages have the bytes of the next larger page of entries
             group_pages = [
                 cache_pages._replace(
                     page_bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= cache_pages.page_bytes)
@@ -72,7 +74,8 @@ def compressed_pool(engine_rank: EngineRank, page_layout: PageLayout, has_fp4_in
                 for cache_pages in group_pages
             ]
         page_tuple_count = -(-_page_tuple_count(group_pages) // page_tuples_per_group)
-        layer_groups.append(LayerGroup(page_tuple_count, window, block_tokens=block_tokens))
+        page_bytes = counts_pages * _page_bytes(group_pages)
+        layer_groups.append(LayerGroup(page_tuple_count, window, block_tokens=block_tokens, page_bytes=page_bytes))
         pages_per_block.append(
             {
                 page_bytes: -(-layer_count // page_tuple_count)
@@ -138,6 +141,11 @@ def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
     for cache_pages in group_pages:
         layers_by_size[cache_pages.page_bytes] = layers_by_size.get(cache_pages.page_bytes, 0) + cache_pages.layer_count
     return layers_by_size
+
+
+def _page_bytes(group_pages: Iterable[CachePages]) -> int:
+    """Returns the bytes of one page of each of a group's layers."""
+    return sum(cache_pages.layer_count * cache_pages.page_bytes for cache_pages in group_pages)
 
 
 def _page_tuple_count(group_pages: Iterable[CachePages]) -> int:

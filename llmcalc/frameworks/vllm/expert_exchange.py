@@ -63,6 +63,13 @@ DEFAULT_DISPATCHED_TOKENS = 256
 SENDS_WHOLE_STEPS_FROM = (0, 20)
 """First version that was read in which all tokens of a step are sent at once (fused_moe/layer.py, 0.20.1)."""
 
+EXPERT_CHUNKS = (((0, 20), None), ((0, 11), 16 * 1024), ((0, 0), 32 * 1024))
+"""First version → most tokens that the experts read at once by default (VLLM_FUSED_MOE_CHUNK_SIZE of vllm/envs.py, read
+in 0.10.1, 0.13.0 and 0.17.1; 0.20.2 and 0.31.0 do not have it): None for whole steps."""
+
+FUSED_EXCHANGES = ("deep_gemm_mega_moe",)
+"""Values of --moe-backend whose kernels send tokens to experts themselves, so that no rank gathers them."""
+
 LARGEST_HEAP = 16 * (2**31 - 1)
 """Largest size of DeepEP's low-latency buffers (github.com/vllm-project/vllm/issues/57894)."""
 
@@ -81,6 +88,22 @@ def all2all_backend(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) 
     backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
     flag_name = "--all2all-backend" if field_name == BACKEND_FIELDS[0] else field_name
     return backend, flag_name
+
+
+def gathering_ranks(flags: Mapping[str, Any], dp: int, version_numbers: tuple[int, ...]) -> int:
+    """Returns the data-parallel ranks whose tokens the experts of a rank gather by NCCL's collectives; 1 without.
+
+    vllm/distributed/device_communicators/all2all.py, `NaiveAll2AllManager` and `AgRsAll2AllManager`: in the profile run
+    each rank has as many tokens as a step.
+    """
+    backend, _ = all2all_backend(flags, version_numbers)
+    uses_collectives = backend in BACKENDS_WITHOUT_BUFFERS and flags.get("moe_backend") not in FUSED_EXCHANGES
+    return dp if uses_collectives else 1
+
+
+def expert_chunk_tokens(version_numbers: tuple[int, ...]) -> int | None:
+    """Returns the most tokens that a version's experts read at once; None for all tokens of a step."""
+    return next(chunk_tokens for first_version, chunk_tokens in EXPERT_CHUNKS if first_version <= version_numbers)
 
 
 def backend_flags(

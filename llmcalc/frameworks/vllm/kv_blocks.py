@@ -30,12 +30,14 @@ class LayerGroup:
 
     state_blocks: the storage of recurrent states; None for keys and values.
     block_tokens: tokens of the group's blocks; None for those of the pool.
+    page_bytes: bytes of the pages of all its layers, by which a version with unequal pages counts a request; else 0.
     """
 
     group_count: int
     window: int | None
     state_blocks: StateBlocks | None = None
     block_tokens: int | None = None
+    page_bytes: int = 0
 
     def blocks(self, request_tokens: int, block_tokens: int, tokens_in_flight: int) -> int:
         """Returns the blocks of a request of this length. tokens_in_flight: tokens that are scheduled at once."""
@@ -80,7 +82,19 @@ class BlockPool:
         return sum(layer_group.blocks(request_tokens, self.block_size, tokens_in_flight) for layer_group in self.groups)
 
     def max_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
-        """Returns the number of requests of `request_length` tokens that fit the blocks."""
+        """Returns the number of requests of `request_length` tokens that fit the blocks, as this vLLM version logs it.
+
+        Beside unequal pages it divides the bytes of a request's pages by those of the first group's, and so counts no
+        padding of its blocks (`get_max_concurrency_for_kv_cache_config`).
+        """
+        if first_page_bytes := self.groups[0].page_bytes:
+            request_bytes = sum(
+                layer_group.page_bytes
+                * layer_group.blocks(request_length, self.block_size, tokens_in_flight)
+                // layer_group.group_count
+                for layer_group in self.groups
+            )
+            return block_count / -(-request_bytes // first_page_bytes)
         if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].state_blocks is None:
             return block_count * self.block_size / request_length
         return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))

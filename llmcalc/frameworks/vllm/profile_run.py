@@ -24,6 +24,13 @@ EXPERT_VECTORS = 5
 """Vectors of the hidden size that are alive per token around the experts."""
 
 
+WHOLE_STEP_TOKENS = 2**40
+"""More tokens than any step has: the experts of versions that do not divide a step into chunks."""
+
+CHUNKING_KERNELS = frozenset(("fp8",))
+"""Kernels of quantized weights that divide a step into chunks, as those of 16 bits do; Marlin's do not
+(fused_moe/fused_marlin_moe.py)."""
+
 COPIES_WITH_SORT = 9.5
 """Copies of the logits where the sampler sorts them; they hold for float32 logits too."""
 
@@ -42,6 +49,8 @@ class ProfileRun(NamedTuple):
     attention_workspace: bytes of the workspace of sparse attention.
     cublas_workspace: bytes of cuBLAS's workspace.
     compilation_bytes: peak bytes of compiling; 0 for a start that reads compiled graphs.
+    gathering_ranks: data-parallel ranks whose tokens each rank's experts gather; 1 where none are gathered.
+    expert_chunk_tokens: most tokens that experts in 16 bits and fp8 read at once; others read all of a step.
     """
 
     tokens: int
@@ -56,6 +65,8 @@ class ProfileRun(NamedTuple):
     attention_workspace: int = 0
     cublas_workspace: int = 0
     compilation_bytes: int = 0
+    gathering_ranks: int = 1
+    expert_chunk_tokens: int = WHOLE_STEP_TOKENS
 
     @property
     def encoder_bytes(self) -> int:
@@ -83,8 +94,17 @@ class ProfileRun(NamedTuple):
         top_k = rank_experts.top_k
         expert_width = rank_experts.intermediate_size
         expert_hidden_size = rank_experts.input_width
-        return tokens * 2 * EXPERT_VECTORS * hidden_size + tokens * top_k * 2 * (
-            max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size
+        gathered_tokens = tokens * self.gathering_ranks
+        gathered_bytes = 2 * gathered_tokens * hidden_size if self.gathering_ranks > 1 else 0
+        has_chunks = engine_rank.weight_kernels <= CHUNKING_KERNELS
+        expert_tokens = min(gathered_tokens, self.expert_chunk_tokens) if has_chunks else gathered_tokens
+        return (
+            tokens * 2 * EXPERT_VECTORS * hidden_size
+            + gathered_bytes
+            + expert_tokens
+            * top_k
+            * 2
+            * (max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size)
         )
 
     def hidden_bytes(self, engine_rank: EngineRank) -> int:
@@ -135,5 +155,7 @@ class ProfileRun(NamedTuple):
                 f"encoder: {self.encoder.image_count:,} x {self.encoder.tokens:,} tokens of {self.encoder.input_medium}"
             )
         if not self.is_last_stage or layer_bytes > bytes_after_layers:
-            return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
+            has_gathered_tokens = self.gathering_ranks > 1 and engine_rank.widest_networks[2] is not None
+            gathering_text = f"{self.gathering_ranks} ranks x " if has_gathered_tokens else ""
+            return f"{gathering_text}{self.tokens:,} tokens (--max-num-batched-tokens)"
         return f"{self.sequence_count:,} users x {engine_rank.vocab_size:,} logits"

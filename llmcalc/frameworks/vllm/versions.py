@@ -191,6 +191,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     larger_graphs: tuple[str, ...] = ()
     triton_attention: tuple[str, ...] = ()
     float32_tables: tuple[str, ...] = ()
+    whole_shared_experts: tuple[str, ...] = ()
     padded_mxfp4: tuple[str, ...] = ()
     without_float16: tuple[ClassesWithoutFloat16, ...] = ()
     last_versions: dict[str, tuple[str, ...]] = {}
