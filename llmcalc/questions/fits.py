@@ -114,12 +114,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     from ..reports.fit import report
     from ..studies.fit import change_to_narrow_weights, changes_with_more_devices, fit, with_decoding_seconds
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
-    from .usual_engines import (
-        ServedUsers,
-        UsualEngine,
-        fit_under_usual_engine,
-        option_under_usual_engine,
-    )
+    from .usual_engines import ServedUsers, UsualEngine, fit_under_usual_engine, option_under_usual_engine
 
     preset, layout = run_question.preset, run_question.layout
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware, run_question.default_context)
@@ -127,13 +122,9 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     engine_fit = partial(fit_under_usual_engine, preset)
     answer_on_device = engine_answer or fit(run_memory, hardware, engine_fit)
     served_users = ServedUsers.of_answer(answer_on_device, usual_engine)
-    option_with_engine = partial(option_under_usual_engine, preset, run_memory)
+    option_with_engine = partial(option_under_usual_engine, preset, run_memory, run_question.default_context)
     device_options = hardware_options(
-        run_memory,
-        run_question.accelerators,
-        layout,
-        run_question.cuda_runtime_on,
-        partial(option_under_usual_engine, preset, run_memory, run_question.default_context),
+        run_memory, run_question.accelerators, layout, run_question.cuda_runtime_on, option_with_engine
     )
     memory_fit = answer_on_device.fit
 
