@@ -348,7 +348,7 @@ class ModelSpec(Part):
         return self.shared_program.node()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Returns a copy with changed fields, whose tree is recorded anew."""
+        """Returns a copy with changed fields, without the cached tree of nodes and program of operations."""
         copied_spec = super().model_copy(update=update, deep=deep)
         copied_spec.__dict__.pop("recorded_tree", None)
         copied_spec.__dict__.pop("shared_program", None)

@@ -65,7 +65,10 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class NgramEmbeddingReference(nn.Module):
-        """Averages every token's embedding with the projected first row of each table."""
+        """Averages tokens' embeddings with a projected row of each n-gram table.
+
+        Row 0 stands for every n-gram's row, since the hash changes neither shapes nor costs.
+        """
 
         def __init__(self, spec: NgramEmbedding, hidden_size: int) -> None:
             super().__init__()

@@ -371,7 +371,7 @@ class CountedRun:
         ]
 
     def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of tensors. repeats_by_stack: stack → repeats, by default all."""
+        """Counts the bytes of tensors. repeats_by_stack: index of a stack → repeats; of others all."""
         return _join_results(
             [repeat_analysis.count_bytes(repeats_by_stack) for repeat_analysis in self.repeat_analyses]
         )
@@ -415,7 +415,7 @@ class CountedRun:
         )
 
     def _overhead_with_layers(self, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead. repeats_by_stack: stack → repeats, by default all."""
+        """Returns the allocator's overhead. repeats_by_stack: index of a stack → repeats; of others all."""
         return AllocatorOverhead.combine(
             [
                 repeat_analysis.allocator_overhead(

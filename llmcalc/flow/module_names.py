@@ -235,13 +235,13 @@ class ModuleNames:
             for module_name in self._table_names(child_table_keys)
             if module_name.startswith(".")
         }
-        separate_part_names = outer_child_names if node.children else None
+        layer_level_names = outer_child_names if node.children else None
         name_entry = self._table_entry(table_keys_of_node)
         if name_entry == "":
             module_names: tuple[str, ...] = ()
             child_prefixes = parent_paths
         else:
-            alternatives = _parse_alternatives(name_entry or node.name, separate_part_names)
+            alternatives = _parse_alternatives(name_entry or node.name, layer_level_names)
             # checkpoints with the parts of a fused layer apart
             separate_alternatives = [[node.name]] if "/" in (name_entry or "") else []
             module_names = tuple(
@@ -382,10 +382,10 @@ def config_fields(model_config: Mapping[str, Any] | Checkpoint | None) -> Mappin
     return model_config.config if isinstance(model_config, Checkpoint) else model_config
 
 
-def _parse_alternatives(joined_names: str, separate_part_names: Iterable[str] | None) -> list[list[str]]:
+def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | None) -> list[list[str]]:
     """Parses an entry of the name table into alternative module names; an alternative may join several modules.
 
-    separate_part_names: names of the node's parts that the tables give from the layer down; None without parts.
+    layer_level_names: names of the node's parts that the tables give from the layer down; None without parts.
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     alternatives_in_entry = [
@@ -396,9 +396,9 @@ def _parse_alternatives(joined_names: str, separate_part_names: Iterable[str] | 
         ]
         for alternative_text in _split_alternatives(joined_names)
     ]
-    if separate_part_names is None:
+    if layer_level_names is None:
         return alternatives_in_entry
-    first_names = [part_name.removeprefix(".") for part_name in separate_part_names]
+    first_names = [part_name.removeprefix(".") for part_name in layer_level_names]
     alternatives = [
         alternative
         for alternative in alternatives_in_entry

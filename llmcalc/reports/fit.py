@@ -211,8 +211,8 @@ def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
 
 def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]:
     """Returns a note if the weights are counted in float32, as published, and timed in the engine's 16 bits."""
-    states = run_memory.states
-    if states.dtype != "float32" or timed_run.number_formats.product_format == "fp32" or states.quantized_size:
+    memory_use = run_memory.states
+    if memory_use.dtype != "float32" or timed_run.number_formats.product_format == "fp32" or memory_use.quantized_size:
         return []
     return [
         f"times are in 16 bits, in which {timed_run.stack.title} loads weights published in float32; bytes are of "

@@ -113,11 +113,15 @@ class ShapeFamily:
         """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
         heads, kv_heads = head_sizes.heads, head_sizes.kv_heads
         head_dim = (self.head_dim or head_sizes.head_dim) // self.head_divisor
-        heads_share = Fraction(heads * head_sizes.head_dim, self.spec.hidden_size * head_dim)
+        query_heads_per_width = Fraction(heads * head_sizes.head_dim, self.spec.hidden_size * head_dim)
         if self.kv_ratio is not None:
-            return heads_share, heads_share * self.kv_ratio, head_dim
+            return query_heads_per_width, query_heads_per_width * self.kv_ratio, head_dim
         is_multi_query = kv_heads == 1 and heads > 1
-        return heads_share, None if kv_heads is None or is_multi_query else heads_share * kv_heads / heads, head_dim
+        return (
+            query_heads_per_width,
+            None if kv_heads is None or is_multi_query else query_heads_per_width * kv_heads / heads,
+            head_dim,
+        )
 
     def finer_family(self, keep_heads: bool) -> ShapeFamily | None:
         """Returns the family with a smaller step between hidden sizes; None if there is none.
@@ -156,9 +160,11 @@ class ShapeFamily:
 
     def _scaled_block(self, block: Layer, hidden_size: Number) -> Layer:
         def scaled_heads(head_sizes: HeadSizes) -> HeadSizes:
-            heads_share, kv_share, head_dim = self._head_shares(head_sizes)
-            heads = _share_of_width(hidden_size, heads_share)
-            return HeadSizes(heads, 1 if kv_share is None else _share_of_width(hidden_size, kv_share), head_dim)
+            query_heads_per_width, kv_heads_per_width, head_dim = self._head_shares(head_sizes)
+            heads = _share_of_width(hidden_size, query_heads_per_width)
+            return HeadSizes(
+                heads, 1 if kv_heads_per_width is None else _share_of_width(hidden_size, kv_heads_per_width), head_dim
+            )
 
         return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, hidden_size))
 
@@ -581,7 +587,7 @@ def _shape_of_size(
 
 
 def _scaled_target(target_spec: ModelSpec | None, budget: CostBudget) -> tuple[float, float, float] | None:
-    """Returns (h, L, compute ratio) of the target model, scaled to the budget's training compute.
+    """Returns the target model's h and L scaled to the budget's training compute, and that compute over its own.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).

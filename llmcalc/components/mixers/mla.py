@@ -172,7 +172,7 @@ class MLA(OptionalWindowMixer):
         nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent_axis = Axis("latent", self.kv_lora_rank)
         with recorder.function():
-            query, query_latent = self._query_and_latent(
+            query, query_latent = self._query_and_compressed_query(
                 recorder, x, heads, JoinedShapes(((nope_axis,), (rope_axis,))), value_axis
             )
             query = scale_by_position(recorder, query, heads) if self.position_scale else query
@@ -294,7 +294,7 @@ class MLA(OptionalWindowMixer):
     def _rotate(self, recorder: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else recorder.rope(x, self.position)
 
-    def _query_and_latent(
+    def _query_and_compressed_query(
         self, recorder: Flow, x: Value, heads: Axis, head_axes: JoinedShapes, value_axis: Axis
     ) -> tuple[Value, Value | None]:
         """Returns the query of each head, and the optional compressed query."""

@@ -163,18 +163,18 @@ def _read_weight_fields(weight_fields: ConfigFields, layout: Any) -> _WeightFiel
 
 
 def _storage_format(
-    group_table: ConfigFields, layout: Any, static_scales: ActivationScales
+    group_table: ConfigFields, layout: Any, activation_scales: ActivationScales
 ) -> tuple[LinearFormat, str]:
     """Returns the storage format of a module group, and the format's label."""
     weights = _read_weight_fields(group_table, layout)
     if weights.element_type == "float":
-        return _fp4_format(weights, static_scales) if weights.bits == 4 else _fp8_format(weights, static_scales)
+        return _fp4_format(weights, activation_scales) if weights.bits == 4 else _fp8_format(weights, activation_scales)
     if weights.packing_format == "marlin-24":
         return _marlin_24_format(weights)
     return (
         _packed_int_format(weights)
         if weights.packing_format == "pack-quantized"
-        else _whole_int_format(weights, static_scales)
+        else _whole_int_format(weights, activation_scales)
     )
 
 
@@ -188,18 +188,18 @@ def _marlin_24_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
     return Marlin24(weights.bits, group_size), f"marlin24-w{weights.bits}a16"
 
 
-def _fp4_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
+def _fp4_format(weights: _WeightFields, activation_scales: ActivationScales) -> tuple[LinearFormat, str]:
     weights.weight_table.check_choice("symmetric", weights.is_symmetric, True)
     match weights.scale_strategy, weights.packing_format:
         case "tensor_group", "nvfp4-pack-quantized":
-            return FP4(weights.group_size or 16, 1, static_scales.scale_count), "nvfp4"
+            return FP4(weights.group_size or 16, 1, activation_scales.scale_count), "nvfp4"
         case "group", "mxfp4-pack-quantized":
             return FP4(weights.group_size or 32, 0), "mxfp4-linear"
     expected_formats = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
     raise weights.weight_table.value_error("format", weights.packing_format, expected_formats)
 
 
-def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
+def _fp8_format(weights: _WeightFields, activation_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the format of fp8 weights, and the element type's name."""
     weight_fields = weights.weight_table
     scale_strategy = weights.scale_strategy
@@ -217,7 +217,7 @@ def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tupl
     if is_microscaling:
         weight_fields.check_choice("strategy", scale_strategy, "group")
     return FP8(
-        scale_extent, 1 if is_microscaling else None, static_scales.scale_count, static_scales.zero_point_count
+        scale_extent, 1 if is_microscaling else None, activation_scales.scale_count, activation_scales.zero_point_count
     ), "fp8"
 
 
@@ -233,7 +233,7 @@ def _packed_int_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
     return packed_format, f"w{bits}a16" + ("" if group_size is None else f"-g{group_size}")
 
 
-def _whole_int_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
+def _whole_int_format(weights: _WeightFields, activation_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the integer format with one byte per code."""
     bits, scale_strategy = weights.bits, weights.scale_strategy
     weights.weight_table.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
@@ -241,4 +241,4 @@ def _whole_int_format(weights: _WeightFields, static_scales: ActivationScales) -
     scale_extent: int | WholeExtent = "tensor" if scale_strategy == "tensor" else "row"
     if scale_strategy == "group" and weights.group_size is not None:
         scale_extent = weights.group_size
-    return WholeInt(scale_extent, weights.is_symmetric, static_scales), f"w{bits}a8"
+    return WholeInt(scale_extent, weights.is_symmetric, activation_scales), f"w{bits}a8"

@@ -46,7 +46,10 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         reader.check_names(argument_values, ARGUMENTS_READ, ARGUMENTS_IGNORED)
         if not loss_name and "step1" not in source_file.name_in_errors:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
-        config, settings = _deepspeed_config(reader, argument_values), _other_settings(reader, argument_values)
+        config, settings = (
+            _deepspeed_config(reader, argument_values),
+            _settings_beside_deepspeed(reader, argument_values),
+        )
         if loss_name == "reward" and "modules_to_save" in settings:
             settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
         if loss_name:
@@ -62,7 +65,7 @@ def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file:
     reader.check_names(step3_arguments, step3.ARGUMENTS_READ, ARGUMENTS_IGNORED | step3.ARGUMENTS_IGNORED)
     actor_arguments = step3.step1_arguments(reader, step3_arguments)
     config = _deepspeed_config(reader, actor_arguments)
-    settings = _other_settings(reader, actor_arguments) | step3.loss_settings(reader, step3_arguments)
+    settings = _settings_beside_deepspeed(reader, actor_arguments) | step3.loss_settings(reader, step3_arguments)
     launch_settings = run_of_program(reader, config, source_file.world_size, settings)
     rollout = step3.rollout_of(reader, step3_arguments, launch_settings.layout.dp)
     return reader.create_launch("deepspeed", launch_settings, model_name=model_id, rollout=rollout)
@@ -151,7 +154,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return settings
 
 
-def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _settings_beside_deepspeed(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the run's settings that the DeepSpeed config does not contain."""
     settings: dict[str, Any] = {"seq": reader.integer(config, "max_seq_len", 512), "optimizer": "adamw"}
     if reader.flag(config, "gradient_checkpointing"):

@@ -203,7 +203,7 @@ class Engine:
     server: LazyFunction
     memory: LazyFunction
     flag_changes: LazyFunction
-    layouts: LazyFunction
+    larger_layouts: LazyFunction
     flags_by_option: Mapping[str, str] = field(default_factory=dict)
     alternatives_by_option: Mapping[str, str] = field(default_factory=dict)
     flags_by_term: Mapping[str, str] = field(default_factory=dict)
@@ -382,7 +382,7 @@ class Engine:
                     preset, hardware, engine_version, changed_flags, flag_change
                 )
         if not any(flag_change.starts for flag_change in flag_changes) and not self.shows_alternatives:
-            for layout_flags, engine_memory in self.layouts(
+            for layout_flags, engine_memory in self.larger_layouts(
                 self.server(preset, hardware, engine_version, flags), MOST_DEVICES
             ):
                 if engine_memory.can_start and not layout_flags:  # it starts as it is

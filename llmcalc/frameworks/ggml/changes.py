@@ -149,7 +149,7 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"{typed_layer_flag}-ts {tensor_split}", layer_flags | {"tensor_split": tensor_split}
 
 
-def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, server memory) of each placement, fewest devices first.
 
     The numbers of devices are 1, 2, 4, … and `most_devices`. Of as many devices: everything on GPUs, a smaller cache,

@@ -38,7 +38,7 @@ def ggml_engine(
         model_check=LazyFunction(engine_package, "server:check_model"),
         memory=LazyFunction(functions_folder, f"{functions_file}:memory"),
         flag_changes=LazyFunction(functions_folder, f"{functions_file}:flag_changes"),
-        layouts=LazyFunction(functions_folder, f"{functions_file}:layouts"),
+        larger_layouts=LazyFunction(functions_folder, f"{functions_file}:larger_layouts"),
         serving_flags=LazyFunction(functions_folder, f"{functions_file}:serving_flags"),
         flags_by_option=flags_by_option,
         alternatives_by_option=dict.fromkeys(

@@ -270,8 +270,8 @@ class LaunchSource:
         assignments_text = " ".join(
             f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_count_variables)
         )
-        launch_option = f"--launch '{assignments_text} FILE'"
-        return f"{variable_names_text} of the launcher is not set: --devices, or {launch_option}, says another number"
+        launch_example = f"--launch '{assignments_text} FILE'"
+        return f"{variable_names_text} of the launcher is not set: --devices, or {launch_example}, says another number"
 
 
 class CommandLine(NamedTuple):

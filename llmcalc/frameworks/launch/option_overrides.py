@@ -64,7 +64,7 @@ def read_with_options(
 
 
 def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
-    """Returns the training run with the file's kind, the program, and the program's version."""
+    """Returns the training run with the launch file's kind, its program, and the program's version."""
     return replace(
         _without_master_format(launched_run),
         kind=launch_file.name,

@@ -283,7 +283,7 @@ class WordReader:
         raise self.error('a quote " that does not end')
 
     def read_marked_name(self) -> tuple[str, bool]:
-        """Reads an unresolved name between marks, in a text that was already parsed once."""
+        """Reads a variable's name that an earlier parse left unresolved, between two `UNRESOLVED_MARK`s."""
         name_end = self.text.find(UNRESOLVED_MARK, self.position + 1)
         name_end = len(self.text) if name_end < 0 else name_end + 1
         name_start, self.position = self.position, name_end

@@ -52,8 +52,8 @@ def unresolved_reason(shell_text: str) -> str:
     variable_match = VARIABLE_NAME.match(marked_name, 1) if marked_name.startswith("$") else None
     if variable_match is not None and variable_match.end() == len(marked_name):
         unset_name = variable_match[0][:60]
-        launch_option = f"--launch '{unset_name}=… FILE'"
-        return f"{reason_text}: the variable {unset_name} is not set in it; expected {launch_option}, or a value"
+        launch_example = f"--launch '{unset_name}=… FILE'"
+        return f"{reason_text}: the variable {unset_name} is not set in it; expected {launch_example}, or a value"
     if marked_name.startswith("$(("):
         names_text = ", ".join(dict.fromkeys(VARIABLE_NAME.findall(marked_name)))
         return f"{reason_text}: the script does not set all of {names_text or 'it'}; expected whole numbers, or a value"

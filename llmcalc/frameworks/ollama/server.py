@@ -390,7 +390,7 @@ def longest_context(server: OllamaServer) -> int | None:
     return 256 * largest_number(max(1, server.num_ctx // 256), fits_on_gpus) or None
 
 
-def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def larger_layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (options, Ollama's memory) for 1, 2, 4 and 8 GPUs, at most `most_devices`.
 
     A memory `starts` if the whole model fits on them.

@@ -129,7 +129,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             _actor_device_count(reader, argument_values) if trainer_name == "train_ppo_ray" else source_file.world_size
         )
         config = _deepspeed_config(reader, argument_values, world_size)
-        settings = _other_settings(reader, argument_values)
+        settings = _settings_beside_deepspeed(reader, argument_values)
         if LOSS_BY_TRAINER[trainer_name]:
             settings |= _pair_settings(reader, argument_values, LOSS_BY_TRAINER[trainer_name], config, settings)
         launch_settings = run_of_program(reader, config, world_size, settings)
@@ -210,7 +210,7 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
     return config
 
 
-def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _settings_beside_deepspeed(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the run's settings outside of the DeepSpeed config: length, attention, recomputation, adapters."""
     settings: dict[str, Any] = {"optimizer": "adamw", "seq": _sequence_length(reader, config)}
     attention_name = str(reader.value(config, "ds.attn_implementation", "flash_attention_2"))

@@ -30,7 +30,7 @@ def flag_changes(server: SGLangServer) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"--tp-size {2 * server.tp}", {"tp_size": 2 * server.tp}
 
 
-def layouts(server: SGLangServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def larger_layouts(server: SGLangServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, SGLang's memory) of tensor parallelism over up to 16 devices, the fewest first.
 
     most_devices: the largest number of devices.

@@ -30,7 +30,7 @@ def flag_changes(server: TensorRTLLMServer) -> Iterator[tuple[str, dict[str, Any
     yield f"--tp_size {2 * server.tp}", {"tp_size": 2 * server.tp}
 
 
-def layouts(server: TensorRTLLMServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def larger_layouts(server: TensorRTLLMServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, TensorRT-LLM's memory) of each possible layout, fewest devices first.
 
     most_devices: the largest number of devices.

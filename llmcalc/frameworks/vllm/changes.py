@@ -58,7 +58,7 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "--quantization fp8", {"quantization": "fp8"}
 
 
-def layouts(server: VLLMServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def larger_layouts(server: VLLMServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, vLLM's memory) of each possible layout, fewest devices first.
 
     Where vLLM refuses its own default number of sequences, as many as the cache has blocks. most_devices: the largest

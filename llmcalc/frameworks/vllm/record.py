@@ -13,7 +13,7 @@ ENGINE = Engine(
     server=LazyFunction(__package__, "budget:VLLMServer"),
     memory=LazyFunction(__package__, "budget:memory"),
     flag_changes=LazyFunction(__package__, "changes:flag_changes"),
-    layouts=LazyFunction(__package__, "changes:layouts"),
+    larger_layouts=LazyFunction(__package__, "changes:larger_layouts"),
     flags_by_option={
         "--seq": "--max-model-len",
         "-s": "--max-model-len",

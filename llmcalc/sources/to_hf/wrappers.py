@@ -44,7 +44,10 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
 
 
 def _wrapper_type_of(text_model_type: str) -> str:
-    """Returns the wrapper with `write_tower_sections` for a text model's type; both are in the same file."""
+    """Returns the model type of the wrapper of a text model's type that can write its towers; empty if none.
+
+    Only wrappers that are read in the text type's own file are searched.
+    """
     model_types = TYPES_BY_FILE[FILE_BY_TYPE[text_model_type]]
     wrapper_types = (model_type for model_type in model_types if family_of(model_type).text_type == text_model_type)
     return next(

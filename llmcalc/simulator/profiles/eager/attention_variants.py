@@ -97,7 +97,7 @@ class AttentionVariantKernels(AttentionKernels):
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.pass_memo["selected"]
         if self.choices.matches_transformers and not operation.options["lends"]:
             del self.pass_memo["selected"]  # a class keeps it in its layer
-        if self.reads_selected(q.shape[1]):
+        if self.reads_only_selected_keys(q.shape[1]):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
                 selected_count = selected_indices.shape[-1]
                 selected_rows = [aten.new_tensor((k.shape[0], selected_count, *k.shape[2:]), k.dtype) for k in keys]
@@ -115,7 +115,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.store_without_reshape(operation.output_values[0], aten.unsqueeze(aten.new_like(mask, selected_mask), 1))
         self._store_selected_keys(operation, keys)
 
-    def reads_selected(self, query_count: Any) -> bool:
+    def reads_only_selected_keys(self, query_count: Any) -> bool:
         """Whether the reference reads only selected keys, as when decoding one token."""
         return self.has_earlier_tokens and is_size_one(query_count)
 
@@ -164,7 +164,7 @@ class AttentionVariantKernels(AttentionKernels):
         visible_mask = self.tensor_of(operation.input_values[0])
         block_size, block_count = operation.options["block"], operation.options["blocks"]
         keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[1:]]
-        if self.reads_selected(visible_mask.shape[-2]):
+        if self.reads_only_selected_keys(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
             read_row_count = minimum(key_count, (block_count - 1) * block_size + (key_count - 1) % block_size + 1)
             gather_index = aten.unsqueeze(

@@ -103,7 +103,7 @@ class CacheEntryKernels(AttentionVariantKernels):
         top_blocks = self.pass_memo["candidate blocks"]
         block_size = operation.options["block_size"]
         entry_count = keys.shape[1]
-        if self.reads_selected(top_blocks.shape[1]):
+        if self.reads_only_selected_keys(top_blocks.shape[1]):
             block_offsets = aten.new_tensor((block_size,), INT64)
             last_block_size = entry_count - (entry_count - 1) // block_size * block_size
             candidate_indices = aten.add(aten.scale(aten.unsqueeze(aten.select(top_blocks, 1), -1)), block_offsets)
@@ -169,7 +169,7 @@ class CacheEntryKernels(AttentionVariantKernels):
             map(self.tensor_of, operation.input_values),
         )
         self.tensors_by_value.pop(id(operation.input_values[2]), None)
-        if self.reads_selected(chosen_entries.shape[1]):
+        if self.reads_only_selected_keys(chosen_entries.shape[1]):
             entry_indices = aten.unsqueeze(aten.select(chosen_entries, 1), -1)
             self.store_without_reshape(
                 operation.output_values[1],

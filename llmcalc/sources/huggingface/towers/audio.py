@@ -14,7 +14,7 @@ from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm, rope
 from .section import TowerSection, patches_per_side, projector, self_attention, two_linear_layers
-from .siglip import siglip_of_rows
+from .siglip import siglip_with_positions
 
 
 def _whisper_encoder(
@@ -167,7 +167,7 @@ def _read_phi4_vision(root_config: Config, config: Config, text_hidden_size: int
     pooling_table: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
     image_resizing = {"type": "dynamic_hd", "size": config.integer("image_size"), "max_tiles": PHI4_TILES, "merge": 2}
     image_processor = {
-        **siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
+        **siglip_with_positions(config, patches_per_side(config) ** 2, has_pooling=True),
         "image": image_resizing,
     }
     image_projector = projector(config.integer("hidden_size"), *two_linear_layers(text_hidden_size), **pooling_table)

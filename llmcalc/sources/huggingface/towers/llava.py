@@ -36,7 +36,7 @@ from .section import (
     vision_section,
     vision_transformer,
 )
-from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
+from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, clip_encoder, siglip_encoder, siglip_with_positions
 
 LONGEST_TILES = 4
 """The tiles along the longer side of an image in the published processors of Idefics 3 and SmolVLM."""
@@ -159,7 +159,7 @@ def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -
     token_count = patches_per_side(config) ** 2 // merge_size**2
     longest_edge = LONGEST_TILES * image_size
     image_resizing = {"type": "split", "size": image_size, "longest_edge": longest_edge, "tokens": max(token_count, 1)}
-    tower = siglip_of_rows(config, patches_per_side(config) ** 2)
+    tower = siglip_with_positions(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image_resizing}, "connector": connector_table}
 
 
@@ -172,7 +172,7 @@ def _read_granite_docling(root_config: Config, config: Config, text_hidden_size:
     hidden_size, merge_size = config.integer("hidden_size"), config.integer("scale_factor")
     norm, linear_layer = layernorm(), (text_hidden_size, False, "identity")
     towers = {
-        "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
+        "vision_model": siglip_with_positions(config, patches_per_side(config) ** 2),
         "coarse_connector": projector(
             hidden_size, linear_layer, merge=merge_size, norm=norm, out_norm=norm, out_act="gelu"
         ),
@@ -223,7 +223,7 @@ def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -
     perceiver_config.finish(frozenset({"attention_dropout", "hidden_size", "initializer_range", "model_type"}), config)
     input_width = config.integer("hidden_size")
     return {
-        "vision_model": siglip_of_rows(config, patches_per_side(config) ** 2),
+        "vision_model": siglip_with_positions(config, patches_per_side(config) ** 2),
         "connector_projection": {**projector(input_width), "maps": [gated_layer, {"size": text_hidden_size}]},
         "connector": projector(text_hidden_size, resampler=resampler),
     }
@@ -236,7 +236,7 @@ def _read_aria(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     hidden_size, patch_count, norm = config.integer("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
     rows_field, largest_query_count = "max_value_projector_patch_to_query_dict", max(queries_by_patch_count.values())
     query_rows = root_config.integer(rows_field) if root_config.has(rows_field) else largest_query_count
-    tower = siglip_of_rows(config, patch_count)
+    tower = siglip_with_positions(config, patch_count)
     if queries_by_patch_count.get(patch_count) == query_rows:  # else fewer of the learned queries read the patches
         tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": query_rows}
     resampler = {

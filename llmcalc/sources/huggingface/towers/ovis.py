@@ -20,7 +20,7 @@ from .section import (
     vision_section,
     vision_transformer,
 )
-from .siglip import SIGLIP_DEFAULTS, siglip_encoder, siglip_of_rows
+from .siglip import SIGLIP_DEFAULTS, siglip_encoder, siglip_with_positions
 
 
 def _read_ovis2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -92,7 +92,7 @@ def _read_ovis2_5(root_config: Config, config: Config, text_hidden_size: int) ->
     patch_count = config.get("num_patches")
     position_rows = patch_count if type(patch_count) is int and patch_count > 0 else patches_per_side(config) ** 2
     rope_fields: Table = ROTARY_POSITION if config.flag("use_rope") else {}
-    tower = siglip_of_rows(config, position_rows if config.flag("preserve_original_pe") else 0, **rope_fields)
+    tower = siglip_with_positions(config, position_rows if config.flag("preserve_original_pe") else 0, **rope_fields)
     pixel_limits = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
     merge = config.integer("hidden_stride")
     image_resizing = {"type": "smart_resize", "merge": merge, **pixel_limits, "enlarge": True, "marks": 2}

@@ -31,7 +31,7 @@ from .section import (
     vision_section,
     vision_transformer,
 )
-from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
+from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, clip_encoder, siglip_encoder, siglip_with_positions
 
 DUMMY_HEADS = 7
 """Heads that NVLM's copy of InternViT has beside those of its config; their weights are zeros."""
@@ -228,7 +228,7 @@ def _read_isaac(root_config: Config, config: Config, text_hidden_size: int) -> T
     config.has("vision_use_head")  # which the class does not read
     hidden_size, merge_size = config.integer("hidden_size"), config.integer("pixel_shuffle_scale_factor")
     linear_layers = two_linear_layers(text_hidden_size, "silu", bias=False, inner_width=4 * hidden_size * merge_size**2)
-    tower = siglip_of_rows(config, config.integer("num_patches"))
+    tower = siglip_with_positions(config, config.integer("num_patches"))
     return {"vision_embedding": tower, "vision_projector": projector(hidden_size, *linear_layers, merge=merge_size)}
 
 
@@ -296,7 +296,7 @@ def _keye_towers(config: Config, text_hidden_size: int, normed_vectors: str) -> 
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
     hidden_size, merge_size = config.integer("hidden_size"), 2
     config.require("spatial_merge_size", merge_size)
-    tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY_POSITION)
+    tower = siglip_with_positions(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY_POSITION)
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size)
     merger = projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merger}
@@ -357,7 +357,7 @@ def _read_minicpmv(root_config: Config, config: Config, text_hidden_size: int) -
     config.has("vision_use_head")  # which the class does not read
     has_default_encoder = is_first_version and not root_config.has("vision_config")
     resized_config = config.with_fields(image_size=384) if has_default_encoder else config
-    tower = siglip_of_rows(resized_config, patches_per_side(resized_config) ** 2)
+    tower = siglip_with_positions(resized_config, patches_per_side(resized_config) ** 2)
     if root_config.flag("drop_vision_last_layer"):
         depth = tower["stack"]["num_hidden_layers"]
         if depth < 2:
@@ -414,7 +414,7 @@ def _read_moondream(root_config: Config, config: Config, text_hidden_size: int) 
     vision_config.finish(frozenset({"max_crops", "overlap_margin"}))
     config.unknown_fields += vision_config.unknown_fields
     tower_config = Config(usual_names, SIGLIP_DEFAULTS, config.model_type, location=vision_config.location)
-    tower = siglip_of_rows(tower_config, patches_per_side(tower_config) ** 2)
+    tower = siglip_with_positions(tower_config, patches_per_side(tower_config) ** 2)
     return {"vision": tower, "vision_projector": projector(usual_names["hidden_size"], *linear_layers, frames=2)}
 
 

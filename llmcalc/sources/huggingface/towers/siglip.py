@@ -32,15 +32,17 @@ AYA_TILES = 12
 
 def siglip_encoder(config: Config) -> Table:
     """Returns SigLIP's encoder: a position embedding for the patches of an image, and an optional pooling head."""
-    return siglip_of_rows(config, patches_per_side(config) ** 2, config.flag("vision_use_head"))
+    return siglip_with_positions(config, patches_per_side(config) ** 2, config.flag("vision_use_head"))
 
 
 def siglip2_encoder(config: Config) -> Table:
     """Returns SigLIP 2's encoder: a position embedding for a number of patches, in images of any shape."""
-    return siglip_of_rows(config, config.integer("num_patches"), config.flag("vision_use_head"))
+    return siglip_with_positions(config, config.integer("num_patches"), config.flag("vision_use_head"))
 
 
-def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention_fields: Any) -> Table:
+def siglip_with_positions(
+    config: Config, position_rows: int, has_pooling: bool = False, **attention_fields: Any
+) -> Table:
     """Returns an encoder with SigLIP's layers. position_rows: rows of the position embedding; 0 for none.
 
     attention_fields: further fields of its attention.
@@ -61,7 +63,7 @@ def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False
 def _read_video_llama(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
     image_resizing = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    tower = {**siglip_of_rows(config, position_rows=0, **ROTARY_POSITION), "image": image_resizing}
+    tower = {**siglip_with_positions(config, position_rows=0, **ROTARY_POSITION), "image": image_resizing}
     input_width = config.integer("hidden_size")
     return {"vision_model": tower, "projector": projector(input_width, *two_linear_layers(text_hidden_size))}
 
@@ -70,7 +72,7 @@ def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) 
     """Reads PaddleOCR-VL: SigLIP with a position embedding and RoPE, and two linear layers over merged squares."""
     hidden_size, merge_size = config.integer("hidden_size"), config.integer("spatial_merge_size")
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size**2)
-    visual = siglip_of_rows(config, patches_per_side(config) ** 2, **ROTARY_POSITION)
+    visual = siglip_with_positions(config, patches_per_side(config) ** 2, **ROTARY_POSITION)
     return {"visual": visual, "projector": projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm())}
 
 
@@ -91,7 +93,7 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
     window_side, hidden_size = _side_of_square(config, "window_kernel_size"), config.integer("hidden_size")
     if _side_of_square(root_config, "merge_kernel_size") != 2:
         raise root_config.field_error("merge_kernel_size", "[2, 2]")
-    tower = siglip_of_rows(config, patches_per_side(config) ** 2)
+    tower = siglip_with_positions(config, patches_per_side(config) ** 2)
     depth, lower_layer_count = config.integer("num_hidden_layers"), root_config.count("insert_layer_id") + 1
     if lower_layer_count >= depth:
         raise root_config.error(
