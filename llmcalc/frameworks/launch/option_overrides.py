@@ -131,7 +131,11 @@ def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
     AdamW is fused by default since torch 2.8 (transformers/training_args.py, `default_optim`).
     """
     is_version = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})*", torch_version) is not None
-    has_default = launched_run.assumed_defaults.get("optim") == TRAINER_DEFAULTS["optim"]
+    default_optim = str(TRAINER_DEFAULTS["optim"])
+    has_default = (
+        launched_run.assumed_defaults.get("optim") == default_optim
+        and SETTINGS_BY_OPTIM[default_optim].items() <= launched_run.settings.items()  # not DeepSpeed's optimizer
+    )
     if not is_version or not has_default or not is_older_version(torch_version, FUSED_BY_DEFAULT):
         return launched_run
     return replace(

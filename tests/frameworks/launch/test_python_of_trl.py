@@ -251,7 +251,7 @@ def test_the_loss_of_sft_is_that_of_the_trl_that_knows_the_arguments(tmp_path: P
     assert read_launch(f"python run_clm.py {TRL_COMMAND} --do_train", 1).program == "transformers"
 
 
-def test_the_optimizer_is_that_of_the_versions() -> None:
+def test_the_optimizer_is_that_of_the_versions(tmp_path: Path) -> None:
     """AdamW is fused by default since torch 2.8; `evaluation_strategy` ends with transformers 4.46.
 
     Source: transformers/training_args.py (5.23), `default_optim`.
@@ -267,6 +267,15 @@ def test_the_optimizer_is_that_of_the_versions() -> None:
         options = {} if torch is None else {"torch": torch}
         launch = read_launch(f"{command}{arguments}", 1, options=options)
         assert launch.settings["optimizer_impl"] == implementation, (arguments, torch)
+    (tmp_path / "sgd.json").write_text('{"optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 2}}')
+    under_deepspeed = f"deepspeed --num_gpus 2 run_clm.py {command.split(maxsplit=2)[2]} --deepspeed {tmp_path}"
+    (tmp_path / "auto.json").write_text('{"zero_optimization": {"stage": 2}}')
+    for file_name, optimizer in (("sgd.json", "sgd"), ("auto.json", "adamw")):
+        launches = [
+            read_launch(f"{under_deepspeed}/{file_name}", options=options) for options in ({}, {"torch": "2.7"})
+        ]
+        assert [launch.settings["optimizer"] for launch in launches] == [optimizer] * 2
+        assert launches[0].settings.items() <= launches[1].settings.items()
     checkpoints = "--gradient_checkpointing"
     for arguments, recompute in ((checkpoints, "full"), (f"{checkpoints} --evaluation_strategy no", "full-reentrant")):
         assert read_launch(f"{command} {arguments}", 1).settings["recompute"] == recompute
