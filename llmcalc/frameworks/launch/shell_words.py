@@ -397,6 +397,8 @@ class WordReader:
             return ""
         if folder_match is not None or command_match["command"] in ("realpath", "readlink"):
             return posixpath.normpath(path_text)
+        if set(path_text.split("/")) <= {".", "..", ""} and not path_text.startswith("/"):
+            return posixpath.normpath(f"{path_text}/..") if command_match["command"] == "dirname" else ""
         printed_name = getattr(posixpath, command_match["command"])(path_text.rstrip("/") or "/")
         return printed_name or "."
 
