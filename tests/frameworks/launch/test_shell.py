@@ -162,6 +162,12 @@ def test_paths_of_unknown_variables_stay_open() -> None:
         assert all(map(is_unresolved, words(text)[1:])), text
 
 
+def test_the_current_folder_is_open_behind_cd() -> None:
+    for text in ("cd a\nrun $PWD/b", "cd ..\nA=$(pwd)\nrun $A", "(cd $A || exit)\nrun `pwd`", "pushd a\nrun ${PWD}"):
+        assert is_unresolved(next(command.words[-1] for command in commands(text) if command.words[0] == "run")), text
+    assert commands('cd "$(dirname "$0")"\nrun $PWD $(pwd)')[-1].words == ("run", ".", ".")
+
+
 def test_exported_variables_and_those_of_a_command() -> None:
     script = read_script("A=1\nexport A B=2 C=$D\nE=5\nF=6 run x\n", "x.sh")
     assert script.env() == {"A": "1", "B": "2"}
