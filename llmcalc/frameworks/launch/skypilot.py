@@ -63,7 +63,7 @@ def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str]) 
     typed_variables: variables that are typed beside the file, as with `sky launch --env`. They replace the file's.
     """
     resources = task.get("resources")
-    accelerators = task_accelerators(resources.get("accelerators") if isinstance(resources, Mapping) else None)
+    accelerators = resource_accelerators(resources) if isinstance(resources, Mapping) else []
     counts = {alternative_count for _, alternative_count in accelerators}
     accelerator_count = counts.pop() if len(counts) == 1 else None
     written_count = task.get("num_nodes")
@@ -77,6 +77,27 @@ def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str]) 
         **typed_variables,
     }
     return TaskScript(task["run"], variables, accelerators, accelerator_count, node_count)
+
+
+def resource_accelerators(resources: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Returns the alternative accelerators of a task's resources as (name, number), without repetitions.
+
+    Alternatives in `any_of` and `ordered` have the fields around them where they state no others.
+    """
+    shared_accelerators = resources.get("accelerators")
+    tables = [
+        table
+        for alternatives_key in ("any_of", "ordered")
+        if isinstance(resources.get(alternatives_key), list)
+        for table in resources[alternatives_key][:MOST_ALTERNATIVES]
+        if isinstance(table, Mapping)
+    ]
+    accelerators = [
+        accelerator
+        for table in tables or [resources]
+        for accelerator in task_accelerators(table.get("accelerators", shared_accelerators))
+    ]
+    return list(dict.fromkeys(accelerators))
 
 
 def task_accelerators(accelerators: Any) -> list[tuple[str, int]]:

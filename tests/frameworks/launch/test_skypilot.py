@@ -8,7 +8,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import read_launch
-from llmcalc.frameworks.launch.skypilot import task_accelerators
+from llmcalc.frameworks.launch.skypilot import resource_accelerators, script_of_task, task_accelerators
 from llmcalc.frameworks.server_files.read import starts_any_server
 
 ARGUMENTS = "--model_name_or_path gpt2 --per_device_train_batch_size 2 --learning_rate 1e-4 --output_dir out --do_train"
@@ -67,6 +67,27 @@ def test_an_error_names_the_tasks_file(tmp_path: Path) -> None:
 )
 def test_accelerators_of_a_task(written: object, read: list[tuple[str, int]]) -> None:
     assert task_accelerators(written) == read
+
+
+@pytest.mark.parametrize(
+    ("resources", "accelerators"),
+    [
+        ({"any_of": [{"accelerators": "H100:8"}, {"accelerators": "H200:8"}]}, [("H100", 8), ("H200", 8)]),
+        (
+            {"ordered": [{"infra": "aws", "accelerators": "H100:8"}, {"infra": "gcp"}], "accelerators": "H100:8"},
+            [("H100", 8)],
+        ),
+        ({"any_of": "H100:8", "accelerators": "L4:2"}, [("L4", 2)]),
+        ({"any_of": [{"accelerators": "H100:8"}, {"accelerators": "L4:2"}]}, [("H100", 8), ("L4", 2)]),
+        ({}, []),
+    ],
+)
+def test_alternatives_of_a_tasks_resources(resources: dict[str, object], accelerators: list[tuple[str, int]]) -> None:
+    """Source: SkyPilot's documentation, reference/yaml-spec (`resources.any_of`, `resources.ordered`)."""
+    assert resource_accelerators(resources) == accelerators
+    assert script_of_task({"resources": resources, "run": ""}, {}).accelerator_count == (
+        accelerators[0][1] if len({number for _, number in accelerators}) == 1 else None
+    )
 
 
 def _file(folder: Path, text: str) -> str:
