@@ -20,6 +20,12 @@ TASK_KEYS = frozenset(
 TASK_SCRIPT = re.compile(r"^run:[ \t]*[|>]", re.MULTILINE)
 """The key of a task's script, whose text is on the lines below."""
 
+JOINED_NODES = re.compile(r"\boumi\s+distributed\b|host_?file", re.IGNORECASE)
+"""Commands that join a task's nodes without arguments that count them: by SkyPilot's variables, or by a host file.
+
+Source: oumi/core/distributed.py; deepspeed/launcher/runner.py. Any other launcher starts a run of its own on each node.
+"""
+
 MOST_ALTERNATIVES = 20
 """Largest number of alternative accelerators that are read."""
 
@@ -42,9 +48,10 @@ class TaskScript(NamedTuple):
 
     @property
     def sbatch_options(self) -> list[str]:
-        """Options of sbatch with the same numbers of nodes and accelerators."""
+        """Options of sbatch with the accelerators of a node, and with the nodes if the script's command joins them."""
         count_options = [] if self.accelerator_count is None else [f"--gpus-per-node={self.accelerator_count}"]
-        return [*count_options, f"--nodes={self.node_count}"]
+        node_options = [f"--nodes={self.node_count}"] if JOINED_NODES.search(self.text) is not None else []
+        return [*count_options, *node_options]
 
 
 def is_task(config: Any) -> bool:

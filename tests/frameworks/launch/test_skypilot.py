@@ -30,21 +30,19 @@ run: |
 """
 
 
-def _launch(folder: Path, text: str, typed: str = "") -> object:
-    (folder / "task.yaml").write_text(text)
-    return read_launch(f"{typed} {folder / 'task.yaml'}".strip())
-
-
 def test_a_task_is_read_as_its_script_on_all_nodes(tmp_path: Path) -> None:
     launch = read_launch(_file(tmp_path, TASK))
     assert (launch.model_name, launch.layout.world_size, launch.settings["batch"]) == ("gpt2", 16, 2)
     assert read_launch(f"MODEL=gpt2-medium {_file(tmp_path, TASK)}").model_name == "gpt2-medium"
     for number, command in (
-        (8, "accelerate launch train.py"),  # a process on each device
+        (8, "accelerate launch train.py"),  # a process on each device; each node starts its own run
+        (8, "torchrun --nproc_per_node $SKYPILOT_NUM_GPUS_PER_NODE train.py"),
+        (16, "deepspeed --hostfile hosts train.py"),
+        (16, "oumi distributed torchrun train.py"),
         (16, "accelerate launch --num_processes $((SKYPILOT_NUM_NODES * SKYPILOT_NUM_GPUS_PER_NODE)) train.py"),
     ):
         text = f"name: a\nnum_nodes: 2\nresources:\n  accelerators: 'A100:8'\nrun: |\n  {command} {ARGUMENTS}\n"
-        assert read_launch(_file(tmp_path, text)).layout.world_size in (number, 16), command
+        assert read_launch(_file(tmp_path, text)).layout.world_size == number, command
     assert not starts_any_server(_file(tmp_path, TASK))
 
 
