@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from .unresolved import UNRESOLVED_MARK
 
 TASK_KEYS = frozenset(
-    {"name", "resources", "num_nodes", "envs", "secrets", "setup", "workdir", "working_dir", "file_mounts"}
+    {"name", "resources", "num_nodes", "envs", "secrets", "setup", "workdir", "working_dir", "file_mounts", "service"}
 )
 """Keys of a task beside its script; `working_dir` is Oumi's."""
 
-TASK_SCRIPT = re.compile(r"^run:[ \t]*[|>]", re.MULTILINE)
-"""The key of a task's script, whose text is on the lines below."""
+TASK_SCRIPT = re.compile(r"^run:[ \t]*[^\s#]", re.MULTILINE)
+"""The key of a task's script, whose text is on its line or on the lines below."""
 
 JOINED_NODES = re.compile(r"\boumi\s+distributed\b|host_?file", re.IGNORECASE)
 """Commands that join a task's nodes without arguments that count them: by SkyPilot's variables, or by a host file.
@@ -55,12 +55,12 @@ class TaskScript(NamedTuple):
 
 
 def is_task(config: Any) -> bool:
-    """Whether parsed tables are a SkyPilot task, and not a workflow of GitHub, which has `jobs`."""
+    """Whether parsed tables are a SkyPilot task, which may have a script alone, and no workflow of GitHub (`jobs`)."""
     return (
         isinstance(config, Mapping)
         and isinstance(config.get("run"), str)
         and "jobs" not in config
-        and bool(TASK_KEYS & set(config))
+        and (bool(TASK_KEYS & set(config)) or len(config) == 1)
     )
 
 

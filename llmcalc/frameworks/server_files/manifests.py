@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, variable_expander
-from ..launch.skypilot import environment_variables, is_plain_data, script_of_task
+from ..launch.skypilot import environment_variables, is_plain_data, is_task, script_of_task
 from ..launch.unresolved import mark_unresolved
 from ..launch.yaml_text import parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
@@ -80,11 +80,7 @@ def servers_in_tables(
         return
     yaml_documents = config if isinstance(config, list) else [config]
     for yaml_document in yaml_documents:
-        if (
-            isinstance(yaml_document, Mapping)
-            and isinstance(yaml_document.get("run"), str)
-            and "jobs" not in yaml_document
-        ):
+        if is_task(yaml_document):
             yield from _skypilot_servers(yaml_document, server_finder, variables)
     manifest_items = [
         manifest_item

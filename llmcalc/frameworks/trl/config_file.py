@@ -17,10 +17,10 @@ from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, rea
 from ..launch.sft_loss import SFT_LOSSES, TRANSFORMERS_DEFAULTS, earlier_argument, sft_loss_settings
 from ..launch.trainer import (
     EARLIER_TRAINER_DEFAULTS,
-    add_earlier_version_note,
     IGNORED_TRAINER_ARGUMENTS,
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
+    add_earlier_version_note,
     is_trainer,
     known_argument_names,
     kto_settings,

@@ -46,6 +46,17 @@ def test_a_task_is_read_as_its_script_on_all_nodes(tmp_path: Path) -> None:
     assert not starts_any_server(_file(tmp_path, TASK))
 
 
+def test_a_task_of_one_line_and_tasks_of_several_documents(tmp_path: Path) -> None:
+    task = f"name: train\nrun: torchrun --nproc_per_node 4 train.py {ARGUMENTS}\n"
+    download = "name: download\nrun: |\n  hf download gpt2\n"
+    for text in (task, task.partition("\n")[2], f"name: pipe\n---\n{task}", f"name: pipe\n---\n{download}---\n{task}"):
+        assert read_launch(_file(tmp_path, text)).layout.world_size == 4, text
+    with pytest.raises(InputError, match=r"task\.yaml: several tasks \(train, train\)"):
+        read_launch(_file(tmp_path, f"{task}---\n{task}"))
+    with pytest.raises(InputError, match="or a SkyPilot task"):
+        read_launch(_file(tmp_path, "name: pipe\n"))
+
+
 def test_an_error_names_the_tasks_file(tmp_path: Path) -> None:
     text = "name: a\nrun: |\n  torchrun --nproc_per_node 2 own.py --lr 1\n"
     with pytest.raises(InputError, match=r"task\.yaml: no command runs"):
