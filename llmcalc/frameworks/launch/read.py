@@ -138,7 +138,8 @@ def launch_from_text(
     if task is not None:
         task_script = script_of_task(task, shell_variables or {})
         shell_script = read_script(task_script.text, name_in_errors, task_script.variables, arguments)
-        return _read_script(shell_script, launch_source, task_script.sbatch_options, options)
+        launched_run = _read_script(shell_script, launch_source, task_script.sbatch_options, options)
+        return replace(launched_run, accelerator_name=task_script.accelerator_name)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         shell_script = read_script(file_text, name_in_errors, shell_variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", file_text, re.MULTILINE)

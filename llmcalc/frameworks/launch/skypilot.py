@@ -30,6 +30,10 @@ MOST_ALTERNATIVES = 20
 """Largest number of alternative accelerators that are read."""
 
 
+NAMES_WITH_MEMORY = {"A100": "A100-40GB", "V100": "V100-16GB"}
+"""Name of SkyPilot without a memory size → the accelerator; A100-80GB and V100-32GB are others (`sky show-gpus`)."""
+
+
 class TaskScript(NamedTuple):
     """The script of a SkyPilot task.
 
@@ -45,6 +49,13 @@ class TaskScript(NamedTuple):
     accelerators: list[tuple[str, int]]
     accelerator_count: int | None
     node_count: int
+
+    @property
+    def accelerator_name(self) -> str:
+        """The name of the accelerators, with their memory; empty for none, or for alternatives of other names."""
+        names = {name for name, _ in self.accelerators}
+        accelerator_name = names.pop() if len(names) == 1 else ""
+        return NAMES_WITH_MEMORY.get(accelerator_name.upper(), accelerator_name)
 
     @property
     def sbatch_options(self) -> list[str]:

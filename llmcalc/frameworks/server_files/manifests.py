@@ -197,13 +197,12 @@ def _skypilot_servers(
 ) -> Iterator[StartedServer]:
     """Yields the servers of a SkyPilot task, from its script `run` and its accelerators."""
     task_script = script_of_task(config, variables)
-    accelerators = task_script.accelerators
     setup_script = config.get("setup")
     engine_versions = engine_versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container(
         "run",
         image="script",
-        gpu_name=accelerators[0][0] if len(accelerators) == 1 else "",
+        gpu_name=task_script.accelerator_name,
         gpu_count=task_script.accelerator_count,
     )
     for started_server in server_finder.servers_in_script(task_script.text, task_script.variables, (), container):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.launch.skypilot import resource_accelerators, script_of_task, task_accelerators
@@ -55,6 +56,29 @@ def test_a_task_of_one_line_and_tasks_of_several_documents(tmp_path: Path) -> No
         read_launch(_file(tmp_path, f"{task}---\n{task}"))
     with pytest.raises(InputError, match="or a SkyPilot task"):
         read_launch(_file(tmp_path, "name: pipe\n"))
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "hardware", "fitting"),
+    [
+        ("L4:2", None, ["l4"]),
+        ("A100:8", None, ["a100-40gb"]),  # A100-80GB is another name (`sky show-gpus`)
+        ("{H100:8, H100:4}", None, ["h100-sxm"]),
+        ("L4:2", "t4", ["t4"]),
+    ],
+)
+def test_the_accelerator_of_a_task_is_the_hardware(
+    tmp_path: Path, accelerators: str, hardware: str | None, fitting: list[str]
+) -> None:
+    path = _file(tmp_path, TASK.replace("{H100:8, H200:8}", accelerators).replace("_GPUS_PER_NODE", "_NODES"))
+    fits = llmcalc.memory(launch=path, hardware=hardware, seq=64).fits
+    assert [fit.hardware.name for fit in fits] == fitting
+
+
+def test_an_unknown_accelerator_of_a_task_is_noted(tmp_path: Path) -> None:
+    launch = llmcalc.memory(launch=_file(tmp_path, TASK.replace("{H100:8, H200:8}", "Q9:8")), seq=64).launch
+    assert launch is not None
+    assert any("'Q9', is not known: --hardware names one" in note for note in launch.notes)
 
 
 def test_an_error_names_the_tasks_file(tmp_path: Path) -> None:
