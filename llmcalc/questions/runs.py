@@ -378,6 +378,23 @@ def memory_question(
         gpu_name=gpu_name,
         options=typed_options,
     )
+    if launched_run.accelerator_name and not run_options.accelerators:
+        from ..frameworks.server_files.accelerators import accelerator_of
+
+        hardware_name = accelerator_of(launched_run.accelerator_name)
+        if hardware_name:  # the file is read anew, since frameworks choose kernels by the accelerator
+            return memory_question(
+                target,
+                read_model,
+                replace(run_options, accelerators=(find_hardware(hardware_name),)),
+                launch_file=launch_file,
+                is_setting_given=is_setting_given,
+                allow_unknown=allow_unknown,
+                command=command,
+                **model_options,
+            )
+        hardware_note = f"the file's accelerator, {short_repr(launched_run.accelerator_name)}, is not known: --hardware"
+        launched_run = replace(launched_run, notes=(*launched_run.notes, f"{hardware_note} names one"))
     if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launched_run.name_in_errors} starts training; remove the option")
     for field, option_value in model_options.items() if launched_run.spec is not None else ():

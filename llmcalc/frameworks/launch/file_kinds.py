@@ -261,9 +261,9 @@ def launch_file_kinds() -> tuple[LaunchFile, ...]:
 
 def launch_file_titles() -> str:
     """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
-    *kind_titles, last_title = (
+    kind_titles = (
         launch_file.title
         for launch_file in (*_framework_files(), *program_files())
         if launch_file.read_tables is not None
     )
-    return f"{', '.join(kind_titles)} or {last_title}"
+    return f"{', '.join(kind_titles)} or a SkyPilot task with the script of one of them"

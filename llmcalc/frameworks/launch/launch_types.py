@@ -87,6 +87,8 @@ class Launch:
         bytes; None (default) where the settings say its tokens.
     software_stack: the name of the software stack of the program's kernels in training; empty (default) for the
         framework's.
+    accelerator_name: the accelerator on which the file starts the run, as it writes it; empty (default) if it names
+        none.
     """
 
     name_in_errors: str
@@ -119,6 +121,7 @@ class Launch:
     score_label_count: int | None = None
     logits_per_chunk: int | None = None
     software_stack: str = ""
+    accelerator_name: str = ""
 
     def error_in_file_terms(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""

@@ -128,12 +128,24 @@ def with_overrides(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
 def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
     """Returns the training run with the Trainer's default optimizer of a version of torch; empty for the newest.
 
-    AdamW is fused by default since torch 2.8 (transformers/training_args.py, `default_optim`).
+    AdamW is fused by default since torch 2.8 (transformers/training_args.py, `default_optim`), except in earlier
+    versions of transformers, of which a note says so.
     """
     is_version = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})*", torch_version) is not None
-    has_default = launched_run.assumed_defaults.get("optim") == TRAINER_DEFAULTS["optim"]
-    if not is_version or not has_default or not is_older_version(torch_version, FUSED_BY_DEFAULT):
+    is_older_torch = is_version and is_older_version(torch_version, FUSED_BY_DEFAULT)
+    default_optim = str((TRAINER_DEFAULTS if is_older_torch else EARLIER_TRAINER_DEFAULTS)["optim"])
+    has_default = (
+        launched_run.assumed_defaults.get("optim") == default_optim
+        and SETTINGS_BY_OPTIM[default_optim].items() <= launched_run.settings.items()  # not DeepSpeed's optimizer
+    )
+    if not is_version or not has_default:
         return launched_run
+    if not is_older_torch:
+        torch_note = (
+            f"--torch {torch_version} does not change optim {default_optim}, the default of the file's earlier version "
+            "of transformers; state optim adamw_torch_fused if it is newer"
+        )
+        return replace(launched_run, notes=(*launched_run.notes, torch_note))
     return replace(
         launched_run,
         settings={**launched_run.settings, **SETTINGS_BY_OPTIM[str(EARLIER_TRAINER_DEFAULTS["optim"])]},

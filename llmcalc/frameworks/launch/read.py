@@ -40,7 +40,7 @@ from .skypilot import TASK_SCRIPT, is_task, script_of_task
 from .slurm import devices_of_machine
 from .unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable, unresolved_reason
 from .windows_scripts import posix_paths
-from .yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml
+from .yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml, split_documents
 
 SERVER_FILES_HINT = "; of servers (vLLM, SGLang, llama.cpp, …) memory and fit read scripts, compose files and manifests"
 """The end of messages that list the kinds of launch files: where the files of servers are read."""
@@ -138,7 +138,8 @@ def launch_from_text(
     if task is not None:
         task_script = script_of_task(task, shell_variables or {})
         shell_script = read_script(task_script.text, name_in_errors, task_script.variables, arguments)
-        return _read_script(shell_script, launch_source, task_script.sbatch_options, options)
+        launched_run = _read_script(shell_script, launch_source, task_script.sbatch_options, options)
+        return replace(launched_run, accelerator_name=task_script.accelerator_name)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         shell_script = read_script(file_text, name_in_errors, shell_variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", file_text, re.MULTILINE)
@@ -156,11 +157,24 @@ def launch_from_text(
 
 
 def _skypilot_task(file_text: str, name_in_errors: str) -> Mapping[str, Any] | None:
-    """Returns the tables of a SkyPilot task; None for another file."""
+    """Returns the tables of a SkyPilot task; None for another file.
+
+    Of several tasks, which SkyPilot runs one after another, it is the one that starts Python. Raises `InputError` for
+    several such tasks.
+    """
     if not name_in_errors.endswith((".yaml", ".yml")) or TASK_SCRIPT.search(file_text) is None:
         return None
-    config = parse_yaml(file_text, name_in_errors)
-    return config if is_task(config) else None
+    configs = (
+        parse_yaml(document, name_in_errors)
+        for document in split_documents(file_text, name_in_errors)
+        if TASK_SCRIPT.search(document) is not None
+    )
+    tasks = [config for config in configs if is_task(config)]
+    tasks = [task for task in tasks if starts_python(task["run"])] or tasks
+    if len(tasks) > 1:
+        task_names = ", ".join(one_line(str(task.get("name", "without a name")))[:40] for task in tasks[:4])
+        raise InputError(f"{name_in_errors}: several tasks ({task_names}); expected a file with the one that trains")
+    return tasks[0] if tasks else None
 
 
 def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:

@@ -9,6 +9,7 @@ are an error only in arguments that matter.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -47,6 +48,7 @@ BLOCK_ENDS = ("fi", "done", "esac", "}")
 COMMAND_PREFIXES = ("then", "else", "do", "!", "time", "exec", "command", "nohup", "function")
 DECLARING_COMMANDS = ("export", "declare", "local", "readonly", "typeset")
 CONDITION_COMMANDS = ("[", "[[", "test")
+FOLDER_COMMANDS = ("cd", "pushd", "popd")
 VARIABLE_COMMANDS = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 
@@ -467,6 +469,8 @@ class StatementReader(WordReader):
                 StatementReader(self.script, command_words[i + 1], self.depth + 1, line_number).read_all()
                 self.script.arguments = outer_arguments
                 return
+        if command_words[0] in FOLDER_COMMANDS and posixpath.normpath(command_words[-1]) != ".":
+            self.script.variables["PWD"] = self.script.typed_variables.get("PWD", mark_unresolved("PWD"))
         env = {name: value_text for name, value_text in assignments.items() if isinstance(value_text, str)}
         self.script.commands.append(
             ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loop_values.items()))

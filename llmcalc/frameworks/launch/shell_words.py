@@ -387,7 +387,8 @@ class WordReader:
         Paths are relative to the script's folder, in which files that a script names are looked up first.
         """
         if re.fullmatch(r"pwd(\s+-[LP])?", command_text):
-            return "."
+            current_folder = self.script.variables.get("PWD")
+            return current_folder if isinstance(current_folder, str) else ""
         folder_match = FOLDER_OF_SCRIPT.fullmatch(command_text)
         command_match = PATH_COMMAND.fullmatch(command_text) if folder_match is None else folder_match
         if command_match is None:
@@ -397,6 +398,8 @@ class WordReader:
             return ""
         if folder_match is not None or command_match["command"] in ("realpath", "readlink"):
             return posixpath.normpath(path_text)
+        if set(path_text.split("/")) <= {".", "..", ""} and not path_text.startswith("/"):
+            return posixpath.normpath(f"{path_text}/..") if command_match["command"] == "dirname" else ""
         printed_name = getattr(posixpath, command_match["command"])(path_text.rstrip("/") or "/")
         return printed_name or "."
 

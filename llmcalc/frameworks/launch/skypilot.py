@@ -13,15 +13,25 @@ from typing import Any, NamedTuple
 from .unresolved import UNRESOLVED_MARK
 
 TASK_KEYS = frozenset(
-    {"name", "resources", "num_nodes", "envs", "secrets", "setup", "workdir", "working_dir", "file_mounts"}
+    {"name", "resources", "num_nodes", "envs", "secrets", "setup", "workdir", "working_dir", "file_mounts", "service"}
 )
 """Keys of a task beside its script; `working_dir` is Oumi's."""
 
-TASK_SCRIPT = re.compile(r"^run:[ \t]*[|>]", re.MULTILINE)
-"""The key of a task's script, whose text is on the lines below."""
+TASK_SCRIPT = re.compile(r"^run:[ \t]*[^\s#]", re.MULTILINE)
+"""The key of a task's script, whose text is on its line or on the lines below."""
+
+JOINED_NODES = re.compile(r"\boumi\s+distributed\b|host_?file", re.IGNORECASE)
+"""Commands that join a task's nodes without arguments that count them: by SkyPilot's variables, or by a host file.
+
+Source: oumi/core/distributed.py; deepspeed/launcher/runner.py. Any other launcher starts a run of its own on each node.
+"""
 
 MOST_ALTERNATIVES = 20
 """Largest number of alternative accelerators that are read."""
+
+
+NAMES_WITH_MEMORY = {"A100": "A100-40GB", "V100": "V100-16GB"}
+"""Name of SkyPilot without a memory size → the accelerator; A100-80GB and V100-32GB are others (`sky show-gpus`)."""
 
 
 class TaskScript(NamedTuple):
@@ -41,19 +51,27 @@ class TaskScript(NamedTuple):
     node_count: int
 
     @property
+    def accelerator_name(self) -> str:
+        """The name of the accelerators, with their memory; empty for none, or for alternatives of other names."""
+        names = {name for name, _ in self.accelerators}
+        accelerator_name = names.pop() if len(names) == 1 else ""
+        return NAMES_WITH_MEMORY.get(accelerator_name.upper(), accelerator_name)
+
+    @property
     def sbatch_options(self) -> list[str]:
-        """Options of sbatch with the same numbers of nodes and accelerators."""
+        """Options of sbatch with the accelerators of a node, and with the nodes if the script's command joins them."""
         count_options = [] if self.accelerator_count is None else [f"--gpus-per-node={self.accelerator_count}"]
-        return [*count_options, f"--nodes={self.node_count}"]
+        node_options = [f"--nodes={self.node_count}"] if JOINED_NODES.search(self.text) is not None else []
+        return [*count_options, *node_options]
 
 
 def is_task(config: Any) -> bool:
-    """Whether parsed tables are a SkyPilot task, and not a workflow of GitHub, which has `jobs`."""
+    """Whether parsed tables are a SkyPilot task, which may have a script alone, and no workflow of GitHub (`jobs`)."""
     return (
         isinstance(config, Mapping)
         and isinstance(config.get("run"), str)
         and "jobs" not in config
-        and bool(TASK_KEYS & set(config))
+        and (bool(TASK_KEYS & set(config)) or len(config) == 1)
     )
 
 
@@ -63,7 +81,7 @@ def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str]) 
     typed_variables: variables that are typed beside the file, as with `sky launch --env`. They replace the file's.
     """
     resources = task.get("resources")
-    accelerators = task_accelerators(resources.get("accelerators") if isinstance(resources, Mapping) else None)
+    accelerators = resource_accelerators(resources) if isinstance(resources, Mapping) else []
     counts = {alternative_count for _, alternative_count in accelerators}
     accelerator_count = counts.pop() if len(counts) == 1 else None
     written_count = task.get("num_nodes")
@@ -77,6 +95,27 @@ def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str]) 
         **typed_variables,
     }
     return TaskScript(task["run"], variables, accelerators, accelerator_count, node_count)
+
+
+def resource_accelerators(resources: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Returns the alternative accelerators of a task's resources as (name, number), without repetitions.
+
+    Alternatives in `any_of` and `ordered` have the fields around them where they state no others.
+    """
+    shared_accelerators = resources.get("accelerators")
+    tables = [
+        table
+        for alternatives_key in ("any_of", "ordered")
+        if isinstance(resources.get(alternatives_key), list)
+        for table in resources[alternatives_key][:MOST_ALTERNATIVES]
+        if isinstance(table, Mapping)
+    ]
+    accelerators = [
+        accelerator
+        for table in tables or [resources]
+        for accelerator in task_accelerators(table.get("accelerators", shared_accelerators))
+    ]
+    return list(dict.fromkeys(accelerators))
 
 
 def task_accelerators(accelerators: Any) -> list[tuple[str, int]]:

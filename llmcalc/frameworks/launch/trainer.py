@@ -304,6 +304,7 @@ def trainer_settings(
     """
     if config.get(EARLIER_ARGUMENT) is not None and default_values["optim"] == TRAINER_DEFAULTS["optim"]:
         default_values = {**default_values, **EARLIER_TRAINER_DEFAULTS}
+        add_earlier_version_note(reader, EARLIER_ARGUMENT, "transformers before 4.46")
     run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": reader.integer(config, "per_device_train_batch_size", default_values["per_device_train_batch_size"]),
@@ -344,6 +345,14 @@ def _add_evaluation_note(reader: LaunchReader, config: Table, training_batch: in
         reader.notes.append(
             f"evaluation: batches of {evaluation_batch} (per_device_eval_batch_size) are not counted, and may need more"
         )
+
+
+def add_earlier_version_note(reader: LaunchReader, argument_name: str, release_text: str) -> None:
+    """Adds a note on `EARLIER_TRAINER_DEFAULTS`, which an argument of an earlier release selects."""
+    reader.notes.append(
+        f"{argument_name} is of {release_text}, whose defaults are counted: optim {EARLIER_TRAINER_DEFAULTS['optim']}, "
+        "reentrant checkpoints"
+    )
 
 
 def add_noise_note(reader: LaunchReader, config: Table) -> None:

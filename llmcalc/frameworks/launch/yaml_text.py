@@ -7,6 +7,7 @@ is an error.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,11 +20,24 @@ LARGEST_FILE_BYTES = 400_000
 MOST_VALUES = 50_000
 """Largest number of values of a YAML file, with keys and expanded aliases; real files have under 2 000."""
 
+MOST_DOCUMENTS = 200
+"""Largest number of YAML documents of a file."""
+
 LONGEST_NUMBER = 400
 """Largest number of letters of a YAML number. Reading base 60 (`1:30:00`) takes time quadratic in the letters."""
 
 YAML_TYPES = {"int": "whole number", "float": "number", "bool": "truth value (true or false)"}
 """YAML's type of a value → its name in messages."""
+
+
+def split_documents(file_text: str, name_in_errors: str) -> list[str]:
+    """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
+    yaml_documents = [
+        document for document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE) if document.strip()
+    ]
+    if len(yaml_documents) > MOST_DOCUMENTS:
+        raise InputError(f"{name_in_errors}: {len(yaml_documents):,} documents; expected at most {MOST_DOCUMENTS}")
+    return yaml_documents
 
 
 def parse_yaml(yaml_text: str, name_in_errors: str) -> Any:

@@ -449,8 +449,9 @@ class MegatronSettings(MegatronArguments):
         if self.num_experts is not None:
             if self.tp > 1 and not self.sequence_parallel:
                 raise InputError(
-                    "--sequence-parallel: missing; Megatron-Core trains no mixture of experts with "
-                    f"--tensor-model-parallel-size {self.tp} without it (megatron/core/transformer/moe/moe_layer.py)"
+                    "sequence parallelism is off; Megatron-Core trains no mixture of experts with tensor parallelism "
+                    f"of {self.tp} without it (megatron/core/transformer/moe/moe_layer.py); expected it on, or no "
+                    "tensor parallelism"
                 )
             if self.num_experts % self.expert_model_parallel_size:
                 self._reject_value(

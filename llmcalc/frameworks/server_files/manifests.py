@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, variable_expander
-from ..launch.skypilot import environment_variables, is_plain_data, script_of_task
+from ..launch.skypilot import environment_variables, is_plain_data, is_task, script_of_task
 from ..launch.unresolved import mark_unresolved
 from ..launch.yaml_text import parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
@@ -80,11 +80,7 @@ def servers_in_tables(
         return
     yaml_documents = config if isinstance(config, list) else [config]
     for yaml_document in yaml_documents:
-        if (
-            isinstance(yaml_document, Mapping)
-            and isinstance(yaml_document.get("run"), str)
-            and "jobs" not in yaml_document
-        ):
+        if is_task(yaml_document):
             yield from _skypilot_servers(yaml_document, server_finder, variables)
     manifest_items = [
         manifest_item
@@ -201,13 +197,12 @@ def _skypilot_servers(
 ) -> Iterator[StartedServer]:
     """Yields the servers of a SkyPilot task, from its script `run` and its accelerators."""
     task_script = script_of_task(config, variables)
-    accelerators = task_script.accelerators
     setup_script = config.get("setup")
     engine_versions = engine_versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container(
         "run",
         image="script",
-        gpu_name=accelerators[0][0] if len(accelerators) == 1 else "",
+        gpu_name=task_script.accelerator_name,
         gpu_count=task_script.accelerator_count,
     )
     for started_server in server_finder.servers_in_script(task_script.text, task_script.variables, (), container):

@@ -24,7 +24,7 @@ from ..launch.notebook import is_python_name, read_launch_text
 from ..launch.python_source import is_python
 from ..launch.unresolved import is_unresolved, printable
 from ..launch.windows_scripts import posix_paths
-from ..launch.yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml
+from ..launch.yaml_text import LARGEST_FILE_BYTES, parse_braces, parse_yaml, split_documents
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of_program, read_arguments, words_of_tables
 from .manifests import servers_in_tables
@@ -36,9 +36,6 @@ from .server import Container, LaunchedServer, ReadNamedFile, StartedServer
 
 MOST_SERVERS = 200
 """Largest number of servers of a file."""
-
-MOST_DOCUMENTS = 200
-"""Largest number of YAML documents of a file."""
 
 NO_FLAGS: Mapping[str, Any] = {}
 """No flags beside a file."""
@@ -194,7 +191,7 @@ def _find_servers(
         return
     variables = {**_read_env_file(launch_folder), **typed_launch_file.variables}
     yaml_data = []
-    for yaml_document in _yaml_documents(file_text, name_in_errors):
+    for yaml_document in split_documents(file_text, name_in_errors):
         try:
             yaml_data.append(
                 parse_braces(yaml_document, name_in_errors)
@@ -213,16 +210,6 @@ def _find_servers(
     yield from servers
     if not servers and len(yaml_data) == 1:
         yield from _server_of_bare_config(yaml_data[0])
-
-
-def _yaml_documents(file_text: str, name_in_errors: str) -> list[str]:
-    """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
-    yaml_documents = [
-        document for document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE) if document.strip()
-    ]
-    if len(yaml_documents) > MOST_DOCUMENTS:
-        raise InputError(f"{name_in_errors}: {len(yaml_documents):,} documents; expected at most {MOST_DOCUMENTS}")
-    return yaml_documents
 
 
 def _read_env_file(launch_folder: Path | None) -> dict[str, str]:

@@ -20,6 +20,7 @@ from ..launch.trainer import (
     IGNORED_TRAINER_ARGUMENTS,
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
+    add_earlier_version_note,
     is_trainer,
     known_argument_names,
     kto_settings,
@@ -129,6 +130,8 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
         earlier_defaults = {**TRANSFORMERS_DEFAULTS, **EARLIER_TRAINER_DEFAULTS} if earlier_argument(config) else {}
+        if earlier_defaults:
+            add_earlier_version_note(reader, earlier_argument(config), "TRL before 0.20")
         defaults = {**ARGUMENT_DEFAULTS, **earlier_defaults}
         is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_ARGUMENTS), REWARD_ARGUMENT in config
         ignored_names = (

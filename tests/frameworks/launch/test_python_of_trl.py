@@ -244,6 +244,7 @@ def test_the_loss_of_sft_is_that_of_the_trl_that_knows_the_arguments(tmp_path: P
         earlier = read_launch(f"{command} --max_seq_length 64", 1)
         assert not {"cross_entropy", "recompute"} & {*earlier.settings}
         assert "max_seq_length is of TRL before 0.20, whose loss has all logits" in earlier.notes
+        assert any("TRL before 0.20, whose defaults are counted: optim adamw_torch" in note for note in earlier.notes)
         assert (settings["optimizer_impl"], earlier.settings["optimizer_impl"]) == ("fused", "foreach")
     command = f"accelerate launch sft.py {TRL_COMMAND} --use_peft --load_in_4bit"  # experts are linear layers there
     assert "quantized_experts" not in read_launch(command, 1).settings
@@ -251,22 +252,38 @@ def test_the_loss_of_sft_is_that_of_the_trl_that_knows_the_arguments(tmp_path: P
     assert read_launch(f"python run_clm.py {TRL_COMMAND} --do_train", 1).program == "transformers"
 
 
-def test_the_optimizer_is_that_of_the_versions() -> None:
+def test_the_optimizer_is_that_of_the_versions(tmp_path: Path) -> None:
     """AdamW is fused by default since torch 2.8; `evaluation_strategy` ends with transformers 4.46.
 
     Source: transformers/training_args.py (5.23), `default_optim`.
     """
     command = "python run_clm.py --model_name_or_path gpt2 --do_train --block_size 64 --output_dir o"
-    for arguments, torch, implementation in (
-        ("", None, "fused"),
-        ("", "2.8", "fused"),
-        ("", "2.7", "foreach"),
-        (" --optim adamw_torch_fused", "2.7", "fused"),
-        (" --evaluation_strategy no", None, "foreach"),
+    earlier, earlier_note = " --evaluation_strategy no", "evaluation_strategy is of transformers before 4.46"
+    torch_note = "--torch 2.8 does not change optim adamw_torch"
+    for arguments, torch, implementation, notes in (
+        ("", None, "fused", []),
+        ("", "2.8", "fused", []),
+        ("", "2.7", "foreach", []),
+        (" --optim adamw_torch_fused", "2.7", "fused", []),
+        (earlier, None, "foreach", [earlier_note]),
+        (earlier, "2.7", "foreach", [earlier_note]),
+        (earlier, "2.8", "foreach", [earlier_note, torch_note]),
+        (f"{earlier} --optim adamw_torch", "2.8", "foreach", [earlier_note]),
     ):
         options = {} if torch is None else {"torch": torch}
         launch = read_launch(f"{command}{arguments}", 1, options=options)
         assert launch.settings["optimizer_impl"] == implementation, (arguments, torch)
+        version_notes = [note for note in launch.notes if "optim adamw_torch" in note]
+        assert [version_note[: len(note)] for version_note, note in zip(version_notes, notes, strict=True)] == notes
+    (tmp_path / "sgd.json").write_text('{"optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 2}}')
+    under_deepspeed = f"deepspeed --num_gpus 2 run_clm.py {command.split(maxsplit=2)[2]} --deepspeed {tmp_path}"
+    (tmp_path / "auto.json").write_text('{"zero_optimization": {"stage": 2}}')
+    for file_name, optimizer in (("sgd.json", "sgd"), ("auto.json", "adamw")):
+        launches = [
+            read_launch(f"{under_deepspeed}/{file_name}", options=options) for options in ({}, {"torch": "2.7"})
+        ]
+        assert [launch.settings["optimizer"] for launch in launches] == [optimizer] * 2
+        assert launches[0].settings.items() <= launches[1].settings.items()
     checkpoints = "--gradient_checkpointing"
     for arguments, recompute in ((checkpoints, "full"), (f"{checkpoints} --evaluation_strategy no", "full-reentrant")):
         assert read_launch(f"{command} {arguments}", 1).settings["recompute"] == recompute

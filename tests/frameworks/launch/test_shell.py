@@ -47,6 +47,8 @@ def words(text: str) -> list[str]:
         ('A="$(cd "$(dirname "$0")/.." && pwd)"\nrun $A/b `pwd`/c $PWD', ["run", "../b", "./c", "."]),
         ('A=$(dirname "$(readlink -f "$0")")\nrun $A/b $(basename $0) ${0}', ["run", "./b", "x.sh", "./x.sh"]),
         ("A=$(dirname $(realpath ${BASH_SOURCE[@]}))\nrun $A `dirname $0`", ["run", ".", "."]),
+        ("A=$(dirname $(dirname $0))\nrun $A/b $(dirname $A/c) $(dirname $A)", ["run", "../b", "..", "../.."]),
+        ('A=$(dirname "$(pwd)")\nrun $A', ["run", ".."]),
         ("A=/a/b.c\nrun $(dirname $A) $(basename $A) $(cd /a; pwd)", ["run", "/a", "b.c", "/a"]),
         ("run a <<EOF\nb c\nEOF\n", ["run", "a"]),
         ("export A=1 B=2\nrun $A$B", ["run", "12"]),
@@ -156,6 +158,14 @@ def test_a_branch_that_is_not_sure_keeps_its_commands() -> None:
 def test_paths_of_unknown_variables_stay_open() -> None:
     for text in ("run $(dirname $A)", "run $(cd $A && pwd)", "run $(dirname a b)", "run $(cd a && ls)", "run `date`"):
         assert all(map(is_unresolved, words(text)[1:])), text
+    for text in ("run $(basename $PWD)", "run $(basename $(dirname $0))", "run $(basename ../..)"):
+        assert all(map(is_unresolved, words(text)[1:])), text
+
+
+def test_the_current_folder_is_open_behind_cd() -> None:
+    for text in ("cd a\nrun $PWD/b", "cd ..\nA=$(pwd)\nrun $A", "(cd $A || exit)\nrun `pwd`", "pushd a\nrun ${PWD}"):
+        assert is_unresolved(next(command.words[-1] for command in commands(text) if command.words[0] == "run")), text
+    assert commands('cd "$(dirname "$0")"\nrun $PWD $(pwd)')[-1].words == ("run", ".", ".")
 
 
 def test_exported_variables_and_those_of_a_command() -> None:

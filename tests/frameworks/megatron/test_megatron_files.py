@@ -157,7 +157,7 @@ def test_as_few_devices_as_the_layout_can_have() -> None:
     launch = small(**sizes, num_experts=4, sequence_parallel=True)
     assert launch.layout.world_size == 16  # experts of 2 · 4 ranks in each of two stages
     assert launch.notes == ("16 devices are assumed, as few as the layout can have",)
-    with pytest.raises(InputError, match="--sequence-parallel: missing"):  # transformer/moe/moe_layer.py, `forward`
+    with pytest.raises(InputError, match="sequence parallelism is off"):  # transformer/moe/moe_layer.py, `forward`
         small(**sizes, num_experts=4)
 
 
