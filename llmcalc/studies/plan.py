@@ -728,7 +728,8 @@ class LayoutOrder:
                 ranked_layouts.ended_early = True
                 break
             missing_count, needed_candidates = row_limit - len(ranked_layouts.feasible), list[Candidate]()
-            for candidate in waiting_candidates:  # what exceeds the capacity by the estimate will hardly be a row
+            next_candidates = waiting_candidates[: replay_limit - ranked_layouts.replay_count]
+            for candidate in next_candidates:  # what exceeds the capacity by the estimate will hardly be a row
                 if missing_count <= 0:
                     break
                 needed_candidates.append(candidate)

@@ -329,6 +329,24 @@ def test_a_screen_goes_as_far_beyond_what_does_not_fit_as_a_document() -> None:
     assert [candidate.layout.dp for candidate in order.plan(5, "never", replay_limit=20).feasible] == [2**16, 2**17]
 
 
+def test_no_more_replays_are_begun_than_a_plan_may_make() -> None:
+    """Layouts whose estimates exceed the capacity a little were all begun, since none of them counts as a row."""
+    begun: set[LayoutRun] = set()
+    order = LayoutOrder(
+        LayoutSearch([(Layout(dp=number), 1) for number in range(1, 301)]),
+        100,
+        lambda *_: 105,
+        lambda *_: 1,
+        lambda *_: 200,
+        EstimateErrors(0.1),
+        lambda layout, *_: float(layout.dp),
+        begin_replays=lambda layout_runs, _limit: begun.update(layout_runs),
+    )
+    plan = order.plan(5, "never", replay_limit=20)
+    assert (plan.replay_count, len(plan.unreplayed)) == (20, 280)
+    assert len(begun) == 20
+
+
 def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:
     found = asked(run, "plan", SMALL, "--devices", "2", "--seq", "128", "--hardware", "800MiB", code=1)
     assert found["feasible"] == []
