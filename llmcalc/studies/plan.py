@@ -68,6 +68,9 @@ WORK_OF_COMPARISON = 2_000_000
 ESTIMATES_WORK_SHARE = 0.35
 """Share of a search's work after which it estimates no further layouts."""
 
+UNEVEN_TASK_FACTOR = 2
+"""Times its even part of the estimates' work that a task in another process may do, as some layouts need more of it."""
+
 ROWS = 10
 """Number of layouts that a plan replays and lists, unless the user states another."""
 
@@ -826,7 +829,8 @@ class LayoutOrder:
             return {}
         for peak_estimate in peak_estimates:
             _ = peak_estimate.layer_kinds  # their ids are in the keys of measurements
-        work_limit = int(2 * ESTIMATES_WORK_SHARE * self.budget.units_left) // len(numbers_by_sizes)
+        estimates_work = ESTIMATES_WORK_SHARE * self.budget.units_left
+        work_limit = int(UNEVEN_TASK_FACTOR * estimates_work) // len(numbers_by_sizes)
 
         def estimate_layouts(estimate_task: EstimateTask) -> dict[int, EstimatedLayout]:
             estimates: dict[int, EstimatedLayout] = {}
