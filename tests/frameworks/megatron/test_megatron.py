@@ -34,8 +34,8 @@ from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of, optimizer_bytes
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.model import ModelSpec
-from llmcalc.optional import MTP
 from llmcalc.ops import Weight
+from llmcalc.optional import MTP
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.meter import Meter
 from tests.comparisons import Thing, compares, under
