@@ -142,30 +142,36 @@ def _rows_with_ties(plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]
 def _order_position(plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns a layout's position among the sorted layouts that may fit, with its options and estimated seconds.
 
-    The position is None if it is not listed; `more` is the share of seconds that it takes beyond the first layout.
+    The position is None if it is not listed; `slower_share` is the share of seconds that it takes beyond the first
+    layout, negative if it takes less.
     """
-    layouts_in_order = plan.order
-    position = position_of_layout(layouts_in_order, requested_sizes)
-    place = {"layout": dict(requested_sizes), "place": position, "of": len(layouts_in_order)}
+    plans_and_candidates = plan.order
+    candidates = [candidate for _, candidate in plans_and_candidates]
+    position = position_of_layout(candidates, requested_sizes)
+    place: dict[str, Any] = {"layout": dict(requested_sizes), "place": position, "of": len(candidates)}
     if position is None:
         return place
-    candidate, first_seconds = layouts_in_order[position - 1], layouts_in_order[0].seconds
-    if candidate.seconds is None or not first_seconds:
-        return place | {"options": candidate.options}
-    more = candidate.seconds / first_seconds - 1
-    return place | {"options": candidate.options, "seconds": candidate.seconds, "more": more}
+    framework_plan, candidate = plans_and_candidates[position - 1]
+    place["options"] = candidate.options
+    seconds_range = framework_plan.step_time_range(candidate)
+    if seconds_range is not None:
+        place["seconds"] = seconds_range.amount.as_data()
+    if candidate.seconds is not None and candidates[0].seconds:
+        place["slower_share"] = candidate.seconds / candidates[0].seconds - 1
+    return place
 
 
 def _order_position_text(order_position: dict[str, Any]) -> str:
     layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in order_position["layout"].items())
     if order_position["place"] is None:
         return f"{layout}: is not among the {order_position['of']:,} layouts whose tensors may fit"
-    place_text = f"{layout}: place {order_position['place']:,} of {order_position['of']:,}"
-    if order_position["place"] == 1 or "seconds" not in order_position:
-        return place_text
-    seconds_text, share_text = duration_text(order_position["seconds"]), units.percent(abs(order_position["more"]))
-    comparison_text = f"{share_text} {'less' if order_position['more'] < 0 else 'more'} than the first"
-    return f"{place_text}, likely {seconds_text} a step, {comparison_text} ({order_position['options']})"
+    texts = [f"{layout}: place {order_position['place']:,} of {order_position['of']:,}"]
+    if "seconds" in order_position:
+        texts.append(f"likely {duration_text(order_position['seconds']['estimate'])} a step")
+    slower_share = order_position.get("slower_share")
+    if slower_share is not None and order_position["place"] > 1:
+        texts.append(f"{units.percent(abs(slower_share))} {'less' if slower_share < 0 else 'more'} than the first")
+    return f"{', '.join(texts)} ({order_position['options']})"
 
 
 def _answer_text(plan: LayoutPlan) -> str:

@@ -225,12 +225,15 @@ class LayoutPlan:
         return self.estimates.framework
 
     @property
-    def order(self) -> list[Candidate]:
-        """The candidates in order: fitting layouts as listed, then layouts that may fit but were not replayed."""
+    def order(self) -> list[tuple[LayoutPlan, Candidate]]:
+        """The candidates in order, each with the plan of its framework.
+
+        Fitting layouts come as listed, then layouts that may fit but were not replayed.
+        """
         plans = (self, *self.other_plans)
         return [
-            *(candidate for _, candidate in self.rows_of_frameworks),
-            *(candidate for plan in plans for candidate in plan.ranked_layouts.unreplayed),
+            *self.rows_of_frameworks,
+            *((plan, candidate) for plan in plans for candidate in plan.ranked_layouts.unreplayed),
         ]
 
     @property

@@ -456,12 +456,16 @@ def test_the_place_of_a_layout(run: Any) -> None:
     place = answer(run, *words, "--where", f"tp={first['tp']},dp={first['dp']}")["where"]
     assert place["place"] == 1
     assert place["of"] > 1
-    assert place["more"] == 0
+    assert place["slower_share"] == 0
+    assert place["seconds"] == answer(run, *words)["feasible"][0]["seconds"]
+    first_screen = " ".join(run(*words, "--where", f"tp={first['tp']},dp={first['dp']}").out.split())
+    assert f"place 1 of {place['of']}, likely " in first_screen
+    assert f" a step ({place['options']})" in first_screen
     later = answer(run, *words, "--where", "tp=4")["where"]
     steps = answer(run, "time", SMALL, *H100, "--phase", "training", "--seq", "128", "--global-batch", "24",
                    "--framework", answer(run, *words)["framework"], *later["options"].split())  # fmt: skip
-    assert later["seconds"] == pytest.approx(steps["seconds"]["estimate"])
-    assert later["more"] > 0
+    assert later["seconds"] == steps["seconds"]
+    assert later["slower_share"] > 0
     text = " ".join(run(*words, "--where", "tp=4").out.split())
     assert f"tp4: place {later['place']} of {later['of']}, likely " in text
     assert f"% more than the first ({later['options']})" in text
@@ -469,6 +473,8 @@ def test_the_place_of_a_layout(run: Any) -> None:
     by_memory = answer(run, *words, "--by", "memory", "--where", "dp=8")
     assert by_memory["by"] == "memory"
     assert "seconds" not in by_memory["feasible"][0]
+    by_memory_screen = " ".join(run(*words, "--by", "memory", "--where", "dp=8").out.split())
+    assert f" ({by_memory['where']['options']})" in by_memory_screen
 
 
 def test_a_layout_that_a_replay_refuses_has_no_place() -> None:
@@ -476,7 +482,7 @@ def test_a_layout_that_a_replay_refuses_has_no_place() -> None:
     layout_plan: Any = llmcalc.plan(SMALL, "h100", devices=4, seq=128, rows=3).result
     first, second, *others = layout_plan.ranked_layouts.feasible
     refused_plan = replace(layout_plan.ranked_layouts, feasible=[second, *others])
-    layouts_in_order = replace(layout_plan, ranked_layouts=refused_plan).order
+    layouts_in_order = [candidate for _, candidate in replace(layout_plan, ranked_layouts=refused_plan).order]
     assert layouts_in_order[:2] == [second, *others][:2]
     assert first not in layouts_in_order
     assert len(layouts_in_order) == len(layout_plan.order) - 1
