@@ -193,10 +193,14 @@ def _answer_text(plan: LayoutPlan) -> str:
 
 
 def _comparison_notes(plan: LayoutPlan) -> list[str]:
-    """Returns a note per framework whose layouts are not listed: its fastest layout and the seconds of that."""
+    """Returns a note per framework whose layouts are not listed: its fastest layout with its seconds, or none."""
     notes = []
     for compared_layout in plan.compared_layouts:
         candidate, compared_time = compared_layout.candidate, compared_layout.time_range
+        if candidate is None:
+            fits_text = "was found to fit" if compared_layout.has_unknown_layouts else "fits"
+            notes.append(f"not listed: {compared_layout.framework.title}, of which no layout {fits_text}")
+            continue
         framework_text = f"{compared_layout.framework.title} (--framework {compared_layout.framework_name})"
         time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"
         notes.append(
@@ -418,8 +422,12 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
             for framework_plan, layout_candidate, is_tie in _rows_with_ties(plan)
         ],
         "other_frameworks": [
-            {"framework": compared_layout.framework_name, "fits": True}
-            | candidate_data(compared_layout.candidate, compared_layout.time_range)
+            {"framework": compared_layout.framework_name, "fits": compared_layout.candidate is not None}
+            | (
+                {}
+                if compared_layout.candidate is None
+                else candidate_data(compared_layout.candidate, compared_layout.time_range)
+            )
             for compared_layout in plan.compared_layouts
         ],
         "unreplayed": [],

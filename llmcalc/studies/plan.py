@@ -140,16 +140,18 @@ class LayoutEstimates:
 
 @frozen
 class ComparedLayout:
-    """The fastest layout of a run under another framework, whose other layouts are not listed.
+    """The fastest layout of a run under another framework, whose other layouts are not listed; or that none fits.
 
     framework_name: name of the framework.
-    candidate: the layout, which fits.
-    time_range: seconds of a step.
+    candidate: the layout, which fits; None (default) if none was found to fit.
+    time_range: seconds of a step; None (default) without a time.
+    has_unknown_layouts: whether the search left layouts that may fit, without one that fits; false by default.
     """
 
     framework_name: str
-    candidate: Candidate
-    time_range: TimeRange | None
+    candidate: Candidate | None = None
+    time_range: TimeRange | None = None
+    has_unknown_layouts: bool = False
 
     @property
     def framework(self) -> Framework:
@@ -482,10 +484,14 @@ def search_budget() -> WorkBudget:
     return WorkBudget(WORK_OF_SEARCH)
 
 
-def incomplete_search_error(plan: LayoutPlan) -> InputError:
+class IncompleteSearchError(InputError):
+    """The error of a search that ended early and found no fitting layout, although one may exist."""
+
+
+def incomplete_search_error(plan: LayoutPlan) -> IncompleteSearchError:
     """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
     ranked_layouts = plan.ranked_layouts
-    return InputError(
+    return IncompleteSearchError(
         f"--devices {plan.devices}: nothing fits so far, and the search ended before all "
         f"{ranked_layouts.tried_count:,} layouts were tried and replayed; {FEWER_LAYOUTS_ADVICE}"
     )

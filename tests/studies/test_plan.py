@@ -25,9 +25,11 @@ from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLay
 from llmcalc.studies.plan import (
     TOO_MUCH_MEMORY,
     UNTRIED_REASON,
+    IncompleteSearchError,
     LayoutEstimates,
     LayoutOrder,
     RankedLayouts,
+    plan_of,
     search_budget,
 )
 from llmcalc.studies.step_size import default_batch, usual_batch
@@ -556,6 +558,36 @@ def test_a_plan_without_a_framework_names_the_other_one(run: Any) -> None:
     screen = " ".join(run(*words).out.split())
     assert "under Megatron-Core; " in screen
     assert "not listed: layouts of FSDP2 (--framework fsdp2); their fastest takes" in screen
+
+
+@pytest.mark.parametrize(
+    ("searched", "expected"),
+    [
+        ({}, "not listed: FSDP2, of which no layout fits"),
+        ({"ended_early": True}, "not listed: FSDP2, of which no layout was found to fit"),
+        (IncompleteSearchError("no layout so far"), "not listed: FSDP2, of which no layout was found to fit"),
+        (InputError("a reason of the framework"), ""),
+    ],
+)
+def test_a_plan_says_that_no_layout_of_the_other_framework_fits(
+    run: Any, monkeypatch: pytest.MonkeyPatch, searched: Any, expected: str
+) -> None:
+    """A finished plan stays, whatever its comparison meets."""
+
+    def plan_of_other(*arguments: Any, **options: Any) -> Any:
+        if arguments[2].framework != "fsdp2":
+            return plan_of(*arguments, **options)
+        if isinstance(searched, InputError):
+            raise searched
+        return SimpleNamespace(ranked_layouts=RankedLayouts(3, **searched))
+
+    monkeypatch.setattr("llmcalc.studies.plan.plan_of", plan_of_other)
+    words = ("plan", SMALL, "--seq", "128", "--devices", "4", "--hardware", "h100", "--rows", "1")
+    document = asked(run, *words)
+    assert document["other_frameworks"] == ([{"framework": "fsdp2", "fits": False}] if expected else [])
+    assert document["feasible"]
+    assert ("not listed" in (screen := " ".join(run(*words, "--notes").out.split()))) == bool(expected)
+    assert expected in screen
 
 
 def test_replicas_that_do_not_fit_whole_fit_with_a_zero_stage(run: Any) -> None:
