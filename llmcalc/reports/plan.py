@@ -189,7 +189,17 @@ def _answer_text(plan: LayoutPlan) -> str:
             time_text += f"; {compared_layout.framework.title}'s {duration_text(float(compared_time.estimate))}"
     framework_text = f" under {plan.framework.title}"
     with_expandable_text = "" if plan.expandable_bytes is None else f", but one does with {EXPANDABLE_OPTION}"
-    return _fitting_layouts_text(plan.ranked_layouts) + framework_text + with_expandable_text + time_text
+    more_rows_text = f" ({_more_rows_hint(plan)})" if plan.ranked_layouts.unreplayed else ""
+    return "".join(
+        [_fitting_layouts_text(plan.ranked_layouts), framework_text, more_rows_text, with_expandable_text, time_text]
+    )
+
+
+def _more_rows_hint(plan: LayoutPlan) -> str:
+    """Writes which option counts the layouts in full that were not replayed, or why they were not."""
+    if plan.ranked_layouts.ended_early:
+        return f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
+    return f"--rows {plan.rows + len(plan.ranked_layouts.unreplayed)} counts more"
 
 
 def _comparison_notes(plan: LayoutPlan) -> list[str]:
@@ -219,8 +229,12 @@ def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
         return "no layout fits"
     if not ranked_layouts.unreplayed:
         return f"{len(ranked_layouts.feasible):,} of {plural(ranked_layouts.tried_count, 'layout')} {fits_verb}"
-    counted_text = f"{plural(ranked_layouts.replay_count, 'layout')} counted in full"
-    return f"{len(ranked_layouts.feasible) or 'none'} of {counted_text} {fits_verb}"
+    fitting_count, counted_count = len(ranked_layouts.feasible), ranked_layouts.replay_count
+    first_text = "the first" if counted_count == 1 else f"the first {counted_count:,}"
+    if fitting_count != counted_count:
+        first_text = f"{fitting_count or 'none'} of {first_text}"
+    layout_count = counted_count + len(ranked_layouts.unreplayed)
+    return f"{first_text} of {layout_count:,} layouts, counted in full, {fits_verb}"
 
 
 def _usual_step_tokens_text(devices: int) -> str:
@@ -352,14 +366,11 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
     if plan.ranked_layouts.unreplayed:
         layout_count = len(plan.ranked_layouts.unreplayed)
         most_bytes = max(layout_candidate.upper_bound_bytes for layout_candidate in plan.ranked_layouts.unreplayed)
-        more_rows_hint = f"--rows {plan.rows + layout_count} counts more"
-        if plan.ranked_layouts.ended_early:
-            more_rows_hint = f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
         notes.insert(
             0,
             f"{layout_count:,} more of {plural(plan.ranked_layouts.tried_count, 'layout')} may fit: their "
             "tensors do, and unused blocks of the allocator come on top (at most "
-            f"{units.GIB.write(most_bytes)} {units.GIB.name} in all); {more_rows_hint}",
+            f"{units.GIB.write(most_bytes)} {units.GIB.name} in all)",
         )
     if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")

@@ -300,7 +300,8 @@ def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
     for candidate in few["unreplayed"]:
         assert candidate["tensor_bytes"] < replayed[candidate["options"]] <= candidate["upper_bound_bytes"]
     screen = " ".join(run(*words, "--rows", "1")[1].split())
-    assert "1 of 1 layout counted in full fits" in screen
+    assert "the first of " in screen
+    assert " layouts, counted in full, fits under" in screen
     assert f"--rows {len(replayed)} counts more" in screen
 
 
@@ -310,10 +311,13 @@ def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any) -> No
     document = asked(run, *words)
     assert len(document["feasible"]) == 10
     screen = " ".join(run(*words).out.split())
-    assert "5 of 5 layouts counted in full fit" in screen
-    assert f"--rows {10 + len(document['unreplayed'])} counts more" in screen
+    layout_count = 10 + len(document["unreplayed"])
+    assert f"the first 5 of {layout_count} layouts, counted in full, fit under Megatron-Core" in screen
+    assert f"(--rows {layout_count} counts more)" in screen
     for ten_rows in (("--notes",), ("--where", "tp=2"), ("--rows", "10"), ("--format", "markdown")):
-        assert "10 of 10 layouts counted in full fit" in " ".join(run(*words, *ten_rows).out.split()), ten_rows
+        assert f"the first 10 of {layout_count} layouts, counted in full" in " ".join(
+            run(*words, *ten_rows).out.split()
+        ), ten_rows
 
 
 def test_a_screen_goes_as_far_beyond_what_does_not_fit_as_a_document() -> None:
