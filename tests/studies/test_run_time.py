@@ -365,6 +365,8 @@ def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
     inside = answer(run, *words, "--measured", f"{estimate * 1e3:.3f}ms")["measured"]
     assert inside["inside"]
     assert inside["seconds"] == pytest.approx(estimate, rel=1e-3)
+    for rate in ("21845.3 tok/s", "21,845.3 tokens/s", "21.8453k tok/s", "1365.33 tps/GPU"):  # 16 sequences of 4,096
+        assert answer(run, *words, "--measured", rate)["measured"]["seconds"] == pytest.approx(3.0, rel=1e-4)
     slow = answer(run, *words, "--measured", f"{3 * estimate:.4f}s")["measured"]
     assert not slow["inside"]
     assert any("--overlap none" in line for line in slow["lines"])
@@ -561,6 +563,7 @@ REFUSED = {
     "time gpt2 --hardware 24GiB": "no memory bandwidth is known",
     "time gpt2 --hardware h100 --phase inference": "expected prefill (a prompt) or decode (a token)",
     "time gpt2 --hardware h100 --measured soon": "--measured: 'soon'; expected a duration",
+    "time gpt2 --hardware h100 --measured 0tok/s": "--measured: '0tok/s'; expected more than no tokens",
     "time gpt2 --hardware h100 --measured -1": "--measured",
     "time gpt2 --hardware h100 --by-node 99": "--by-node: 99 is too large; expected at most 8",
     "time gpt2 --hardware h100 --framework torch --users 4": "--users: training has no users, and --framework torch",
