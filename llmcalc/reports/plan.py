@@ -370,7 +370,8 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
             0,
             f"{layout_count:,} more of {plural(plan.ranked_layouts.tried_count, 'layout')} may fit: their "
             "tensors do, and unused blocks of the allocator come on top (at most "
-            f"{units.GIB.write(most_bytes)} {units.GIB.name} in all)",
+            f"{units.GIB.write(most_bytes)} {units.GIB.name} in all)"
+            + (f"; {_more_rows_hint(plan)}" if plan.other_plans else ""),  # the title of one framework has the hint
         )
     if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")

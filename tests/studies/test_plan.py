@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,10 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.parallel.search import LayoutSearch, search_layouts
+from llmcalc.questions.plans import _compared_layouts, plan_settings
+from llmcalc.questions.runs import RunQuestion
 from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
+from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
@@ -592,6 +595,29 @@ def test_a_plan_says_that_no_layout_of_the_other_framework_fits(
     assert document["feasible"]
     assert ("not listed" in (screen := " ".join(run(*words, "--notes").out.split()))) == bool(expected)
     assert expected in screen
+
+
+def test_a_comparison_begins_once() -> None:
+    """One whose process raised an error began anew with each replay."""
+    begun: list[Any] = []
+    replays = LayoutReplays(framework_of("megatron"), "", lambda *_: None, lambda *_: [], WorkBudget(1), lambda: ())
+    replays._calls = cast("Any", SimpleNamespace(can_fork=True, begin=lambda tasks: begun.extend(tasks)))
+    for layout in (Layout(dp=2), Layout(dp=4)):
+        replays.begin([LayoutRun(layout, 1, CONFIGURED_RECOMPUTE)], None)
+    assert [type(task).__name__ for task, _ in begun] == ["ReplayTask", "ComparisonTask", "ReplayTask"]
+
+
+def test_an_error_in_the_settings_of_a_comparison_compares_nothing() -> None:
+    settings = plan_settings(Settings(seq=128), lambda _: False)
+    layout = LayoutRequest(devices=4)
+    run_question = RunQuestion(
+        preset=load(SMALL), settings=settings, layout=layout, accelerators=(load_hardware("h100-sxm"),)
+    )
+
+    def refuse(_: Any) -> Any:
+        raise InputError("no stack; expected another")
+
+    assert _compared_layouts(run_question, "megatron", refuse, "megatron", 4) == ()
 
 
 def test_replicas_that_do_not_fit_whole_fit_with_a_zero_stage(run: Any) -> None:
