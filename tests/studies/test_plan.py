@@ -601,7 +601,7 @@ def test_a_comparison_begins_once() -> None:
     """One whose process raised an error began anew with each replay."""
     begun: list[Any] = []
     replays = LayoutReplays(framework_of("megatron"), "", lambda *_: None, lambda *_: [], WorkBudget(1), lambda: ())
-    replays._calls = cast("Any", SimpleNamespace(can_fork=True, begin=lambda tasks: begun.extend(tasks)))
+    replays._calls = cast("Any", SimpleNamespace(can_fork=True, begin=begun.extend))
     for layout in (Layout(dp=2), Layout(dp=4)):
         replays.begin([LayoutRun(layout, 1, CONFIGURED_RECOMPUTE)], None)
     assert [type(task).__name__ for task, _ in begun] == ["ReplayTask", "ComparisonTask", "ReplayTask"]
