@@ -472,7 +472,7 @@ def plan(
     phase: MemoryPhase | None = None,
     *,
     global_batch: int | str | None = None,
-    rows: int = 10,
+    rows: int | None = None,
     by: Literal["time", "memory"] | None = None,
     where: str | None = None,
     stack: str | None = None,
@@ -488,7 +488,7 @@ def plan(
 
     global_batch: sequences of a step of all devices; default a micro-batch of each, at most about 4M tokens, or
         1,024 of each device if that is more.
-    rows: layouts that are replayed.
+    rows: layouts that are replayed; default 10.
     by: order of the layouts; default time where it can be estimated. where: sizes of a layout whose place in the order
         is asked for, such as "tp=8,pp=16". stack, overlap, nic, calibrate: as of `time`.
     options: as of `memory`; sizes of groups that are given hold for all layouts.
@@ -512,7 +512,7 @@ def plan(
         run_question,
         time_options,
         optional_length("--global-batch", global_batch),
-        validate_whole("--rows", rows),
+        None if rows is None else validate_whole("--rows", rows),
         by,
         optional_text("--where", where, "tp=8"),
         parsed_options.read_model,
@@ -551,7 +551,8 @@ def time(
         token is added.
     stack: software that is priced; default that of the framework or the engine. overlap: none, dp, tp or all.
     nic: GB/s of each device's network. by_node: levels of the model's tree that the report lists.
-    measured: a measured time (8.1, "35ms"), which the report compares with the range.
+    measured: a measured time (8.1, "35ms") or rate of all devices ("2900 tok/s") or of one ("2900 tok/s/gpu"), which
+        the report compares with the range.
     calibrate: a .csv file of measured runs, on which the stack is fitted.
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.

@@ -129,6 +129,10 @@ class ForkedCalls(Generic[Task, Result]):
         self._waiting_tasks.pop(task, None)
         return self._results.pop(task) if task in self._results else self._function(task)
 
+    def drop_waiting_calls(self, kept_task: Task) -> None:
+        """Forgets the calls that no process has started, but the one of `kept_task`."""
+        self._waiting_tasks = {task: group for task, group in self._waiting_tasks.items() if task == kept_task}
+
     def close(self) -> None:
         """Ends the worker processes, even during a call."""
         workers, self._workers = self._workers, []

@@ -50,6 +50,21 @@ def test_calls_run_in_other_processes_and_a_single_one_does_not() -> None:
         assert third in (first, second)
 
 
+def test_waiting_calls_that_are_dropped_do_not_run_before_the_last_one(tmp_path: Path) -> None:
+    """The comparison of a plan came after replays that nobody asked for any more."""
+
+    def write_number(number: int) -> int:
+        (tmp_path / str(number)).touch()
+        time.sleep(0.05 * (number < 9))
+        return number
+
+    with ForkedCalls(write_number, 2) as calls:
+        calls.begin((number, "a") for number in range(10))
+        calls.drop_waiting_calls(9)
+        assert calls.result(9) == 9
+    assert {path.name for path in tmp_path.iterdir()} <= {"0", "1", "9"}
+
+
 def test_further_processes_start_with_more_tasks() -> None:
     with ForkedCalls(square, 4) as calls:
         calls.begin([(1, "a"), (2, "b")])

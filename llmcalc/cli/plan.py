@@ -48,7 +48,7 @@ def command(
         length_option(
             "--rows",
             help="Number of best layouts to replay on the allocator and to show; default 5, or 10 with --notes, "
-            "--where or another format.",
+            "--where, --table or another format.",
         ),
     ] = None,
     by: Annotated[

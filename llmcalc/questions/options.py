@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 from ..errors import InputError, short_repr
 from ..frozen import frozen
 from ..units import parse_count
-from ..workload.durations import parse_duration
+from ..workload.durations import MeasuredTime, parse_duration, parse_measured_time
 from ..workload.setting import Setting
 
 MAX_DEPTH = 8
@@ -195,8 +195,13 @@ class TimeOptions:
         common_setting("List the time by nodes of the model, to this depth.", maximum=MAX_DEPTH, metavar="DEPTH"),
     ] = None
     measured: Annotated[
-        float | None,
-        seconds_setting("A measured time (8.1s, 35ms). Says whether it is in the range, and what could explain it."),
+        MeasuredTime | None,
+        common_setting(
+            "A measured time (8.1s, 35ms), or the tokens/s of all devices (2900 tok/s) or of one (2900 tok/s/gpu). "
+            "Says whether it is in the range, and what could explain it.",
+            parse_value=parse_measured_time,
+            metavar="SECONDS",
+        ),
     ] = None
     factors: Any = None
 

@@ -204,13 +204,14 @@ def _compared_layouts(
     stack_name: str,
     global_batch: int,
 ) -> tuple[ComparedLayout, ...]:
-    """Returns the fastest layout of each other usual framework that shards weights, if none was named.
+    """Returns the fastest layout, or that none fits, of each other usual framework that shards weights.
 
+    The tuple is empty if a framework was named.
     stack_name, global_batch: software of the times, and sequences per step of the plan.
     """
     from ..frameworks.registry import DEFAULT_FRAMEWORK, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
-    from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, plan_of
+    from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, IncompleteSearchError, plan_of
 
     if planned_framework == DEFAULT_FRAMEWORK or run_question.hardware is None:
         return ()
@@ -218,10 +219,10 @@ def _compared_layouts(
     for framework_record in frameworks_for_plans(run_question.layout, run_question.hardware):
         if framework_record.name in (DEFAULT_FRAMEWORK, planned_framework):
             continue
-        if time_settings is not None and time_settings(framework_record).stack == stack_name:
-            continue  # `--stack` names the software of one framework
-        run_memory = run_question.with_framework(framework_record).memory_on_one_device()
         try:
+            if time_settings is not None and time_settings(framework_record).stack == stack_name:
+                continue  # `--stack` names the software of one framework
+            run_memory = run_question.with_framework(framework_record).memory_on_one_device()
             framework_record.check_run(run_memory, "")
             check_framework(run_question.settings, framework_record)
             plan = plan_of(
@@ -235,11 +236,18 @@ def _compared_layouts(
                 time_settings=time_settings,
                 budget=WorkBudget(WORK_OF_COMPARISON),
             )
+        except IncompleteSearchError:
+            compared_layouts.append(ComparedLayout(framework_record.name, has_unknown_layouts=True))
+            continue
         except InputError:  # it does not train this model, or has no such layouts
             continue
-        for candidate in plan.ranked_layouts.feasible:
+        ranked_layouts = plan.ranked_layouts
+        for candidate in ranked_layouts.feasible:
             counted_candidate = replace(candidate, count_sent_bytes=partial(int, candidate.communication_bytes or 0))
             compared_layouts.append(
                 ComparedLayout(framework_record.name, counted_candidate, plan.step_time_range(candidate))
             )
+        if not ranked_layouts.feasible:
+            has_unknown_layouts = ranked_layouts.ended_early or bool(ranked_layouts.unreplayed)
+            compared_layouts.append(ComparedLayout(framework_record.name, has_unknown_layouts=has_unknown_layouts))
     return tuple(compared_layouts)

@@ -93,9 +93,9 @@ def ask_time(
     run_question = replace(run_question, settings=settings_with_phase(run_question, options, is_setting_given))
     options, calibration = _calibrated_options(run_question, options, read_model)
     estimated_run = timed_run(run_question, options)
-    measured_time = options.measured
     explanation = None
-    if measured_time is not None:
+    if options.measured is not None:
+        measured_time = options.measured.seconds_of(estimated_run.tokens, estimated_run.devices)
         explanation_lines = explain_measured(estimated_run, measured_time)
         is_in_range = estimated_run.time_range.low <= measured_time <= estimated_run.time_range.high
         if is_phase_assumed and estimated_run.phase != "training" and not is_in_range:

@@ -142,30 +142,36 @@ def _rows_with_ties(plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]
 def _order_position(plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns a layout's position among the sorted layouts that may fit, with its options and estimated seconds.
 
-    The position is None if it is not listed; `more` is the share of seconds that it takes beyond the first layout.
+    The position is None if it is not listed; `slower_share` is the share of seconds that it takes beyond the first
+    layout, negative if it takes less.
     """
-    layouts_in_order = plan.order
-    position = position_of_layout(layouts_in_order, requested_sizes)
-    place = {"layout": dict(requested_sizes), "place": position, "of": len(layouts_in_order)}
+    plans_and_candidates = plan.order
+    candidates = [candidate for _, candidate in plans_and_candidates]
+    position = position_of_layout(candidates, requested_sizes)
+    place: dict[str, Any] = {"layout": dict(requested_sizes), "place": position, "of": len(candidates)}
     if position is None:
         return place
-    candidate, first_seconds = layouts_in_order[position - 1], layouts_in_order[0].seconds
-    if candidate.seconds is None or not first_seconds:
-        return place | {"options": candidate.options}
-    more = candidate.seconds / first_seconds - 1
-    return place | {"options": candidate.options, "seconds": candidate.seconds, "more": more}
+    framework_plan, candidate = plans_and_candidates[position - 1]
+    place["options"] = candidate.options
+    seconds_range = framework_plan.step_time_range(candidate)
+    if seconds_range is not None:
+        place["seconds"] = seconds_range.amount.as_data()
+    if candidate.seconds is not None and candidates[0].seconds:
+        place["slower_share"] = candidate.seconds / candidates[0].seconds - 1
+    return place
 
 
 def _order_position_text(order_position: dict[str, Any]) -> str:
     layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in order_position["layout"].items())
     if order_position["place"] is None:
         return f"{layout}: is not among the {order_position['of']:,} layouts whose tensors may fit"
-    place_text = f"{layout}: place {order_position['place']:,} of {order_position['of']:,}"
-    if order_position["place"] == 1 or "seconds" not in order_position:
-        return place_text
-    seconds_text, share_text = duration_text(order_position["seconds"]), units.percent(abs(order_position["more"]))
-    comparison_text = f"{share_text} {'less' if order_position['more'] < 0 else 'more'} than the first"
-    return f"{place_text}, likely {seconds_text} a step, {comparison_text} ({order_position['options']})"
+    texts = [f"{layout}: place {order_position['place']:,} of {order_position['of']:,}"]
+    if "seconds" in order_position:
+        texts.append(f"likely {duration_text(order_position['seconds']['estimate'])} a step")
+    slower_share = order_position.get("slower_share")
+    if slower_share is not None and order_position["place"] > 1:
+        texts.append(f"{units.percent(abs(slower_share))} {'less' if slower_share < 0 else 'more'} than the first")
+    return f"{', '.join(texts)} ({order_position['options']})"
 
 
 def _answer_text(plan: LayoutPlan) -> str:
@@ -183,14 +189,28 @@ def _answer_text(plan: LayoutPlan) -> str:
             time_text += f"; {compared_layout.framework.title}'s {duration_text(float(compared_time.estimate))}"
     framework_text = f" under {plan.framework.title}"
     with_expandable_text = "" if plan.expandable_bytes is None else f", but one does with {EXPANDABLE_OPTION}"
-    return _fitting_layouts_text(plan.ranked_layouts) + framework_text + with_expandable_text + time_text
+    more_rows_text = f" ({_more_rows_hint(plan)})" if plan.ranked_layouts.unreplayed else ""
+    return "".join(
+        [_fitting_layouts_text(plan.ranked_layouts), framework_text, more_rows_text, with_expandable_text, time_text]
+    )
+
+
+def _more_rows_hint(plan: LayoutPlan) -> str:
+    """Writes which option counts the layouts in full that were not replayed, or why they were not."""
+    if plan.ranked_layouts.ended_early:
+        return f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
+    return f"--rows {plan.rows + len(plan.ranked_layouts.unreplayed)} counts more"
 
 
 def _comparison_notes(plan: LayoutPlan) -> list[str]:
-    """Returns a note per framework whose layouts are not listed: its fastest layout and the seconds of that."""
+    """Returns a note per framework whose layouts are not listed: its fastest layout with its seconds, or none."""
     notes = []
     for compared_layout in plan.compared_layouts:
         candidate, compared_time = compared_layout.candidate, compared_layout.time_range
+        if candidate is None:
+            fits_text = "was found to fit" if compared_layout.has_unknown_layouts else "fits"
+            notes.append(f"not listed: {compared_layout.framework.title}, of which no layout {fits_text}")
+            continue
         framework_text = f"{compared_layout.framework.title} (--framework {compared_layout.framework_name})"
         time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"
         notes.append(
@@ -209,8 +229,12 @@ def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
         return "no layout fits"
     if not ranked_layouts.unreplayed:
         return f"{len(ranked_layouts.feasible):,} of {plural(ranked_layouts.tried_count, 'layout')} {fits_verb}"
-    counted_text = f"{plural(ranked_layouts.replay_count, 'layout')} counted in full"
-    return f"{len(ranked_layouts.feasible) or 'none'} of {counted_text} {fits_verb}"
+    fitting_count, counted_count = len(ranked_layouts.feasible), ranked_layouts.replay_count
+    first_text = "the first" if counted_count == 1 else f"the first {counted_count:,}"
+    if fitting_count != counted_count:
+        first_text = f"{fitting_count or 'none'} of {first_text}"
+    layout_count = counted_count + len(ranked_layouts.unreplayed)
+    return f"{first_text} of {layout_count:,} layouts, counted in full, {fits_verb}"
 
 
 def _usual_step_tokens_text(devices: int) -> str:
@@ -342,14 +366,12 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
     if plan.ranked_layouts.unreplayed:
         layout_count = len(plan.ranked_layouts.unreplayed)
         most_bytes = max(layout_candidate.upper_bound_bytes for layout_candidate in plan.ranked_layouts.unreplayed)
-        more_rows_hint = f"--rows {plan.rows + layout_count} counts more"
-        if plan.ranked_layouts.ended_early:
-            more_rows_hint = f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
         notes.insert(
             0,
             f"{layout_count:,} more of {plural(plan.ranked_layouts.tried_count, 'layout')} may fit: their "
             "tensors do, and unused blocks of the allocator come on top (at most "
-            f"{units.GIB.write(most_bytes)} {units.GIB.name} in all); {more_rows_hint}",
+            f"{units.GIB.write(most_bytes)} {units.GIB.name} in all)"
+            + (f"; {_more_rows_hint(plan)}" if plan.other_plans else ""),  # the title of one framework has the hint
         )
     if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")
@@ -412,8 +434,12 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
             for framework_plan, layout_candidate, is_tie in _rows_with_ties(plan)
         ],
         "other_frameworks": [
-            {"framework": compared_layout.framework_name, "fits": True}
-            | candidate_data(compared_layout.candidate, compared_layout.time_range)
+            {"framework": compared_layout.framework_name, "fits": compared_layout.candidate is not None}
+            | (
+                {}
+                if compared_layout.candidate is None
+                else candidate_data(compared_layout.candidate, compared_layout.time_range)
+            )
             for compared_layout in plan.compared_layouts
         ],
         "unreplayed": [],

@@ -68,6 +68,9 @@ WORK_OF_COMPARISON = 2_000_000
 ESTIMATES_WORK_SHARE = 0.35
 """Share of a search's work after which it estimates no further layouts."""
 
+UNEVEN_TASK_FACTOR = 2
+"""Times its even part of the estimates' work that a task in another process may do, as some layouts need more of it."""
+
 ROWS = 10
 """Number of layouts that a plan replays and lists, unless the user states another."""
 
@@ -137,16 +140,18 @@ class LayoutEstimates:
 
 @frozen
 class ComparedLayout:
-    """The fastest layout of a run under another framework, whose other layouts are not listed.
+    """The fastest layout of a run under another framework, whose other layouts are not listed; or that none fits.
 
     framework_name: name of the framework.
-    candidate: the layout, which fits.
-    time_range: seconds of a step.
+    candidate: the layout, which fits; None (default) if none was found to fit.
+    time_range: seconds of a step; None (default) without a time.
+    has_unknown_layouts: whether the search left layouts that may fit, without one that fits; false by default.
     """
 
     framework_name: str
-    candidate: Candidate
-    time_range: TimeRange | None
+    candidate: Candidate | None = None
+    time_range: TimeRange | None = None
+    has_unknown_layouts: bool = False
 
     @property
     def framework(self) -> Framework:
@@ -222,12 +227,15 @@ class LayoutPlan:
         return self.estimates.framework
 
     @property
-    def order(self) -> list[Candidate]:
-        """The candidates in order: fitting layouts as listed, then layouts that may fit but were not replayed."""
+    def order(self) -> list[tuple[LayoutPlan, Candidate]]:
+        """The candidates in order, each with the plan of its framework.
+
+        Fitting layouts come as listed, then layouts that may fit but were not replayed.
+        """
         plans = (self, *self.other_plans)
         return [
-            *(candidate for _, candidate in self.rows_of_frameworks),
-            *(candidate for plan in plans for candidate in plan.ranked_layouts.unreplayed),
+            *self.rows_of_frameworks,
+            *((plan, candidate) for plan in plans for candidate in plan.ranked_layouts.unreplayed),
         ]
 
     @property
@@ -476,10 +484,14 @@ def search_budget() -> WorkBudget:
     return WorkBudget(WORK_OF_SEARCH)
 
 
-def incomplete_search_error(plan: LayoutPlan) -> InputError:
+class IncompleteSearchError(InputError):
+    """The error of a search that ended early and found no fitting layout, although one may exist."""
+
+
+def incomplete_search_error(plan: LayoutPlan) -> IncompleteSearchError:
     """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
     ranked_layouts = plan.ranked_layouts
-    return InputError(
+    return IncompleteSearchError(
         f"--devices {plan.devices}: nothing fits so far, and the search ended before all "
         f"{ranked_layouts.tried_count:,} layouts were tried and replayed; {FEWER_LAYOUTS_ADVICE}"
     )
@@ -728,7 +740,8 @@ class LayoutOrder:
                 ranked_layouts.ended_early = True
                 break
             missing_count, needed_candidates = row_limit - len(ranked_layouts.feasible), list[Candidate]()
-            for candidate in waiting_candidates:  # what exceeds the capacity by the estimate will hardly be a row
+            next_candidates = waiting_candidates[: replay_limit - ranked_layouts.replay_count]
+            for candidate in next_candidates:  # what exceeds the capacity by the estimate will hardly be a row
                 if missing_count <= 0:
                     break
                 needed_candidates.append(candidate)
@@ -825,7 +838,8 @@ class LayoutOrder:
             return {}
         for peak_estimate in peak_estimates:
             _ = peak_estimate.layer_kinds  # their ids are in the keys of measurements
-        work_limit = int(2 * ESTIMATES_WORK_SHARE * self.budget.units_left) // len(numbers_by_sizes)
+        estimates_work = ESTIMATES_WORK_SHARE * self.budget.units_left
+        work_limit = int(UNEVEN_TASK_FACTOR * estimates_work) // len(numbers_by_sizes)
 
         def estimate_layouts(estimate_task: EstimateTask) -> dict[int, EstimatedLayout]:
             estimates: dict[int, EstimatedLayout] = {}

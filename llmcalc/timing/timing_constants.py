@@ -244,6 +244,8 @@ class SoftwareStack(Record):
     def _check_fields(self) -> Self:
         if (self.rows == 0) != (self.sets == 0):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
+        if self.host_expert and "bf16" not in self.host_expert:
+            raise ValueError(f"{self.name}: host_expert without bf16; expected it, which other formats have too")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""Parses durations such as `8.1s`, `35ms` or `12min`."""
+"""Parses durations such as `8.1s`, `35ms` or `12min`, and measured rates such as `2,900 tok/s`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from ..errors import InputError, short_repr
+from ..frozen import frozen
 
 DURATION = re.compile(r"((?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e[+-]?[0-9]{1,2})?)\s*([uµ]s|ms|s|min|h)?")
 """As typed, or as a program writes a number: `1.1179999999999999`, `9.1e-05`."""
@@ -34,3 +35,48 @@ def parse_duration(option_name: str, duration_text: Any, largest_unitless_second
             f"{option_name} {number_text}: has no unit; expected {number_text}ms, or {number_text}s for seconds"
         )
     return seconds
+
+
+TOKEN_RATE = re.compile(
+    r"([0-9]{1,12}(?:\.[0-9]{0,20})?)\s*(k?)\s*(?:(?:tokens?|toks?|t)/s(?:ec|econd)?|tps)(/(?:gpu|device|chip))?",
+    re.IGNORECASE,
+)
+"""Tokens per second as logs print them, without commas; of one device where it says so."""
+
+
+@frozen
+class MeasuredTime:
+    """A measured time of a pass, as seconds or as a rate.
+
+    seconds: its seconds; None (default) if the rate is known instead.
+    tokens_per_second: its tokens over its seconds; 0 (default) if the seconds are known.
+    is_device_rate: whether the rate is that of one device, and not of all; false by default.
+    """
+
+    seconds: float | None = None
+    tokens_per_second: float = 0.0
+    is_device_rate: bool = False
+
+    def seconds_of(self, token_count: int, device_count: int) -> float:
+        """Returns the seconds of a pass with this many tokens on all of its devices."""
+        if self.seconds is not None:
+            return self.seconds
+        return token_count / self.tokens_per_second / (device_count if self.is_device_rate else 1)
+
+
+def parse_measured_time(option_name: str, measured_text: Any) -> MeasuredTime:
+    """Parses a duration in seconds, or tokens per second: `8.1s`, `2900 tok/s`, `12k tokens/s`, `7,201 tps/gpu`.
+
+    Raises `InputError`, which names `option_name`, for other text.
+    """
+    rate_match = (
+        TOKEN_RATE.fullmatch(measured_text.strip().replace(",", "")) if isinstance(measured_text, str) else None
+    )
+    if rate_match is None:
+        return MeasuredTime(parse_duration(option_name, measured_text))
+    tokens_per_second = float(rate_match[1]) * (1000 if rate_match[2] else 1)
+    if tokens_per_second <= 0:
+        raise InputError(
+            f"{option_name}: {short_repr(measured_text)}; expected more than no tokens, such as 2900 tok/s"
+        )
+    return MeasuredTime(None, tokens_per_second, rate_match[3] is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,16 +18,21 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.parallel.search import LayoutSearch, search_layouts
+from llmcalc.questions.plans import _compared_layouts, plan_settings
+from llmcalc.questions.runs import RunQuestion
 from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
+from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
 from llmcalc.studies.plan import (
     TOO_MUCH_MEMORY,
     UNTRIED_REASON,
+    IncompleteSearchError,
     LayoutEstimates,
     LayoutOrder,
     RankedLayouts,
+    plan_of,
     search_budget,
 )
 from llmcalc.studies.step_size import default_batch, usual_batch
@@ -298,7 +303,8 @@ def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
     for candidate in few["unreplayed"]:
         assert candidate["tensor_bytes"] < replayed[candidate["options"]] <= candidate["upper_bound_bytes"]
     screen = " ".join(run(*words, "--rows", "1")[1].split())
-    assert "1 of 1 layout counted in full fits" in screen
+    assert "the first of " in screen
+    assert " layouts, counted in full, fits under" in screen
     assert f"--rows {len(replayed)} counts more" in screen
 
 
@@ -308,10 +314,13 @@ def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any) -> No
     document = asked(run, *words)
     assert len(document["feasible"]) == 10
     screen = " ".join(run(*words).out.split())
-    assert "5 of 5 layouts counted in full fit" in screen
-    assert f"--rows {10 + len(document['unreplayed'])} counts more" in screen
+    layout_count = 10 + len(document["unreplayed"])
+    assert f"the first 5 of {layout_count} layouts, counted in full, fit under Megatron-Core" in screen
+    assert f"(--rows {layout_count} counts more)" in screen
     for ten_rows in (("--notes",), ("--where", "tp=2"), ("--rows", "10"), ("--format", "markdown")):
-        assert "10 of 10 layouts counted in full fit" in " ".join(run(*words, *ten_rows).out.split()), ten_rows
+        assert f"the first 10 of {layout_count} layouts, counted in full" in " ".join(
+            run(*words, *ten_rows).out.split()
+        ), ten_rows
 
 
 def test_a_screen_goes_as_far_beyond_what_does_not_fit_as_a_document() -> None:
@@ -327,6 +336,24 @@ def test_a_screen_goes_as_far_beyond_what_does_not_fit_as_a_document() -> None:
         lambda layout, *_: float(layout.dp),
     )
     assert [candidate.layout.dp for candidate in order.plan(5, "never", replay_limit=20).feasible] == [2**16, 2**17]
+
+
+def test_no_more_replays_are_begun_than_a_plan_may_make() -> None:
+    """Layouts whose estimates exceed the capacity a little were all begun, since none of them counts as a row."""
+    begun: set[LayoutRun] = set()
+    order = LayoutOrder(
+        LayoutSearch([(Layout(dp=number), 1) for number in range(1, 301)]),
+        100,
+        lambda *_: 105,
+        lambda *_: 1,
+        lambda *_: 200,
+        EstimateErrors(0.1),
+        lambda layout, *_: float(layout.dp),
+        begin_replays=lambda layout_runs, _limit: begun.update(layout_runs),
+    )
+    plan = order.plan(5, "never", replay_limit=20)
+    assert (plan.replay_count, len(plan.unreplayed)) == (20, 280)
+    assert len(begun) == 20
 
 
 def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:
@@ -536,8 +563,61 @@ def test_a_plan_without_a_framework_names_the_other_one(run: Any) -> None:
     for named in ("--framework", "--stack"):
         assert asked(run, *words, named, "megatron")["other_frameworks"] == []
     screen = " ".join(run(*words).out.split())
-    assert "under Megatron-Core; " in screen
+    assert "under Megatron-Core (--rows " in screen
     assert "not listed: layouts of FSDP2 (--framework fsdp2); their fastest takes" in screen
+
+
+@pytest.mark.parametrize(
+    ("searched", "expected"),
+    [
+        ({}, "not listed: FSDP2, of which no layout fits"),
+        ({"ended_early": True}, "not listed: FSDP2, of which no layout was found to fit"),
+        (IncompleteSearchError("no layout so far"), "not listed: FSDP2, of which no layout was found to fit"),
+        (InputError("a reason of the framework"), ""),
+    ],
+)
+def test_a_plan_says_that_no_layout_of_the_other_framework_fits(
+    run: Any, monkeypatch: pytest.MonkeyPatch, searched: Any, expected: str
+) -> None:
+    """A finished plan stays, whatever its comparison meets."""
+
+    def plan_of_other(*arguments: Any, **options: Any) -> Any:
+        if arguments[2].framework != "fsdp2":
+            return plan_of(*arguments, **options)
+        if isinstance(searched, InputError):
+            raise searched
+        return SimpleNamespace(ranked_layouts=RankedLayouts(3, **searched))
+
+    monkeypatch.setattr("llmcalc.studies.plan.plan_of", plan_of_other)
+    words = ("plan", SMALL, "--seq", "128", "--devices", "4", "--hardware", "h100", "--rows", "1")
+    document = asked(run, *words)
+    assert document["other_frameworks"] == ([{"framework": "fsdp2", "fits": False}] if expected else [])
+    assert document["feasible"]
+    assert ("not listed" in (screen := " ".join(run(*words, "--notes").out.split()))) == bool(expected)
+    assert expected in screen
+
+
+def test_a_comparison_begins_once() -> None:
+    """One whose process raised an error began anew with each replay."""
+    begun: list[Any] = []
+    replays = LayoutReplays(framework_of("megatron"), "", lambda *_: None, lambda *_: [], WorkBudget(1), lambda: ())
+    replays._calls = cast("Any", SimpleNamespace(can_fork=True, begin=begun.extend))
+    for layout in (Layout(dp=2), Layout(dp=4)):
+        replays.begin([LayoutRun(layout, 1, CONFIGURED_RECOMPUTE)], None)
+    assert [type(task).__name__ for task, _ in begun] == ["ReplayTask", "ComparisonTask", "ReplayTask"]
+
+
+def test_an_error_in_the_settings_of_a_comparison_compares_nothing() -> None:
+    settings = plan_settings(Settings(seq=128), lambda _: False)
+    layout = LayoutRequest(devices=4)
+    run_question = RunQuestion(
+        preset=load(SMALL), settings=settings, layout=layout, accelerators=(load_hardware("h100-sxm"),)
+    )
+
+    def refuse(_: Any) -> Any:
+        raise InputError("no stack; expected another")
+
+    assert _compared_layouts(run_question, "megatron", refuse, "megatron", 4) == ()
 
 
 def test_replicas_that_do_not_fit_whole_fit_with_a_zero_stage(run: Any) -> None:

@@ -365,6 +365,8 @@ def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
     inside = answer(run, *words, "--measured", f"{estimate * 1e3:.3f}ms")["measured"]
     assert inside["inside"]
     assert inside["seconds"] == pytest.approx(estimate, rel=1e-3)
+    for rate in ("21845.3 tok/s", "21,845.3 tokens/s", "21.8453k tok/s", "1365.33 tps/GPU"):  # 16 sequences of 4,096
+        assert answer(run, *words, "--measured", rate)["measured"]["seconds"] == pytest.approx(3.0, rel=1e-4)
     slow = answer(run, *words, "--measured", f"{3 * estimate:.4f}s")["measured"]
     assert not slow["inside"]
     assert any("--overlap none" in line for line in slow["lines"])
@@ -456,12 +458,16 @@ def test_the_place_of_a_layout(run: Any) -> None:
     place = answer(run, *words, "--where", f"tp={first['tp']},dp={first['dp']}")["where"]
     assert place["place"] == 1
     assert place["of"] > 1
-    assert place["more"] == 0
+    assert place["slower_share"] == 0
+    assert place["seconds"] == answer(run, *words)["feasible"][0]["seconds"]
+    first_screen = " ".join(run(*words, "--where", f"tp={first['tp']},dp={first['dp']}").out.split())
+    assert f"place 1 of {place['of']}, likely " in first_screen
+    assert f" a step ({place['options']})" in first_screen
     later = answer(run, *words, "--where", "tp=4")["where"]
     steps = answer(run, "time", SMALL, *H100, "--phase", "training", "--seq", "128", "--global-batch", "24",
                    "--framework", answer(run, *words)["framework"], *later["options"].split())  # fmt: skip
-    assert later["seconds"] == pytest.approx(steps["seconds"]["estimate"])
-    assert later["more"] > 0
+    assert later["seconds"] == steps["seconds"]
+    assert later["slower_share"] > 0
     text = " ".join(run(*words, "--where", "tp=4").out.split())
     assert f"tp4: place {later['place']} of {later['of']}, likely " in text
     assert f"% more than the first ({later['options']})" in text
@@ -469,6 +475,8 @@ def test_the_place_of_a_layout(run: Any) -> None:
     by_memory = answer(run, *words, "--by", "memory", "--where", "dp=8")
     assert by_memory["by"] == "memory"
     assert "seconds" not in by_memory["feasible"][0]
+    by_memory_screen = " ".join(run(*words, "--by", "memory", "--where", "dp=8").out.split())
+    assert f" ({by_memory['where']['options']})" in by_memory_screen
 
 
 def test_a_layout_that_a_replay_refuses_has_no_place() -> None:
@@ -476,7 +484,7 @@ def test_a_layout_that_a_replay_refuses_has_no_place() -> None:
     layout_plan: Any = llmcalc.plan(SMALL, "h100", devices=4, seq=128, rows=3).result
     first, second, *others = layout_plan.ranked_layouts.feasible
     refused_plan = replace(layout_plan.ranked_layouts, feasible=[second, *others])
-    layouts_in_order = replace(layout_plan, ranked_layouts=refused_plan).order
+    layouts_in_order = [candidate for _, candidate in replace(layout_plan, ranked_layouts=refused_plan).order]
     assert layouts_in_order[:2] == [second, *others][:2]
     assert first not in layouts_in_order
     assert len(layouts_in_order) == len(layout_plan.order) - 1
@@ -555,6 +563,7 @@ REFUSED = {
     "time gpt2 --hardware 24GiB": "no memory bandwidth is known",
     "time gpt2 --hardware h100 --phase inference": "expected prefill (a prompt) or decode (a token)",
     "time gpt2 --hardware h100 --measured soon": "--measured: 'soon'; expected a duration",
+    "time gpt2 --hardware h100 --measured 0tok/s": "--measured: '0tok/s'; expected more than no tokens",
     "time gpt2 --hardware h100 --measured -1": "--measured",
     "time gpt2 --hardware h100 --by-node 99": "--by-node: 99 is too large; expected at most 8",
     "time gpt2 --hardware h100 --framework torch --users 4": "--users: training has no users, and --framework torch",

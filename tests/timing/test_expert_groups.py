@@ -36,7 +36,7 @@ from llmcalc.timing.kernels import LayerMessage, RankPass
 from llmcalc.timing.stack import find_stack
 from llmcalc.timing.time_estimator import NumberFormats, TimeEstimator, _copies_per_domain
 from llmcalc.timing.time_ranges import MEASURED_EXPERT_RANKS, untested_layout_text
-from llmcalc.timing.timing_constants import software_stacks
+from llmcalc.timing.timing_constants import SoftwareStack, software_stacks
 from llmcalc.timing.work_recorder import ROW_COPIES, rank_work
 from llmcalc.workload.rows import ExpertGroups
 from tests.builders import spec_of
@@ -350,3 +350,10 @@ def test_ranks_wait_for_the_rank_that_reads_most_experts(ranks: int, tokens: int
     busiest, shared_evenly = experts_read(Layout(tp=ranks, ep=ranks, etp=1)), experts_read(Layout(tp=ranks)) / ranks
     assert busiest == pytest.approx(mean(drawn), rel=0.2)
     assert busiest > shared_evenly
+
+
+def test_launches_of_experts_have_seconds_in_16_bits_for_formats_without_their_own() -> None:
+    fields = software_stacks()["megatron"].model_dump()
+    with pytest.raises(ValueError, match="host_expert without bf16"):
+        SoftwareStack(**fields | {"host_expert": {"fp8": 1e-5}})
+    assert SoftwareStack(**fields | {"host_expert": {}}).host_expert == {}

@@ -11,6 +11,7 @@ import weakref
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.launch_types import LaunchSource
+from llmcalc.frameworks.megatron.kernels.experts import ExpertKernels
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
@@ -32,6 +34,7 @@ from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of, optimizer_bytes
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.model import ModelSpec
+from llmcalc.ops import Weight
 from llmcalc.optional import MTP
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.meter import Meter
@@ -532,6 +535,15 @@ SMALL_SIZES: dict[str, Any] = {
     "decoder.block.attention.num_attention_heads": 4,
     "decoder.block.attention.num_key_value_heads": 4,
 }
+
+
+def test_a_learned_vector_that_nothing_reads_is_refused() -> None:
+    """It passed for a number of xIELU, since nothing that read it was another kind."""
+    vector = SimpleNamespace(storage=object())
+    operation: Any = SimpleNamespace(op=Weight(4), output_values=[vector], name="scale", verb="vector")
+    kernels: Any = SimpleNamespace(readers_by_storage={}, unknown_verb_error=lambda *_: InputError("not modelled"))
+    with pytest.raises(InputError, match="not modelled"):
+        ExpertKernels.do_vector(kernels, operation)
 
 
 def test_xielu_is_one_kernel_with_two_learned_numbers() -> None:

@@ -128,7 +128,7 @@ class ExpertKernels(HeadKernels):
         readers = self.readers_by_storage.get(id(vector.storage), ())
         if operation.op.is_frozen:  # a buffer there, whatever the class of transformers has
             self.do_buffer(operation)
-        elif all(consumer_step.options.get("kind") == "xielu" for consumer_step, _ in readers):
+        elif readers and all(consumer_step.options.get("kind") == "xielu" for consumer_step, _ in readers):
             self.store_without_reshape(vector, self.weight(operation.name, (vector.width,), self.module_path()))
         else:
             raise self.unknown_verb_error(operation, operation.verb)
