@@ -57,7 +57,6 @@ class Launch:
     settings: option of `llmcalc memory` → value; absent options have their defaults.
     framework_settings: the framework's own settings; None without any.
     env: environment variables that the file sets.
-    gpu: name of the device; empty if the file has none.
     unknown_arguments: argument → why it is not modelled. Empty unless unknown arguments are allowed.
     ignored_arguments: arguments that do not change memory.
     notes: values that were assumed.
@@ -100,7 +99,6 @@ class Launch:
     settings: Mapping[str, Any] = field(default_factory=dict)
     framework_settings: Any = None
     env: Mapping[str, str] = field(default_factory=dict)
-    gpu: str = ""
     unknown_arguments: Mapping[str, str] = field(default_factory=dict)
     ignored_arguments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

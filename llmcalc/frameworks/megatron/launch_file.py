@@ -238,7 +238,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     if source_file.unset_variables:
         reader.notes.append(f"{', '.join(sorted(source_file.unset_variables)[:10])}: taken as not set")
     launch_settings = LaunchSettings(layout, command_settings, settings)
-    return reader.create_launch("megatron", launch_settings, spec=spec, env=env, gpu=source_file.gpu)
+    return reader.create_launch("megatron", launch_settings, spec=spec, env=env)
 
 
 def _with_vocabulary_of_tokenizer(settings: MegatronSettings, reader: LaunchReader) -> MegatronSettings:
