@@ -280,6 +280,7 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("time deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_071),
         ("memory deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_072),
         ("fit hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 4_096),
+        ("fit hf.co/unsloth/Qwen3-8B-GGUF --hardware rtx-3060", 4_096),  # Q4_K_M, without a type
         ("fit bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 32_768),  # llama.cpp's -hf
         ("fit phi3:medium --hardware rtx-3090", 4_096),  # the model's
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --tp 2", 131_072),
