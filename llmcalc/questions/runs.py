@@ -259,7 +259,7 @@ class RunQuestion(RunOptions):
         run_memory = memory(
             preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, draft_model_bytes
         )
-        return replace(run_memory, is_library_tag=self.launch is None and names_gguf_file(preset.target))
+        return replace(run_memory, names_gguf_file=self.launch is None and names_gguf_file(preset.target))
 
     @property
     def _is_float16_training(self) -> bool:

@@ -669,7 +669,7 @@ def _with_usual_scheme(
             return run_memory, () if is_typed else tuple(published_tag_notes(run_question.preset, title))
         engine_name = LIBRARY_ENGINE
     usual_scheme = usual_scheme_of(run_memory, engine_name, run_question.preset.target) if engine_name else None
-    run_memory = replace(run_memory, is_library_tag=engine_name == LIBRARY_ENGINE)
+    run_memory = replace(run_memory, names_gguf_file=engine_name == LIBRARY_ENGINE)
     if usual_scheme is None:
         return run_memory, ()
     scheme, remark = usual_scheme
