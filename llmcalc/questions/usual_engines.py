@@ -10,7 +10,7 @@ from typing import Any
 
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import SERVING_PHASES
+from ..device_memory.settings import SERVING_PHASES, Settings
 from ..errors import InputError
 from ..frameworks.engines.engine import NEWEST_VERSION, Engine, EngineMemory
 from ..frameworks.engines.flags import read_flag_values
@@ -61,17 +61,20 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
 
 @dataclass(frozen=True)
 class UsualEngine:
-    """The engine with which people run a model on an accelerator. seq: tokens of each request.
+    """The engine with which people run a model on an accelerator.
 
+    settings: settings of the run.
+    seq: tokens of each request.
     options: options of llmcalc that name the format of weights and cache, by their Python names.
     devices: accelerators among which the engine divides the layers; default 1.
-    default_context: accelerators of a replica → tokens of each request, where they follow from the number of
+    default_context: accelerators of a replica → the context in tokens, where it follows from the number of
         accelerators; None (default) for `seq` on any number.
     """
 
     preset: Preset
     engine_record: Engine
     hardware: Hardware
+    settings: Settings
     seq: int
     options: Mapping[str, Any]
     devices: int = 1
@@ -98,7 +101,7 @@ class UsualEngine:
             field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
         }
         seq = int(memory.states.workload.seq)
-        return cls(preset, engine_records[0], hardware, seq, typed_options, default_context=default_context)
+        return cls(preset, engine_records[0], hardware, settings, seq, typed_options, default_context=default_context)
 
     def memory_for_users(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory for this number of users; None if unsupported or unknown."""
@@ -192,7 +195,7 @@ class UsualEngine:
         library_context = engine(LIBRARY_ENGINE).default_context
         change_text = f"--hardware {chip_fit.hardware.name}"
         if self.default_context is not None and library_context is not None:
-            seq = library_context(self.preset, chip_fit.hardware, 1)
+            seq = self.settings.seq_in_context(library_context(self.preset, chip_fit.hardware, 1))
             change_text += "" if seq == self.seq else f" --seq {self.seq}"
         return [SettingChange(change_text, chip_fit)]
 
@@ -279,8 +282,7 @@ class UsualEngine:
                 return None
             memory_fit = MemoryFit(self.hardware, needed_bytes)
             layout = None if devices == 1 else LayoutRequest(devices=devices, pp=devices).layout()
-            default_tokens = None if self.default_context is None else self.default_context(devices)
-            seq = None if default_tokens in (None, self.seq) else self.seq
+            seq = None if self._default_seq(devices) == self.seq else self.seq
             option = HardwareOption(devices, layout, memory_fit, seq=seq, engine_title=self.engine_record.title)
             if memory_fit.verdict == "fits":
                 return option
@@ -304,8 +306,13 @@ class UsualEngine:
 
     def _for_devices(self, devices: int) -> UsualEngine:
         """Returns the engine that divides the layers among so many accelerators, with its context on them."""
-        seq = self.seq if self.default_context is None else self.default_context(devices)
-        return replace(self, devices=devices, seq=seq)
+        return replace(self, devices=devices, seq=self._default_seq(devices))
+
+    def _default_seq(self, devices: int) -> int:
+        """Returns the tokens of each request that the engine has by default on so many accelerators."""
+        if self.default_context is None:
+            return self.seq
+        return self.settings.seq_in_context(self.default_context(devices))
 
     def _largest_fitting_number(
         self, bytes_of_number: Callable[[int], int | None], first_number: int, maximum: int

@@ -298,6 +298,10 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
     note = "Ollama has a context of 4,096 tokens here by default; --seq for another"
     assert fit("qwen3:8b --hardware rtx-4060")["notes"][1] == note
     assert fit("qwen3:8b --hardware rtx-4060")["verdict"] == "fits"
+    for words in ("fit", "memory"):  # one of the context's tokens is decoded
+        screen = command(words, "llama3.1:8b", *"--hardware a100-80gb --phase decode --devices 2 --notes".split()).out
+        assert "decode after 131,071 tokens" in screen
+        assert "Ollama has a context of 131,072 tokens here" in screen
     for devices in ("1", "2"):
         answer = json.loads(
             command("memory", "qwen3:8b", "--hardware", "rtx-4060", "--devices", devices, "--format", "json").out
