@@ -718,7 +718,8 @@ def _with_server_context(
         not is_context_of_memory and context > default_context_tokens(run_memory.spec, is_decoding=True)
     ):
         return run_memory, (), None
-    return run_memory.with_changes(seq=settings.seq_in_context(context)), (engine_record.default_context_note(context),), None
+    decoding_memory = run_memory.with_changes(seq=settings.seq_in_context(context))
+    return decoding_memory, (engine_record.default_context_note(context),), None
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:

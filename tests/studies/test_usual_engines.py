@@ -299,7 +299,8 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
     assert fit("qwen3:8b --hardware rtx-4060")["notes"][1] == note
     assert fit("qwen3:8b --hardware rtx-4060")["verdict"] == "fits"
     for words in ("fit", "memory"):  # one of the context's tokens is decoded
-        screen = command(words, "llama3.1:8b", *"--hardware a100-80gb --phase decode --devices 2 --notes".split()).out
+        run = f"{words} llama3.1:8b --hardware a100-80gb --phase decode --devices 2 --notes"
+        screen = command(*run.split()).out
         assert "decode after 131,071 tokens" in screen
         assert "Ollama has a context of 131,072 tokens here" in screen
     for devices in ("1", "2"):
@@ -330,6 +331,8 @@ def test_a_mac_that_is_too_small_names_what_can_be_done_under_llama_cpp() -> Non
     assert not any("--devices" in change for change in changes)
     limit = -(-answer["device_bytes"] // 2**20)
     assert f"sudo sysctl iogpu.wired_limit_mb={limit} lets the GPU use as much" in " ".join(answer["notes"])
+    nearly_all = fit("qwen3-32b --quantize q4_k_m --hardware m2-max-32gb --seq 49152")  # 30.2 GiB: none for macOS
+    assert "wired_limit" not in " ".join(nearly_all["notes"])
     on_another = {change["option"] for change in fit("gpt-oss:120b --hardware m3-max-48gb")["changes"]}
     assert "--hardware m3-max-96gb --seq 32768" in on_another  # whose context is 131,072 by default
     too_large = fit("gpt-oss:120b --hardware m4-max-64gb")
