@@ -43,10 +43,10 @@ FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
 
 
 def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
-    """Returns an engine's usual quantization scheme for a model's 16-bit weights, and the remark on the scheme.
+    """Returns an engine's usual quantization scheme for a model's weights, and the remark on the scheme.
 
     model_target: the TARGET; a tag of Ollama's library may state the scheme.
-    None where the engine has none, or where a format of the weights is stated or published.
+    None where the engine has none, where a format of the weights is stated, or one of 4 bits is published.
     """
     settings, tagged_checkpoint = memory.settings, checkpoint_of_tag(model_target)
     if settings.quantize or settings.dtype is not None:
@@ -54,7 +54,9 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
     if tagged_checkpoint is not None:
         return tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], model_target)
     is_encoder = memory.spec.kind == "encoder"  # nomic-embed-text and mxbai-embed-large are in F16: 274 and 669 MB
-    if memory.states.quantized_size is not None or DTYPE_BITS[memory.published_dtype] < 16 or is_encoder:
+    published_bits = DTYPE_BITS[memory.published_dtype]
+    is_quantized = memory.states.quantized_size is not None and published_bits != 8  # GGUF has no type in FP8
+    if is_quantized or published_bits < 8 or is_encoder:
         return None
     return engine_and_version(engine_name)[0].usual_scheme
 

@@ -287,7 +287,7 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
         ("fit gpt-oss:20b --hardware rtx-4060", 4_096),  # MXFP4, as published
-        ("fit deepseek-r1:671b --hardware h100 --devices 8", 32_768),  # in FP8, which is no file of Ollama's
+        ("fit deepseek-r1:671b --hardware h100 --devices 8", 163_840),  # published in FP8; q4_k_m in the library
         ("fit qwen3:8b --hardware rtx-4060 --quantize none", 4_096),  # the tag in fp16
         ("fit qwen3:8b --hardware rtx-4060 --seq 8k", 8_192),
         ("fit qwen3:8b --hardware rtx-4060 --quantize fp8", 32_768),  # no file of Ollama's
