@@ -83,6 +83,10 @@ class MemoryConfiguration(Record):
     compute_units: ComputeUnits | None = None
 
 
+MACOS_BYTES = 4 * 2**30
+"""Memory of a Mac that is left to the system and other programs before a higher limit of the GPU is named."""
+
+
 VENDORS_WITHOUT_GPUS = ("Google", "AWS", "Huawei")
 """Vendors whose accelerators are no GPUs."""
 
@@ -151,6 +155,15 @@ class Hardware(Record):
     def capacity_bytes(self) -> int:
         """The bytes of memory available to a run: the driver's total, else the usable or the nominal memory."""
         return self.driver_total or self.usable_memory_bytes or self.memory_bytes
+
+    def wired_limit_mib(self, gpu_bytes: int, host_bytes: int = 0) -> int | None:
+        """The value of `iogpu.wired_limit_mb` with which macOS lets the GPU of a Mac use so many bytes.
+
+        host_bytes: further bytes of the run in the same memory. None if too few are left for macOS, and for others.
+        """
+        if self.vendor != "Apple" or gpu_bytes + host_bytes + MACOS_BYTES > self.memory_bytes:
+            return None
+        return -(-gpu_bytes // 2**20)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -248,6 +248,7 @@ OPTIONS_OF_FILES = {
     ("check", "--params"): "it compares a checkpoint; llmcalc budget checks numbers, such as params = '<= 8.1B' in a "
     "table [[model]] of llmcalc.toml",
     ("budget", "--max-"): "bounds stand in FILE, such as params = '<= 8.1B' in a table [[model]]",
+    ("budget", "--params"): "bounds stand in FILE, such as params = '<= 8.1B' in a table [[model]]",
 }
 """Command and unknown option → what is typed instead, of commands that read such numbers from files."""
 

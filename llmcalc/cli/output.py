@@ -129,10 +129,12 @@ PIPE_SECONDS = 2.0
 
 def _open_device(output_path: Path, option_name: str) -> int:
     """Opens a device or a pipe for writing. Raises `InputError` for a pipe that no program reads, which would block."""
+    if not output_path.is_fifo():
+        return os.open(output_path, os.O_WRONLY)
     deadline = monotonic() + PIPE_SECONDS
     while True:
         try:
-            file_descriptor = os.open(output_path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+            file_descriptor = os.open(output_path, os.O_WRONLY | os.O_NONBLOCK)
             break
         except OSError as error:
             if error.errno != errno.ENXIO:

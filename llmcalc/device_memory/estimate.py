@@ -77,7 +77,8 @@ class Memory:
     cuda_runtime: memory of the accelerator's runtime, default that of an H100.
     bytes_of_other_models: bytes that another model keeps on the device, such as a draft of speculative decoding;
         default none.
-    is_library_tag: whether the weights are those of Ollama's library, which in 16 bits or MXFP4 are a GGUF file too.
+    names_gguf_file: whether the model's name is that of a GGUF file, whose weights in 16 bits or MXFP4 are GGUF too: a
+        tag of Ollama's library or a repository of GGUF files; or whether an engine that reads them is named.
     """
 
     spec: ModelSpec
@@ -87,7 +88,7 @@ class Memory:
     model_config: Mapping[str, Any] | Checkpoint | None = None
     cuda_runtime: CudaRuntime = HOPPER_RUNTIME
     bytes_of_other_models: Sequence[UnreplayedBytes] = ()
-    is_library_tag: bool = False
+    names_gguf_file: bool = False
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _counted_runs: dict[Hashable, CountedRun] = field(default_factory=dict, repr=False, compare=False)
     _quantized_sizes: QuantizedSizes = field(default_factory=dict, repr=False, compare=False)
@@ -106,15 +107,15 @@ class Memory:
     def has_gguf_weights(self) -> bool:
         """Whether the weights come from a GGUF file, the format of llama.cpp.
 
-        Those of a tag of Ollama's library do in 16 bits (`none`) too, and as published in MXFP4.
+        Those of a name of a GGUF file do in 16 bits (`none`) too, and as published in MXFP4.
         """
         quantized_size, scheme_name = self.states.quantized_size, self.settings.quantize
         if quantized_size is None:
-            return self.is_library_tag and scheme_name is not None
+            return self.names_gguf_file and scheme_name is not None
         from ..costs.quantization.gguf import GGUFMix
 
         is_published_mxfp4 = scheme_name is None and quantized_size.scheme.label == "mxfp4"
-        return isinstance(quantized_size.scheme, GGUFMix) or (self.is_library_tag and is_published_mxfp4)
+        return isinstance(quantized_size.scheme, GGUFMix) or (self.names_gguf_file and is_published_mxfp4)
 
     @property
     def attention(self) -> AttentionImplementation:
@@ -158,7 +159,7 @@ class Memory:
         )
         return replace(
             changed_memory,
-            is_library_tag=self.is_library_tag,
+            names_gguf_file=self.names_gguf_file,
             _quantized_sizes_of_ranks=self._quantized_sizes_of_ranks,
         )
 

@@ -671,6 +671,10 @@ class Settings:
         """Cached tokens per sequence after the last pass."""
         return seq + 1 if self.phase == "decode" else seq
 
+    def seq_in_context(self, context: int) -> int:
+        """Tokens of `seq` in a context, the inverse of `cached_tokens`: in decoding one is left for the new token."""
+        return context - 1 if self.phase == "decode" else context
+
     def check(self, spec: ModelSpec) -> None:
         """Raises `InputError`, which names the option, for an invalid, contradictory or inapplicable setting."""
         for setting_name, declaration in declarations_of(Settings).items():

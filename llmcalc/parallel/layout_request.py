@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -170,6 +171,15 @@ class LayoutRequest:
         """Whether the typed group sizes, some above 1, multiply to the typed number of devices."""
         replicas = self.dp or (self.fsdp or 1) * (self.hsdp_replicas or 1)
         return self.devices == (self.tp or 1) * (self.pp or 1) * (self.cp or 1) * replicas > 1
+
+    @property
+    def undivided_devices_text(self) -> str:
+        """A sentence on typed group sizes that do not divide the devices: `--tp 3 does not divide 8 devices`."""
+        sizes = {field: getattr(self, field) for field in ("tp", "cp", "pp", "dp") if getattr(self, field) is not None}
+        if not sizes or not self.devices or self.devices % math.prod(sizes.values()) == 0:
+            return ""
+        options_text = " ".join(f"--{field} {size}" for field, size in sizes.items())
+        return f"{options_text} {'does' if len(sizes) == 1 else 'do'} not divide {self.devices:,} devices"
 
     @property
     def has_pipeline_options(self) -> bool:

@@ -167,13 +167,13 @@ def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardw
     serving_answer = replicas_under_usual_engine(
         run_question.preset, run_memory, hardware, run_question.layout, run_question.default_context
     ) or fit_serving(run_memory, hardware, run_question.layout)
-    preset, replica_context = run_question.preset, serving_answer.best_replica.seq
-    if run_question.default_context is not None and replica_context is not None:
-        preset = run_question.preset_with_context(replica_context)
+    preset, best_replica = run_question.preset, serving_answer.best_replica
+    if run_question.default_context is not None and best_replica.seq is not None:
+        preset = run_question.preset_with_context(run_question.default_context(best_replica.layout.replica_devices))
     return ReportedAnswer(
         serving_answer,
         lambda: serving_report(preset, serving_answer),
-        serving_answer.best_replica.fit.verdict != "no",
+        best_replica.fit.verdict != "no",
     )
 
 

@@ -163,8 +163,6 @@ def ask_plan(
         compare_frameworks = layouts_beside(plan.framework)
         compared_layouts = compare_frameworks(plan.training_times.settings.stack, plan.global_batch)
         plan = replace(plan, compared_layouts=compared_layouts)
-    if not plan.ranked_layouts.feasible:
-        plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
     if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is None:
         workload, layout_rules = plan.memory.states.workload, plan.framework.layout_rules
         batch_sizes = plan.global_batch, int(workload.batch)
@@ -181,7 +179,9 @@ def ask_plan(
         ):
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
             suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
-        raise InputError(_impossible_layouts_text(plan, suggestion))
+        raise InputError(_impossible_layouts_text(plan, suggestion, layout.undivided_devices_text))
+    if not plan.ranked_layouts.feasible:
+        plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
     return ReportedAnswer(
         plan,
         lambda: report(preset, plan, requested_sizes),
@@ -189,12 +189,15 @@ def ask_plan(
     )
 
 
-def _impossible_layouts_text(plan: LayoutPlan, suggestion: str) -> str:
-    """Returns the error about devices over which no layout of a plan is possible, whatever their memory."""
+def _impossible_layouts_text(plan: LayoutPlan, suggestion: str, unrefused_reason: str) -> str:
+    """Returns the error about devices over which no layout of a plan is possible, whatever their memory.
+
+    unrefused_reason: the reason if no layout was tried and refused.
+    """
     refusal_counts = plan.ranked_layouts.refusal_counts
-    reason = max(refusal_counts, key=lambda reason: refusal_counts[reason], default="the sizes do not divide them")
+    reason = max(refusal_counts, key=lambda reason: refusal_counts[reason], default=unrefused_reason)
     texts = [suggestion] if suggestion.startswith(reason) else [reason, suggestion]
-    return f"--devices {plan.devices}: no layout of these is possible: {'; '.join(filter(None, texts))}"
+    return ": ".join(filter(None, (f"--devices {plan.devices}: no layout is possible", "; ".join(filter(None, texts)))))
 
 
 def _compared_layouts(

@@ -67,7 +67,7 @@ class RunQuestion(RunOptions):
     launch: the file that starts the run; default None.
     draft: a draft of speculative decoding beside the model; default None.
     is_trial: whether many runs like this one are tried, as in a search; false by default.
-    default_context: accelerators of a replica → tokens of each sequence, where Ollama decides them by default; None
+    default_context: accelerators of a replica → the context in tokens, where Ollama decides it by default; None
         (default) elsewhere.
     """
 
@@ -194,12 +194,11 @@ class RunQuestion(RunOptions):
             context = default_context(devices)
         except InputError:  # Ollama has no such model
             return self
-        cached_context = cache(lambda devices: default_context(devices) - (settings.phase == "decode"))
         return replace(
             self,
             preset=self.preset_with_context(context),
-            settings=settings.with_changes(seq=cached_context(devices)),
-            default_context=cached_context,
+            settings=settings.with_changes(seq=settings.seq_in_context(context)),
+            default_context=cache(default_context),
         )
 
     def preset_with_context(self, context: int) -> Preset:
@@ -259,7 +258,7 @@ class RunQuestion(RunOptions):
         run_memory = memory(
             preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, draft_model_bytes
         )
-        return replace(run_memory, is_library_tag=self.launch is None and names_gguf_file(preset.target))
+        return replace(run_memory, names_gguf_file=self.launch is None and names_gguf_file(preset.target))
 
     @property
     def _is_float16_training(self) -> bool:
@@ -747,7 +746,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
             _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
             if run_question.default_context is not None:
                 context = run_question.default_context(best_replica.layout.replica_devices)
-                run_memory = run_memory.with_changes(seq=context)
+                run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context))
                 answer_fields["preset"] = run_question.preset_with_context(context)
             cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware

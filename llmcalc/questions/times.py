@@ -573,9 +573,10 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             )
         else:
             layout, engine_bytes = serving_layout(run_memory, hardware, layout_request), None
-        if default_context is not None and default_context(layout.replica_devices) != run_memory.settings.seq:
-            run_memory = run_memory.with_changes(seq=default_context(layout.replica_devices))
-            context_notes = (engine(LIBRARY_ENGINE).default_context_note(default_context(layout.replica_devices) + 1),)
+        if default_context is not None:
+            context = default_context(layout.replica_devices)
+            run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context))
+            context_notes = (engine(LIBRARY_ENGINE).default_context_note(context),)
         _check_divided_blocks(run_memory, layout)
         timed_run = time_inference(run_memory, hardware, layout, pass_settings, cached_tokens, options.server)
         return replace(
@@ -669,7 +670,7 @@ def _with_usual_scheme(
             return run_memory, () if is_typed else tuple(published_tag_notes(run_question.preset, title))
         engine_name = LIBRARY_ENGINE
     usual_scheme = usual_scheme_of(run_memory, engine_name, run_question.preset.target) if engine_name else None
-    run_memory = replace(run_memory, is_library_tag=engine_name == LIBRARY_ENGINE)
+    run_memory = replace(run_memory, names_gguf_file=engine_name == LIBRARY_ENGINE)
     if usual_scheme is None:
         return run_memory, ()
     scheme, remark = usual_scheme
@@ -681,7 +682,7 @@ def _with_server_context(
 ) -> tuple[Memory, tuple[str, ...], Callable[[int], int] | None]:
     """Returns a decoding run with the engine's default context unless `--seq` is given, and a note on the context.
 
-    The third value is the tokens by the number of a replica's accelerators, where they follow from it; else None.
+    The third value is the context by the number of a replica's accelerators, where it follows from that; else None.
 
     A tag of Ollama's library has the context that `memory` and `fit` count, if no software is named. The run is
     unchanged if the engine's default is the model's longest context and no shorter than the usual context, and if the
@@ -717,7 +718,8 @@ def _with_server_context(
         not is_context_of_memory and context > default_context_tokens(run_memory.spec, is_decoding=True)
     ):
         return run_memory, (), None
-    return run_memory.with_changes(seq=context - 1), (engine_record.default_context_note(context),), None
+    decoding_memory = run_memory.with_changes(seq=settings.seq_in_context(context))
+    return decoding_memory, (engine_record.default_context_note(context),), None
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import SERVING_PHASES
+from ..device_memory.settings import SERVING_PHASES, Settings
 from ..errors import InputError
 from ..frameworks.engines.engine import NEWEST_VERSION, Engine, EngineMemory
 from ..frameworks.engines.flags import read_flag_values
@@ -43,10 +43,10 @@ FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
 
 
 def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tuple[str, str] | None:
-    """Returns an engine's usual quantization scheme for a model's 16-bit weights, and the remark on the scheme.
+    """Returns an engine's usual quantization scheme for a model's weights, and the remark on the scheme.
 
     model_target: the TARGET; a tag of Ollama's library may state the scheme.
-    None where the engine has none, or where a format of the weights is stated or published.
+    None where the engine has none, where a format of the weights is stated, or one of 4 bits is published.
     """
     settings, tagged_checkpoint = memory.settings, checkpoint_of_tag(model_target)
     if settings.quantize or settings.dtype is not None:
@@ -54,24 +54,29 @@ def usual_scheme_of(memory: Memory, engine_name: str, model_target: str) -> tupl
     if tagged_checkpoint is not None:
         return tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], model_target)
     is_encoder = memory.spec.kind == "encoder"  # nomic-embed-text and mxbai-embed-large are in F16: 274 and 669 MB
-    if memory.states.quantized_size is not None or DTYPE_BITS[memory.published_dtype] < 16 or is_encoder:
+    published_bits = DTYPE_BITS[memory.published_dtype]
+    is_quantized = memory.states.quantized_size is not None and published_bits != 8  # GGUF has no type in FP8
+    if is_quantized or published_bits < 8 or is_encoder:
         return None
     return engine_and_version(engine_name)[0].usual_scheme
 
 
 @dataclass(frozen=True)
 class UsualEngine:
-    """The engine with which people run a model on an accelerator. seq: tokens of each request.
+    """The engine with which people run a model on an accelerator.
 
+    settings: settings of the run.
+    seq: tokens of each request.
     options: options of llmcalc that name the format of weights and cache, by their Python names.
     devices: accelerators among which the engine divides the layers; default 1.
-    default_context: accelerators of a replica → tokens of each request, where they follow from the number of
+    default_context: accelerators of a replica → the context in tokens, where it follows from the number of
         accelerators; None (default) for `seq` on any number.
     """
 
     preset: Preset
     engine_record: Engine
     hardware: Hardware
+    settings: Settings
     seq: int
     options: Mapping[str, Any]
     devices: int = 1
@@ -98,7 +103,7 @@ class UsualEngine:
             field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
         }
         seq = int(memory.states.workload.seq)
-        return cls(preset, engine_records[0], hardware, seq, typed_options, default_context=default_context)
+        return cls(preset, engine_records[0], hardware, settings, seq, typed_options, default_context=default_context)
 
     def memory_for_users(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory for this number of users; None if unsupported or unknown."""
@@ -192,7 +197,7 @@ class UsualEngine:
         library_context = engine(LIBRARY_ENGINE).default_context
         change_text = f"--hardware {chip_fit.hardware.name}"
         if self.default_context is not None and library_context is not None:
-            seq = library_context(self.preset, chip_fit.hardware, 1)
+            seq = self.settings.seq_in_context(library_context(self.preset, chip_fit.hardware, 1))
             change_text += "" if seq == self.seq else f" --seq {self.seq}"
         return [SettingChange(change_text, chip_fit)]
 
@@ -279,8 +284,7 @@ class UsualEngine:
                 return None
             memory_fit = MemoryFit(self.hardware, needed_bytes)
             layout = None if devices == 1 else LayoutRequest(devices=devices, pp=devices).layout()
-            default_tokens = None if self.default_context is None else self.default_context(devices)
-            seq = None if default_tokens in (None, self.seq) else self.seq
+            seq = None if self._default_seq(devices) == self.seq else self.seq
             option = HardwareOption(devices, layout, memory_fit, seq=seq, engine_title=self.engine_record.title)
             if memory_fit.verdict == "fits":
                 return option
@@ -304,8 +308,13 @@ class UsualEngine:
 
     def _for_devices(self, devices: int) -> UsualEngine:
         """Returns the engine that divides the layers among so many accelerators, with its context on them."""
-        seq = self.seq if self.default_context is None else self.default_context(devices)
-        return replace(self, devices=devices, seq=seq)
+        return replace(self, devices=devices, seq=self._default_seq(devices))
+
+    def _default_seq(self, devices: int) -> int:
+        """Returns the tokens of each request that the engine has by default on so many accelerators."""
+        if self.default_context is None:
+            return self.seq
+        return self.settings.seq_in_context(self.default_context(devices))
 
     def _largest_fitting_number(
         self, bytes_of_number: Callable[[int], int | None], first_number: int, maximum: int

@@ -490,15 +490,11 @@ def _encoder_notes(preset: Preset, run_memory: Memory) -> list[str]:
 
 
 def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:
-    """Returns the note that macOS can let the GPU use more, if a run needs less than the whole memory of a Mac."""
+    """Returns the note that macOS can let the GPU of a Mac use as much as a run needs that does not fit."""
     hardware = accelerator_fit.hardware
-    if (
-        accelerator_fit.verdict != "no"
-        or hardware.vendor not in WHOLE_COMPUTERS
-        or accelerator_fit.needed_bytes >= hardware.memory_bytes
-    ):
+    limit_mib = hardware.wired_limit_mib(accelerator_fit.needed_bytes)
+    if accelerator_fit.verdict != "no" or limit_mib is None:
         return []
-    limit_mib = -(-accelerator_fit.needed_bytes // 2**20)
     left_text = units.memory(hardware.memory_bytes - accelerator_fit.needed_bytes)
     return [
         f"sudo sysctl iogpu.wired_limit_mb={limit_mib} lets the GPU use as much; {left_text} are left for macOS and "

@@ -183,10 +183,13 @@ def llama_cpp_note(
     engine_name = LIBRARY_ENGINE if is_library_tag(target) else "llama.cpp"
     if engine_fit is None:
         return f"llama.cpp's buffers are others: llmcalc fit, and --engine {engine_name}, count them"
+    if hardware is None:
+        required_text = units.memory(engine_fit.needed_bytes)
+        return f"under llama.cpp: {required_text} (llmcalc fit; --engine {engine_name} lists its buffers)"
     verdict_text = "fits" if engine_fit.verdict != "no" else "does not fit"
     return (
         f"llama.cpp's buffers are others: {units.memory(engine_fit.needed_bytes)}, which {verdict_text} on "
-        f"{engine_fit.hardware.name} (llmcalc fit; --engine {engine_name} lists them)"
+        f"{hardware.title} (llmcalc fit; --engine {engine_name} lists them)"
     )
 
 

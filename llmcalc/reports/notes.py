@@ -12,7 +12,7 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAM_EFFECTS
 from ..sources.preset import Preset
-from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag, names_gguf_file
+from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag, library_scheme, names_gguf_file
 from ..sources.target_names import normalized
 from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
@@ -139,6 +139,8 @@ def tagged_format_note(scheme_name: str, name: str) -> str:
     name: a tag of Ollama's library, or a repository of GGUF files, whose first file is q4_k_m where it names no type.
     """
     format_text = "16 bits" if scheme_name == "none" else scheme_name
+    if scheme_name == library_scheme(name) and normalized(scheme_name) not in normalized(name):
+        return f"weights in {format_text}, as this tag has in Ollama's library (see `ollama show`)"
     origin_text = "which llama.cpp and Ollama take of a repository where no type is named"
     if ":" in name or normalized(scheme_name) in normalized(name):
         origin_text = f"as the {'tag' if ':' in name else 'name'} says"

@@ -133,6 +133,40 @@ qwen3-embedding 4.7 GB, qwen3-vl 6.1 GB, qwen3.5 6.6 GB, qwen3.6 23 GB, qwq 20 G
 """
 
 
+SCHEME_BY_LIBRARY_NAME = {
+    **dict.fromkeys(
+        (
+            *("aya", "codellama", "codestral", "command-r-plus", "deepseek-coder", "deepseek-coder-v2", "deepseek-v2"),
+            *("gemma", "gemma2", "glm4", "internlm2", "llama2", "llama3", "mistral-nemo", "mixtral", "phi", "phi3"),
+            *("phi3.5", "qwen2", "starcoder2", "tinyllama"),
+        ),
+        "q4_0",
+    ),
+    **dict.fromkeys(
+        (
+            *("gemma3:270m", "granite3.1-moe:1b", "granite4:1b-h", "granite4:350m-h", "llama3.2:1b"),
+            *("qwen3-embedding:0.6b", "smollm2"),
+        ),
+        "q8_0",
+    ),
+    **dict.fromkeys(("deepseek-ocr", "smollm2:135m", "smollm2:360m"), "none"),
+}
+"""Name in Ollama's library, or one of its tags → the scheme of tags without a format, where it is not q4_k_m.
+
+By the sizes in the library (https://ollama.com/library) and of `ollama list`, with which
+`tests/sources/test_presets.py` compares the counted bytes. `none` is F16.
+"""
+
+
+def library_scheme(name: str) -> str | None:
+    """Returns the scheme of `SCHEME_BY_LIBRARY_NAME` for a tag without a format; None for other names."""
+    library_name, _, tag = name.partition("?")[0].lower().partition(":")
+    if not tag and _newest_of_library(library_name) is None:
+        return None
+    size_tag = re.sub("-(?:instruct|it|chat|text)$", "", tag)
+    return SCHEME_BY_LIBRARY_NAME.get(f"{library_name}:{size_tag}", SCHEME_BY_LIBRARY_NAME.get(library_name))
+
+
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")
 """A name and a tag, as in Ollama's library."""
 
@@ -171,7 +205,7 @@ def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
     """Returns the preset and the scheme of a tag that states its format: `gemma3:4b-it-qat`; None for other names.
 
     A repository of GGUF files states it too: `unsloth/Qwen3-8B-GGUF:Q8_0`, and q4_k_m without a type, which llama.cpp
-    and Ollama take then. Overrides after `?` are ignored.
+    and Ollama take then. A tag without a format has that of `library_scheme`. Overrides after `?` are ignored.
     """
     name = name.partition("?")[0]
     is_tag = _TAG.fullmatch(name) is not None and "gguf" not in name.lower()
@@ -181,7 +215,11 @@ def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
     is_read = scheme in ("none", MXFP4_OF_GGUF) or (
         re.fullmatch(_GGUF_TYPE, scheme) is not None and not scheme.startswith("ud")
     )
-    return preset_and_scheme if is_read else None
+    if is_read:
+        return preset_and_scheme
+    scheme = library_scheme(name) or ""
+    preset_name = find_preset(name) if scheme else None
+    return None if preset_name is None else (load_preset(preset_name), scheme)
 
 
 def _newest_of_library(name: str) -> str | None:

@@ -22,6 +22,7 @@ from .presets import (
     checkpoint_of_tag,
     find_by_repository,
     find_preset,
+    is_library_tag,
     known_checkpoint,
     load_preset,
     model_names,
@@ -80,7 +81,7 @@ def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
         library_name += NEWEST_TAG
     model_target = library_name
     hub_id = hub_id_of(model_target)
-    if hub_id:
+    if hub_id and not is_library_tag(model_target):
         return hub_id, ()
     name_or_path, question_mark, override_text = model_target.partition("?")
     if not question_mark or _path_test_result(Path(model_target).exists):

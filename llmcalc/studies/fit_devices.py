@@ -112,11 +112,10 @@ def fit_devices(
         most_frequent_reason = max(
             plan.ranked_layouts.refusal_counts.items(),
             key=lambda refusal_entry: refusal_entry[1],
-            default=("the sizes do not divide them", 0),
+            default=(layout_request.undivided_devices_text, 0),
         )[0]
-        raise ImpossibleLayout(
-            f"--devices {layout_request.devices}: no layout of these is possible: {most_frequent_reason}"
-        )
+        error_parts = f"--devices {layout_request.devices}: no layout is possible", most_frequent_reason
+        raise ImpossibleLayout(": ".join(filter(None, error_parts)))
     best_fit = devices_question.fit_of(best_candidate)
     fewest_devices, fewest_candidate = _fewest_devices(devices_question, plan)
     batch = seq = 0

@@ -159,7 +159,7 @@ def serving_replicas(
     if not tried_replicas and uncounted_layouts:
         raise InputError(uncounted_layouts[0][1])
     if not tried_replicas:
-        raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout of these is possible")
+        raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout is possible")
     untried_count = len(layouts) - len(tried_replicas)
     if best_replica is None and untried_count:
         raise InputError(

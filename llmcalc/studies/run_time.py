@@ -530,7 +530,7 @@ def with_format_of_stack(model_memory: Memory, software_stack: SoftwareStack) ->
     """Returns an inference run with the software stack's weight format, unless the user states a format.
 
     The format is 16 bits if the stack halves weights published in float32, and the stack's own scheme for weights
-    published in 4 bits. Files of Ollama's library keep the published format (ollama issue 16416).
+    published in 4 bits. GGUF files keep the published format (ollama issue 16416).
     """
     run_settings = model_memory.settings
     if run_settings.dtype is not None:
@@ -541,7 +541,7 @@ def with_format_of_stack(model_memory: Memory, software_stack: SoftwareStack) ->
         software_stack.four_bit_scheme is not None
         and DTYPE_BITS[model_memory.published_dtype] == 4
         and not run_settings.quantize
-        and not model_memory.is_library_tag
+        and not model_memory.names_gguf_file
     )
     return model_memory.with_changes(quantize=software_stack.four_bit_scheme) if converts_weights else model_memory
 

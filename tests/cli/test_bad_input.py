@@ -343,6 +343,7 @@ USAGE = {
     "flops llama3-8b --seq 0.125": "--seq: '0.125' is not a whole number",
     "check llama3-8b --params 8.03B": "No such option: --params; it compares a checkpoint; llmcalc budget checks "
     "numbers, such as params = '<= 8.1B' in a table [[model]] of llmcalc.toml",
+    "budget --params 8B": "No such option: --params; bounds stand in FILE, such as params = '<= 8.1B' in a table",
     "budget --max-params 8B": "bounds stand in FILE, such as params = '<= 8.1B' in a table [[model]]",
     "time llama3-8b --hardware h100 --ttft 1s": "No such option: --ttft; llmcalc serve has it",
     "memory llama3-8b --dtype exl2": "Schemes of quantized weights are values of --quantize.",

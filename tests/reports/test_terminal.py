@@ -235,6 +235,15 @@ def test_output_to_a_device_is_written_into_it(run: Any, tmp_path: Path) -> None
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     unread = run("params", "gpt2", "-o", str(pipe))  # which waited for ever
     assert (unread.code, "is a pipe that no program reads" in unread.err) == (2, True)
+    terminal = subprocess.run(  # a device, which has no terminal behind it here
+        [sys.executable, "-m", "llmcalc", "params", "gpt2", "-o", "/dev/tty"],
+        check=False,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+    )
+    assert (terminal.returncode, "is a pipe" in terminal.stderr) == (2, False)
+    assert "/dev/tty: No such device or address; expected a file that can be written" in terminal.stderr
     circle = tmp_path / "circle"
     circle.symlink_to(circle)
     assert run("params", "gpt2", "-o", str(circle)).code == 2

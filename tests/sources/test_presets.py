@@ -11,8 +11,10 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
+from llmcalc.device_memory.settings import settings_of
 from llmcalc.errors import InputError
 from llmcalc.questions.listings import ask_presets
+from llmcalc.questions.runs import RunQuestion
 from llmcalc.sources.presets import (
     NEWEST_IN_LIBRARY,
     checkpoint_of_tag,
@@ -23,6 +25,7 @@ from llmcalc.sources.presets import (
     names_by_alias,
 )
 from llmcalc.sources.search import search_presets
+from llmcalc.sources.target import load
 from llmcalc.sources.target_names import normalized, normalized_with_points
 from llmcalc.units import parse_count
 
@@ -209,13 +212,42 @@ def test_a_name_of_ollamas_library_without_a_size_is_its_tag_latest() -> None:
         ("granite3.3", "granite-3.3-8b"),
         ("granite4:tiny-h", "granite-4.0-h-tiny"),
         ("smollm2", "smollm2-1.7b"),
-        ("magistral:24b", "mistral-small-3.2-24b"),
         ("no-such-model:latest", None),
         ("no-such-model:mini", None),
     ):
         assert find_preset(name) == preset_name, name
         assert is_library_tag(name) == (preset_name is not None and name not in ("deepseek-r1", "phi4")), name
+    assert find_preset("magistral:24b") is None  # the library's is Magistral-Small-2506, which has no encoder
     assert all(preset_name in NAMES for preset_name in NEWEST_IN_LIBRARY.values())
+
+
+LIBRARY_SIZES = """
+    aya:35b 20, codellama:7b 3.8, codellama:70b 39, codestral:22b 12.6, command-r-plus:104b 59, deepseek-coder:6.7b 3.8,
+    deepseek-coder-v2 8.9, deepseek-ocr:3b 6.7, deepseek-r1:671b 404, deepseek-r1:8b 5.2, deepseek-v2:16b 8.9,
+    gemma 5.0, gemma2:2b 1.6, gemma2 5.4, gemma2:27b 16, gemma3:270m 0.29, gemma3 3.3, glm4:9b 5.5, gpt-oss 13.8,
+    granite3.1-moe:1b 1.4, granite3.3 4.9, granite4 2.1, granite4:1b-h 1.6, granite4:350m-h 0.366, internlm2:7b 4.5,
+    llama2:13b 7.3, llama2:70b 39, llama3 4.7, llama3:70b 40, llama3.1 4.9, llama3.1:405b 243, llama3.2 2.0,
+    llama3.2:1b 1.3, llama3.3 43, llama4 67, ministral-3 6.0, mistral 4.4, mistral-nemo:12b 7.1, mistral-small 14,
+    mixtral 26, mixtral:8x22b 80, phi:2.7b 1.6, phi3 2.2, phi3:medium 7.9, phi3.5 2.2, phi4:14b 9.1, qwen2:7b 4.4,
+    qwen2:72b 41, qwen2.5 4.7, qwen2.5-coder 4.7, qwen2.5vl 6.0, qwen3 5.2, qwen3-coder 18, qwen3-embedding 4.7,
+    qwen3-embedding:0.6b 0.639, qwen3-vl 6.1, qwen3.5 6.6, qwen3.6 23, qwq 20, smollm2 1.8, smollm2:135m 0.271,
+    smollm2:360m 0.725, starcoder2:3b 1.7, starcoder2:15b 9.1, tinyllama:1.1b 0.637
+"""
+"""Tags of Ollama's library with the GB of their files, as `ollama list` and https://ollama.com/library have them."""
+
+
+def test_tags_without_a_format_have_the_bytes_that_the_library_lists() -> None:
+    """Encoders are files of 16 bits. Per-layer embeddings of gemma3n and gemma4 are in F16, on the host: not counted.
+
+    qwen3:0.6b and 1.7b have the tied head once more, and gemma:2b its embeddings in Q8_0.
+    """
+    sizes = [entry.split() for entry in LIBRARY_SIZES.replace("\n", " ").split(",")]
+    for tag, gigabytes in sizes:
+        preset = load(tag if ":" in tag else f"{tag}:latest")
+        run = RunQuestion(preset=preset, settings=settings_of(phase="inference")).with_defaults_of_tag()
+        encoder_parameters = params(preset.model, frozenset({"towers"})).total - params(preset.model).total
+        counted_bytes = run.memory_on_one_device().states.weights + 2 * encoder_parameters
+        assert counted_bytes / 1e9 == pytest.approx(float(gigabytes), rel=0.045), tag
 
 
 def test_tags_of_ollama_state_their_format() -> None:

@@ -375,7 +375,7 @@ def test_where_few_fit_it_says_how_many_would_with_recomputation(run: Any) -> No
 def test_without_a_layout_that_is_possible_the_nearest_are_told(run: Any) -> None:
     code, _, error = run("plan", SMALL, "--hardware", "h100", "--devices", "8", "--tp", "3")
     assert code == 2
-    assert "the sizes do not divide them; nearest layouts: --tp 4 --dp 2; --tp 2 --dp 4; --tp 4 --pp 2" in error
+    assert "no layout is possible: --tp 3 does not divide 8 devices; nearest layouts: --tp 4 --dp 2; --tp 2 -" in error
     code, _, error = run("plan", "llama3-8b", "--hardware", "h100", "--devices", "64", "--pp", "64")
     assert code == 2
     assert "more stages than layers; nearest layouts: --pp 32 --dp 2" in error

@@ -280,13 +280,14 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("time deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_071),
         ("memory deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_072),
         ("fit hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 4_096),
+        ("fit hf.co/unsloth/Qwen3-8B-GGUF --hardware rtx-3060", 4_096),  # Q4_K_M, without a type
         ("fit bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 32_768),  # llama.cpp's -hf
         ("fit phi3:medium --hardware rtx-3090", 4_096),  # the model's
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --tp 2", 131_072),
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
         ("fit gpt-oss:20b --hardware rtx-4060", 4_096),  # MXFP4, as published
-        ("fit deepseek-r1:671b --hardware h100 --devices 8", 32_768),  # in FP8, which is no file of Ollama's
+        ("fit deepseek-r1:671b --hardware h100 --devices 8", 163_840),  # published in FP8; q4_k_m in the library
         ("fit qwen3:8b --hardware rtx-4060 --quantize none", 4_096),  # the tag in fp16
         ("fit qwen3:8b --hardware rtx-4060 --seq 8k", 8_192),
         ("fit qwen3:8b --hardware rtx-4060 --quantize fp8", 32_768),  # no file of Ollama's
@@ -297,6 +298,11 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
     note = "Ollama has a context of 4,096 tokens here by default; --seq for another"
     assert fit("qwen3:8b --hardware rtx-4060")["notes"][1] == note
     assert fit("qwen3:8b --hardware rtx-4060")["verdict"] == "fits"
+    for words in ("fit", "memory"):  # one of the context's tokens is decoded
+        run = f"{words} llama3.1:8b --hardware a100-80gb --phase decode --devices 2 --notes"
+        screen = command(*run.split()).out
+        assert "decode after 131,071 tokens" in screen
+        assert "Ollama has a context of 131,072 tokens here" in screen
     for devices in ("1", "2"):
         answer = json.loads(
             command("memory", "qwen3:8b", "--hardware", "rtx-4060", "--devices", devices, "--format", "json").out
@@ -325,6 +331,8 @@ def test_a_mac_that_is_too_small_names_what_can_be_done_under_llama_cpp() -> Non
     assert not any("--devices" in change for change in changes)
     limit = -(-answer["device_bytes"] // 2**20)
     assert f"sudo sysctl iogpu.wired_limit_mb={limit} lets the GPU use as much" in " ".join(answer["notes"])
+    nearly_all = fit("qwen3-32b --quantize q4_k_m --hardware m2-max-32gb --seq 49152")  # 30.2 GiB: none for macOS
+    assert "wired_limit" not in " ".join(nearly_all["notes"])
     on_another = {change["option"] for change in fit("gpt-oss:120b --hardware m3-max-48gb")["changes"]}
     assert "--hardware m3-max-96gb --seq 32768" in on_another  # whose context is 131,072 by default
     too_large = fit("gpt-oss:120b --hardware m4-max-64gb")
@@ -396,16 +404,16 @@ def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
     screen = " ".join(command("memory", "qwen3-8b", "--quantize", "q4_k_m", "--seq", "2k").out.split())
     assert "GiB required under torch's kernels" in screen
     remark = "llama.cpp's buffers are others"
-    assert f"{remark}: 5.24 GiB, which fits on h100-sxm (llmcalc fit; --engine llama.cpp lists them)" in screen
-    for words in (
-        "gpt-oss:20b --hardware rtx-3060",  # in MXFP4
-        "llama3.2:3b-instruct-fp16 --hardware rtx-3060",  # in 16 bits
-        "qwen3-8b --hardware m4-max",  # on a Mac
+    assert "under llama.cpp: 5.24 GiB (llmcalc fit; --engine llama.cpp lists its buffers)" in screen
+    for words, title in (
+        ("gpt-oss:20b --hardware rtx-3060", "GeForce RTX 3060"),  # in MXFP4
+        ("llama3.2:3b-instruct-fp16 --hardware rtx-3060", "GeForce RTX 3060"),  # in 16 bits
+        ("qwen3-8b --hardware m4-max", "M4 Max"),  # on a Mac
     ):
         screen = " ".join(command("memory", *words.split(), "--seq", "2k", "--notes").out.split())
         needed_bytes = fit(f"{words} --seq 2k")["device_bytes"]
         engine_name = "ollama" if ":" in words else "llama.cpp"
-        assert f"{remark}: {units.memory(needed_bytes)}, which " in screen
+        assert re.search(f"{remark}: {units.memory(needed_bytes)}, which (fits|does not fit) on {title}", screen)
         assert f"--engine {engine_name} lists them" in screen
     assert remark not in " ".join(command("memory", "t5-small", "--hardware", "m4-max", "--notes").out.split())
 

@@ -9,7 +9,7 @@ from ...costs.quantization.named import DYNAMIC_FILES_DIFFER
 from ..engines.engine import HOST_DEVICE, EngineMemory, MemoryTerm
 from .encoder import encoder_device
 from .server import BufferSizes, GgmlServer
-from .settings import GIB, MIB, VULKAN_DEVICE
+from .settings import GIB, VULKAN_DEVICE
 
 
 class NoteTexts(NamedTuple):
@@ -32,10 +32,6 @@ NOTE_TEXTS = NoteTexts(
     "it grows with a larger image",
 )
 """The notes in the words of llama-server's flags."""
-
-
-MACOS_BYTES = 4 * GIB
-"""Memory of a Mac that is left to the system and other programs before a higher limit of the GPU is named."""
 
 
 def engine_memory(
@@ -154,12 +150,12 @@ def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
 
     server: a server whose buffers are placed. buffers: the sizes of its buffers.
     """
-    needed_bytes = sum(buffers.bytes_on(device) for device in (*server.devices, HOST_DEVICE))
     needed_gpu_bytes = max((buffers.bytes_on(device) for device in server.devices), default=0)
+    needed_bytes = sum(buffers.bytes_on(device) for device in (*server.devices, HOST_DEVICE))
     memory_bytes, limit_bytes = server.hardware.memory_bytes, server.hardware.capacity_bytes
-    if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > memory_bytes:
+    limit_mib = server.hardware.wired_limit_mib(needed_gpu_bytes, needed_bytes - needed_gpu_bytes)
+    if limit_mib is None:
         return ""
-    limit_mib = -(-needed_gpu_bytes // MIB)
     older_macos_limit = memory_bytes * 2 // 3 if memory_bytes <= 32 * GIB else memory_bytes * 3 // 4
     if needed_gpu_bytes > server.free_bytes:
         return (

@@ -7,7 +7,8 @@ from ..ggml.engine import ggml_engine
 
 LIBRARY_SCHEME = "q4_k_m"
 """The format of most tags of the library without one (README.md of Ollama, "Model library": Llama 3.3 70B in 43 GB, Phi
-4 14B in 9.1 GB). Older ones are in q4_0 (`llama3:8b`, ollama/ollama#4626), small ones in q8_0 (`llama3.2:1b`, #12887).
+4 14B in 9.1 GB). Others are in `SCHEME_BY_LIBRARY_NAME`: older ones in q4_0 (`llama3:8b`, ollama/ollama#4626), small
+ones in q8_0 (`llama3.2:1b`, #12887).
 """
 
 LIBRARY_HEADING = "weights in q4_k_m, as most tags without a format have (see `ollama show`; for fp16: --quantize none)"

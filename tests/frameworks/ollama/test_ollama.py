@@ -167,7 +167,7 @@ def test_variables_are_written_as_in_a_shell() -> None:
 
 
 def test_weights_without_a_format_are_those_of_a_tag_without_one() -> None:
-    """`ollama pull llama3.2:1b` gets Q4_K_M; the heading says so where nothing states the format."""
+    """Most tags are in Q4_K_M (`llama3.2:1b` is in Q8_0); the heading says so where nothing states the format."""
     words = ["llama3.2-1b", "--engine", "ollama==0.32.15", "--hardware", "rtx-3060"]
     screens = {
         options: command("memory", *words, *filter(None, options.split(" ")), columns=200).out

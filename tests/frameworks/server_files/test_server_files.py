@@ -603,7 +603,8 @@ def test_wrong_configurations_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("tag", "scheme"),
     [
-        ("llama3.2:1b", "q4_k_m"),  # of tags without a format
+        ("llama3.2:3b", "q4_k_m"),  # of most tags without a format
+        ("llama3.2:1b", "q8_0"),  # 1.3 GB
         ("llama3.2:1b-instruct-q8_0", "q8_0"),
         ("llama3.2:1b-instruct-q4_K_M", "q4_k_m"),
         ("llama3.2:1b-instruct-fp16", "bf16"),
