@@ -288,7 +288,8 @@ class VLLMServer(VLLMSettings):
             if is_used:
                 raise InputError(f"{feature_name}: is not modelled beside compressed attention; remove the flag")
         has_fp4_indexer = bool(self.flags.get("attention_config", {}).get("use_fp4_indexer_cache"))
-        return compressed_pool(engine_rank, self.engine_record.page_layout(self.version_of_rules), has_fp4_indexer)
+        page_rules = self.engine_record.compressed_pages_of(self.version_of_rules)
+        return compressed_pool(engine_rank, page_rules.layout, has_fp4_indexer, page_rules.checks_tuples)
 
     def kv_block_pool(self, engine_rank: EngineRank) -> BlockPool:
         """Returns the block pool of a rank's KV cache and recurrent states."""
@@ -350,6 +351,7 @@ class VLLMServer(VLLMSettings):
             )
         )
         block_count = int(self.flags.get("num_gpu_blocks_override", kv_pool.blocks(cache_bytes)))
+        checked_bytes = kv_pool.block_bytes * block_count if "num_gpu_blocks_override" in self.flags else cache_bytes
         term_status: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         memory_terms = (
@@ -384,7 +386,14 @@ class VLLMServer(VLLMSettings):
                 f"{block_count:,} blocks of {kv_pool.block_size} tokens",
             ),
         )
-        return StageMemory(self.with_logged_sizes(memory_terms), kv_pool, cache_bytes, block_count, graph_bytes)
+        return StageMemory(
+            self.with_logged_sizes(memory_terms),
+            kv_pool,
+            cache_bytes,
+            block_count,
+            graph_bytes,
+            checked_bytes // (kv_pool.checked_block_bytes or kv_pool.block_bytes),
+        )
 
     @cached_property
     def fullest_stage(self) -> StageMemory:
@@ -433,13 +442,17 @@ class VLLMServer(VLLMSettings):
 
 
 class StageMemory(NamedTuple):
-    """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs."""
+    """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs.
+
+    checked_block_count: blocks of the start check, which compares bytes (`_check_enough_kv_cache_memory`).
+    """
 
     terms: tuple[MemoryTerm, ...]
     pool: BlockPool
     available_bytes: int
     block_count: int
     graph_bytes: int
+    checked_block_count: int
 
 
 def memory(server: VLLMServer) -> EngineMemory:
@@ -489,9 +502,9 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
     if stage_memory.available_bytes <= 0:
         return message_texts["no_cache"]
-    if stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight) > stage_memory.block_count:
+    if stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight) > stage_memory.checked_block_count:
         longest_request_tokens = stage_memory.pool.longest_request(
-            stage_memory.block_count, server.tokens_in_flight, max_model_len
+            stage_memory.checked_block_count, server.tokens_in_flight, max_model_len
         )
         message_start = message_texts["one_request_v0" if version_rules.generation == "v0" else "one_request"]
         return f"{message_start} (--max-model-len {max_model_len}); the longest that fits is {longest_request_tokens}"
@@ -566,5 +579,5 @@ def longest_request(server: VLLMServer) -> int:
     """Returns the largest `--max-model-len` for which the cache holds one request; 0 if there is none."""
     fullest_stage = server.fullest_stage
     return fullest_stage.pool.longest_request(
-        fullest_stage.block_count, server.tokens_in_flight, server.longest_request
+        fullest_stage.checked_block_count, server.tokens_in_flight, server.longest_request
     )

@@ -85,6 +85,7 @@ class CompressedPages(VersionRange):
     """Rules for the pages of compressed attention in a block, by vLLM version; the TOML file explains the fields."""
 
     layout: PageLayout
+    checks_tuples: bool = False
 
 
 class VideoFrames(VersionRange):
@@ -260,8 +261,8 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         """Returns a version's rules for recurrent states; earlier versions have the first rules."""
         return (ranges_at(self.recurrent_states, version_numbers) or self.recurrent_states)[-1]
 
-    def page_layout(self, version_numbers: VersionNumbers) -> PageLayout:
-        """Returns the arrangement of compressed attention's pages in a version's cache blocks.
+    def compressed_pages_of(self, version_numbers: VersionNumbers) -> CompressedPages:
+        """Returns the rules for compressed attention's pages in a version's cache blocks.
 
         Raises `InputError` for a version before those that have it.
         """
@@ -269,7 +270,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         if not version_ranges:
             first_version = self.compressed_pages[0].start
             raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first_version} on")
-        return version_ranges[-1].layout
+        return version_ranges[-1]
 
     def padded_experts(self, version_numbers: VersionNumbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts in a version on a device."""
