@@ -76,9 +76,6 @@ DIVIDED_BLOCKS_FROM = (0, 14)
 """First version in which ranks may divide merged projections inside a block of fp8 with one scale
 (layers/linear.py, `_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836)."""
 
-WHOLE_SHARED_EXPERTS_FROM = (0, 11)
-"""First version in which ranks of several replicas have shared experts whole; read in 0.13, not in 0.10.1."""
-
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """The environment variable with the options of torch's allocator, such as `expandable_segments:True`."""
 
@@ -244,9 +241,9 @@ class VLLMServer(VLLMSettings):
 
     def repeated_shared_expert_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the additional bytes of shared experts that each tensor-parallel rank of replicas has in full."""
+        whole_classes = self.engine_record.classes_with_whole_shared_experts(self.version_numbers, self.hardware)
         has_whole_experts = (
-            self.has_model_class(self.engine_record.whole_shared_experts)
-            and self.version_numbers >= WHOLE_SHARED_EXPERTS_FROM
+            self.has_model_class(whole_classes)
             and bool(self.flags.get("enable_expert_parallel"))
             and min(self.tp, self.dp) > 1
         )

@@ -185,6 +185,16 @@ class ClassesWithoutFloat16(VersionRange):
     classes: tuple[str, ...]
 
 
+class WholeSharedExperts(VersionRange):
+    """Classes of models whose shared experts are whole on tensor-parallel ranks, from a version of vLLM on.
+
+    vendor: the accelerators' vendor; empty for all.
+    """
+
+    classes: tuple[str, ...]
+    vendor: str = ""
+
+
 class VLLMRecord(EngineRecord[VLLMRules]):
     """The contents of `presets/engines/vllm.toml`; the file explains the fields."""
 
@@ -192,7 +202,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     larger_graphs: tuple[str, ...] = ()
     triton_attention: tuple[str, ...] = ()
     float32_tables: tuple[str, ...] = ()
-    whole_shared_experts: tuple[str, ...] = ()
+    whole_shared_experts: tuple[WholeSharedExperts, ...] = ()
     padded_mxfp4: tuple[str, ...] = ()
     without_float16: tuple[ClassesWithoutFloat16, ...] = ()
     last_versions: dict[str, tuple[str, ...]] = {}
@@ -246,6 +256,15 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         """Returns the classes of models that a version refuses to run in float16."""
         version_ranges = ranges_at(self.without_float16, version_numbers)
         return version_ranges[-1].classes if version_ranges else ()
+
+    def classes_with_whole_shared_experts(self, version_numbers: VersionNumbers, hardware: Hardware) -> tuple[str, ...]:
+        """Returns the classes of models whose shared experts a version has whole on each rank of an accelerator."""
+        return tuple(
+            class_name
+            for whole_experts in ranges_at(self.whole_shared_experts, version_numbers)
+            if whole_experts.vendor in ("", hardware.vendor)
+            for class_name in whole_experts.classes
+        )
 
     def frames_of_videos(self, version_numbers: VersionNumbers, patch_size: int) -> VideoFrames | None:
         """Returns the frames of the longest video in the profile run for a patch size; None if none is stated."""

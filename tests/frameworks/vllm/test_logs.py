@@ -7,7 +7,7 @@ import math
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.engine import EngineMemory
 from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.frameworks.vllm.budget import VLLMServer
 from llmcalc.frameworks.vllm.encoder_run import EncoderRequest, encoder_run
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.sources.hardware import find_hardware
@@ -662,6 +663,41 @@ def test_shared_experts_of_replicas_are_whole_on_each_rank(ranks: int, replicas:
     )
     shard_bytes = 58 * 3 * 7168 * 2048 // ranks
     assert newer - older == pytest.approx(whole_copies * shard_bytes, rel=0.001, abs=2**20)
+
+
+@pytest.mark.parametrize(
+    ("target", "hardware", "version", "is_whole"),
+    [
+        ("deepseek-v2", "b300", "0.11", True),
+        ("deepseek-v3", "b300", "0.10.2", False),
+        ("deepseek-v3.2", "b300", "0.33", True),
+        ("glm-5.2", "b300", "0.33", True),
+        ("glm-5.3-flash", "b300", "0.33", True),
+        ("kimi-k2.5", "b300", "0.33", True),
+        ("llama4-scout", "b300", "0.11", True),
+        ("nemotron-3-nano-30b-a3b", "b300", "0.11", False),
+        ("nemotron-3-nano-30b-a3b", "b300", "0.11.1", True),
+        ("a.x-k1", "b300", "0.18", True),
+        ("qwen3-next-80b-a3b", "b300", "0.19", False),
+        ("qwen3-next-80b-a3b", "b300", "0.20", True),
+        ("qwen3.5-397b-a17b", "b300", "0.20", True),
+        ("deepseek-v4-flash", "b300", "0.26", False),
+        ("deepseek-v4-flash", "b300", "0.28", True),
+        ("deepseek-v4-flash", "mi355x", "0.28", False),
+        ("hy4", "b300", "0.33", False),
+        ("glm-4.5", "b300", "0.33", False),
+    ],
+)
+def test_classes_with_whole_shared_experts_are_those_of_vllm(
+    target: str, hardware: str, version: str, is_whole: bool
+) -> None:
+    """`disable_tp` of the shared experts in vllm/model_executor/models and vllm/models of these versions."""
+    record, numbers = engine_and_version(f"vllm=={version}")
+    flags = {"enable_expert_parallel": True, "data_parallel_size": 2, "tensor_parallel_size": 4}
+    server = cast("VLLMServer", record.server(llmcalc.load(target), find_hardware(hardware), numbers, flags))
+    shard_bytes = server.rank_of_stage(0).weights_by_component["shared_expert"]
+    assert shard_bytes > 0
+    assert server.repeated_shared_expert_bytes(server.rank_of_stage(0)) == (3 * shard_bytes if is_whole else 0)
 
 
 def test_whether_it_starts() -> None:
