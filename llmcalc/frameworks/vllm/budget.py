@@ -45,18 +45,21 @@ from .expert_exchange import (
     BACKEND_FIELDS,
     BACKEND_WITHOUT_GRAPHS,
     CHUNK_VARIABLE,
+    EXPERT_CHUNK_VARIABLE,
     SENDS_WHOLE_STEPS_FROM,
+    WHOLE_EXPERT_STEPS_FROM,
     WITHOUT_BACKEND_VARIABLE_FROM,
     balancing_bytes,
     exchange_buffer_bytes,
     expert_chunk_tokens,
     gathering_ranks,
+    uses_pplx,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
 from .fused_projections import layer_embedding_bytes, unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes
-from .profile_run import WHOLE_STEP_TOKENS, ProfileRun
+from .profile_run import ProfileRun
 from .recurrent_states import state_blocks
 from .settings import VLLMSettings
 from .sparse_workspace import sparse_workspace
@@ -116,6 +119,7 @@ class VLLMServer(VLLMSettings):
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
         compute_units, engine_rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
+        compute_capability = self.hardware.compute_capability
         compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
@@ -133,7 +137,12 @@ class VLLMServer(VLLMSettings):
             if compiles_embedding
             else 0,
             gathering_ranks=gathering_ranks(self.flags, self.dp, self.version_numbers),
-            expert_chunk_tokens=expert_chunk_tokens(self.version_numbers) or WHOLE_STEP_TOKENS,
+            expert_chunk_tokens=expert_chunk_tokens(
+                self.flags,
+                self.version_numbers,
+                engine_rank.weight_kernels,
+                None if compute_capability is None else float(compute_capability),
+            ),
         )
 
     @property
@@ -246,6 +255,7 @@ class VLLMServer(VLLMSettings):
             self.has_model_class(whole_classes)
             and bool(self.flags.get("enable_expert_parallel"))
             and min(self.tp, self.dp) > 1
+            and not uses_pplx(self.flags, self.version_numbers)
         )
         if not has_whole_experts:
             return 0
@@ -540,6 +550,10 @@ def _server_notes(server: VLLMServer) -> list[str]:
         server_notes.append(
             f"{CHUNK_VARIABLE}: vLLM ignores it from 0.20 on, where all tokens of a step (--max-num-batched-tokens) "
             "are sent at once"
+        )
+    if EXPERT_CHUNK_VARIABLE in server.flags and server.version_numbers >= WHOLE_EXPERT_STEPS_FROM:
+        server_notes.append(
+            f"{EXPERT_CHUNK_VARIABLE}: vLLM ignores it from 0.18 on, where experts read all tokens of a step at once"
         )
     if BACKEND_FIELDS[1] in server.flags and server.version_numbers >= WITHOUT_BACKEND_VARIABLE_FROM:
         server_notes.append(f"{BACKEND_FIELDS[1]}: vLLM ignores it from 0.16 on, where --all2all-backend is the flag")
