@@ -81,12 +81,12 @@ class SizesRequest:
             yield self._layouts_by_devices([LayoutSizes(tp, self.pp or 1, attention_dp, ep)], self.devices)
             return
         most_devices = min(MOST_REPLICA_DEVICES, self.devices or MOST_REPLICA_DEVICES)
-        all_sizes = [
+        usual_sizes = [
             candidate_sizes
             for candidate_sizes in _replica_layouts(STAGE_COUNTS, ATTENTION_RANKS, experts)
             if candidate_sizes.devices <= most_devices
         ]
-        tried_sizes = self._layouts_by_devices(all_sizes, self.devices)
+        tried_sizes = self._layouts_by_devices(usual_sizes, self.devices)
         yield tried_sizes
         if self.devices is None:
             return
