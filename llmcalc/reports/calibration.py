@@ -73,7 +73,7 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
         notes = [f"not calibrated: {calibration.refusal_reason} (median error {error_text})"]
     if errors_before.regret is not None and errors_after.regret is not None:
         headline = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
-        percent = units.percent(errors_before.best_of_three or 0)
-        errors_text = f"{percent}, {units.percent(errors_after.best_of_three or 0)}"
+        before_text = units.percent(errors_before.best_of_three or 0)
+        errors_text = f"{before_text}, {units.percent(errors_after.best_of_three or 0)}"
         notes.append(f"regret of the first layout {headline}; of the best of three {errors_text}")
     return notes

@@ -177,7 +177,8 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
         )
         if run_cost.time_range is not None and cost_of_run.power < (hardware.tdp_watts or 0):
             notes.append(
-                f"a limit of power slows {hardware.title}, which is not modelled: the times are those of its TDP"
+                f"if --power is a limit and not the average draw, the run is slower than these times, which are of "
+                f"{hardware.tdp_watts or 0:,.0f} W"
             )
     return notes
 

@@ -43,7 +43,7 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
     """
     total_params = parameter_count.total
     active = parameter_count.active
-    params = {
+    params_data = {
         "total": total_params,
         "active": active,
         "embedding": parameter_count.embedding,
@@ -54,7 +54,7 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
         "published": preset.published.parameters,
     }
     tree = tree_data(parameter_count.tree.root_position(), _node_figures_function(parameter_count.include))
-    json_document = {"model": model_data(preset), **rank_data(selected_rank), "params": params, "tree": tree}
+    json_document = {"model": model_data(preset), **rank_data(selected_rank), "params": params_data, "tree": tree}
     if parameter_count.active_at_least != active:
         json_document["params"] |= {
             "active_at_least": parameter_count.active_at_least,

@@ -540,7 +540,8 @@ def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes
     return {
         **{
             latency_name: {
-                f"p{percentile}": amount.as_data() for percentile, amount in getattr(trace_times, latency_name).items()
+                f"p{percentile}": latency.as_data()
+                for percentile, latency in getattr(trace_times, latency_name).items()
             }
             for latency_name in ("ttft", "tpot")
         },

@@ -103,8 +103,8 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
     """Writes one line about the measured speed of a forward pass."""
-    amount = units.amount(measured_speed["flops_per_second"], "FLOP/s")
-    flops_rate_text = f"{amount} over a forward pass of {measured_speed['tokens']:,} tokens"
+    rate_text = units.amount(measured_speed["flops_per_second"], "FLOP/s")
+    flops_rate_text = f"{rate_text} over a forward pass of {measured_speed['tokens']:,} tokens"
     memory_text = (
         f"; weights {units.memory(measured_speed['weights_bytes'])}, peak "
         f"{units.memory(measured_speed['peak_allocated_bytes'])}"

@@ -81,12 +81,12 @@ class SizesRequest:
             yield self._layouts_by_devices([LayoutSizes(tp, self.pp or 1, attention_dp, ep)], self.devices)
             return
         most_devices = min(MOST_REPLICA_DEVICES, self.devices or MOST_REPLICA_DEVICES)
-        all_sizes = [
+        usual_sizes = [
             candidate_sizes
             for candidate_sizes in _replica_layouts(STAGE_COUNTS, ATTENTION_RANKS, experts)
             if candidate_sizes.devices <= most_devices
         ]
-        tried_sizes = self._layouts_by_devices(all_sizes, self.devices)
+        tried_sizes = self._layouts_by_devices(usual_sizes, self.devices)
         yield tried_sizes
         if self.devices is None:
             return
@@ -318,8 +318,10 @@ class ServeStudy:
             if model_memory.largest_request_limit:
                 used_flags |= {engine.request_limit_flag: model_memory.largest_request_limit}
                 model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            request_capacity = int(model_memory.kv_tokens // request_tokens)
-            if not model_memory.can_start or model_memory.kv_tokens < self.longest_request:
+            # vLLM prints more tokens than fit beside unequal pages
+            cache_tokens = min(model_memory.kv_tokens, round(model_memory.max_concurrency * model_memory.max_model_len))
+            request_capacity = cache_tokens // request_tokens
+            if not model_memory.can_start or cache_tokens < self.longest_request:
                 raise ReplicaDoesNotFit("weights and the cache of one request do not fit")
             memory_with_formats = self.memory_by_formats[quantize, kv_dtype]
             number_formats = inference_formats(memory_with_formats, self.request_sizes.mean_context).formats_on(

@@ -282,6 +282,14 @@ def test_a_replica_holds_no_more_requests_than_it_has_states_for() -> None:
     assert server.most_sequences == states.requests_with_states == int(states.max_concurrency)
 
 
+def test_a_replica_holds_the_requests_that_fit_its_blocks() -> None:
+    """vLLM 0.20 to 0.26 logs more tokens than fit beside the unequal pages of DeepSeek-V4."""
+    run: dict[str, Any] = {"hardware": "h200", "engine": "vllm==0.23.0", "tp": 2}
+    (server,) = llmcalc.serve("deepseek-v4-flash", input=32_000, output=768, **run).result.servers
+    memory = llmcalc.memory("deepseek-v4-flash", max_model_len=32_768, **run).result
+    assert server.most_sequences == int(memory.max_concurrency) < memory.kv_tokens // 32_768
+
+
 @pytest.mark.parametrize("engine", ["vllm==0.19", "sglang", "tensorrt-llm"])
 def test_engines_have_layouts_and_rules_of_their_own(run: Any, engine: str) -> None:
     words = ("qwen3-30b-a3b", "--hardware", "h200", "--input", "1k", "--output", "256", "--engine", engine)

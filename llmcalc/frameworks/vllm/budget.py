@@ -45,18 +45,21 @@ from .expert_exchange import (
     BACKEND_FIELDS,
     BACKEND_WITHOUT_GRAPHS,
     CHUNK_VARIABLE,
+    EXPERT_CHUNK_VARIABLE,
     SENDS_WHOLE_STEPS_FROM,
+    WHOLE_EXPERT_STEPS_FROM,
     WITHOUT_BACKEND_VARIABLE_FROM,
     balancing_bytes,
     exchange_buffer_bytes,
     expert_chunk_tokens,
     gathering_ranks,
+    uses_pplx,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
 from .fused_projections import layer_embedding_bytes, unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes
-from .profile_run import WHOLE_STEP_TOKENS, ProfileRun
+from .profile_run import ProfileRun
 from .recurrent_states import state_blocks
 from .settings import VLLMSettings
 from .sparse_workspace import sparse_workspace
@@ -75,9 +78,6 @@ FULL_GRAPHS_FROM = (0, 11)
 DIVIDED_BLOCKS_FROM = (0, 14)
 """First version in which ranks may divide merged projections inside a block of fp8 with one scale
 (layers/linear.py, `_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836)."""
-
-WHOLE_SHARED_EXPERTS_FROM = (0, 11)
-"""First version in which ranks of several replicas have shared experts whole; read in 0.13, not in 0.10.1."""
 
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """The environment variable with the options of torch's allocator, such as `expandable_segments:True`."""
@@ -119,6 +119,7 @@ class VLLMServer(VLLMSettings):
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
         compute_units, engine_rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
+        compute_capability = self.hardware.compute_capability
         compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
@@ -136,7 +137,12 @@ class VLLMServer(VLLMSettings):
             if compiles_embedding
             else 0,
             gathering_ranks=gathering_ranks(self.flags, self.dp, self.version_numbers),
-            expert_chunk_tokens=expert_chunk_tokens(self.version_numbers) or WHOLE_STEP_TOKENS,
+            expert_chunk_tokens=expert_chunk_tokens(
+                self.flags,
+                self.version_numbers,
+                engine_rank.weight_kernels,
+                None if compute_capability is None else float(compute_capability),
+            ),
         )
 
     @property
@@ -244,11 +250,12 @@ class VLLMServer(VLLMSettings):
 
     def repeated_shared_expert_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the additional bytes of shared experts that each tensor-parallel rank of replicas has in full."""
+        whole_classes = self.engine_record.classes_with_whole_shared_experts(self.version_numbers, self.hardware)
         has_whole_experts = (
-            self.has_model_class(self.engine_record.whole_shared_experts)
-            and self.version_numbers >= WHOLE_SHARED_EXPERTS_FROM
+            self.has_model_class(whole_classes)
             and bool(self.flags.get("enable_expert_parallel"))
             and min(self.tp, self.dp) > 1
+            and not uses_pplx(self.flags, self.version_numbers)
         )
         if not has_whole_experts:
             return 0
@@ -288,7 +295,8 @@ class VLLMServer(VLLMSettings):
             if is_used:
                 raise InputError(f"{feature_name}: is not modelled beside compressed attention; remove the flag")
         has_fp4_indexer = bool(self.flags.get("attention_config", {}).get("use_fp4_indexer_cache"))
-        return compressed_pool(engine_rank, self.engine_record.page_layout(self.version_of_rules), has_fp4_indexer)
+        page_rules = self.engine_record.compressed_pages_of(self.version_of_rules)
+        return compressed_pool(engine_rank, page_rules.layout, has_fp4_indexer, page_rules.checks_tuples)
 
     def kv_block_pool(self, engine_rank: EngineRank) -> BlockPool:
         """Returns the block pool of a rank's KV cache and recurrent states."""
@@ -350,6 +358,7 @@ class VLLMServer(VLLMSettings):
             )
         )
         block_count = int(self.flags.get("num_gpu_blocks_override", kv_pool.blocks(cache_bytes)))
+        checked_bytes = kv_pool.block_bytes * block_count if "num_gpu_blocks_override" in self.flags else cache_bytes
         term_status: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         memory_terms = (
@@ -384,7 +393,14 @@ class VLLMServer(VLLMSettings):
                 f"{block_count:,} blocks of {kv_pool.block_size} tokens",
             ),
         )
-        return StageMemory(self.with_logged_sizes(memory_terms), kv_pool, cache_bytes, block_count, graph_bytes)
+        return StageMemory(
+            self.with_logged_sizes(memory_terms),
+            kv_pool,
+            cache_bytes,
+            block_count,
+            graph_bytes,
+            checked_bytes // (kv_pool.checked_block_bytes or kv_pool.block_bytes),
+        )
 
     @cached_property
     def fullest_stage(self) -> StageMemory:
@@ -433,13 +449,17 @@ class VLLMServer(VLLMSettings):
 
 
 class StageMemory(NamedTuple):
-    """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs."""
+    """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs.
+
+    checked_block_count: blocks of the start check, which compares bytes (`_check_enough_kv_cache_memory`).
+    """
 
     terms: tuple[MemoryTerm, ...]
     pool: BlockPool
     available_bytes: int
     block_count: int
     graph_bytes: int
+    checked_block_count: int
 
 
 def memory(server: VLLMServer) -> EngineMemory:
@@ -489,9 +509,9 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
     if stage_memory.available_bytes <= 0:
         return message_texts["no_cache"]
-    if stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight) > stage_memory.block_count:
+    if stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight) > stage_memory.checked_block_count:
         longest_request_tokens = stage_memory.pool.longest_request(
-            stage_memory.block_count, server.tokens_in_flight, max_model_len
+            stage_memory.checked_block_count, server.tokens_in_flight, max_model_len
         )
         message_start = message_texts["one_request_v0" if version_rules.generation == "v0" else "one_request"]
         return f"{message_start} (--max-model-len {max_model_len}); the longest that fits is {longest_request_tokens}"
@@ -531,6 +551,10 @@ def _server_notes(server: VLLMServer) -> list[str]:
             f"{CHUNK_VARIABLE}: vLLM ignores it from 0.20 on, where all tokens of a step (--max-num-batched-tokens) "
             "are sent at once"
         )
+    if EXPERT_CHUNK_VARIABLE in server.flags and server.version_numbers >= WHOLE_EXPERT_STEPS_FROM:
+        server_notes.append(
+            f"{EXPERT_CHUNK_VARIABLE}: vLLM ignores it from 0.18 on, where experts read all tokens of a step at once"
+        )
     if BACKEND_FIELDS[1] in server.flags and server.version_numbers >= WITHOUT_BACKEND_VARIABLE_FROM:
         server_notes.append(f"{BACKEND_FIELDS[1]}: vLLM ignores it from 0.16 on, where --all2all-backend is the flag")
     if server.backend_disables_graphs:
@@ -566,5 +590,5 @@ def longest_request(server: VLLMServer) -> int:
     """Returns the largest `--max-model-len` for which the cache holds one request; 0 if there is none."""
     fullest_stage = server.fullest_stage
     return fullest_stage.pool.longest_request(
-        fullest_stage.block_count, server.tokens_in_flight, server.longest_request
+        fullest_stage.checked_block_count, server.tokens_in_flight, server.longest_request
     )

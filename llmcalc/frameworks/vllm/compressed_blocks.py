@@ -45,10 +45,13 @@ class CachePages(NamedTuple):
     window: int | None
 
 
-def compressed_pool(engine_rank: EngineRank, page_layout: PageLayout, has_fp4_indexer: bool = False) -> BlockPool:
+def compressed_pool(
+    engine_rank: EngineRank, page_layout: PageLayout, has_fp4_indexer: bool = False, checks_tuples: bool = False
+) -> BlockPool:
     """Returns the block pool of a model with compressed attention, whose keys are stored as `fp8_ds_mla`.
 
     page_layout: where a block has the pages of its groups. has_fp4_indexer: whether the indexer's entries have 4 bits.
+    checks_tuples: whether the start check counts blocks of whole page tuples, whatever the layout.
     Raises `InputError` for a pipeline, and for entries of other sizes than those of DeepSeek-V4.
     """
     if engine_rank.layout.pp > 1:
@@ -82,7 +85,12 @@ def compressed_pool(engine_rank: EngineRank, page_layout: PageLayout, has_fp4_in
                 for page_bytes, layer_count in _layers_by_size(group_pages).items()
             }
         )
-    return BlockPool(_block_bytes(pages_per_block, page_sizes, page_layout), ENTRY_BLOCK, tuple(layer_groups))
+    return BlockPool(
+        _block_bytes(pages_per_block, page_sizes, page_layout),
+        ENTRY_BLOCK,
+        tuple(layer_groups),
+        checked_block_bytes=_block_bytes(pages_per_block, page_sizes, "tuples") if checks_tuples else 0,
+    )
 
 
 def _pages_of_model(engine_rank: EngineRank, has_fp4_entries: bool) -> Iterator[CachePages]:

@@ -19,7 +19,7 @@ from ..engines.rank import EngineRank
 from ..engines.redundant_experts import redundant_expert_bytes
 
 BACKENDS_WITHOUT_BUFFERS = ("naive", "allgather_reducescatter", "pplx")
-"""Backends that run NCCL's collectives. pplx was removed, and vLLM takes allgather_reducescatter in its place."""
+"""Backends without counted buffers: NCCL's collectives, and pplx, in whose place later versions run them."""
 
 BACKEND_WITHOUT_GRAPHS = "deepep_high_throughput"
 """Backend with which vLLM turns CUDA graphs off where attention has several data-parallel ranks."""
@@ -48,6 +48,9 @@ BACKEND_FLAG_FROM = (0, 11, 1)
 WITHOUT_BACKEND_VARIABLE_FROM = (0, 16)
 """First version that does not read the variable (vLLM pull request 33535)."""
 
+WITHOUT_PPLX_FROM = (0, 17)
+"""First version without pplx (config/parallel.py, read in 0.16.0 and 0.17.0), which takes allgather_reducescatter."""
+
 RANKS_OF_NODE = 8
 """Ranks of a node; beyond it the high-throughput kernels have a second buffer (`internode`)."""
 
@@ -63,9 +66,24 @@ DEFAULT_DISPATCHED_TOKENS = 256
 SENDS_WHOLE_STEPS_FROM = (0, 20)
 """First version that was read in which all tokens of a step are sent at once (fused_moe/layer.py, 0.20.1)."""
 
-EXPERT_CHUNKS = (((0, 20), None), ((0, 11), 16 * 1024), ((0, 0), 32 * 1024))
-"""First version → most tokens that the experts read at once by default (VLLM_FUSED_MOE_CHUNK_SIZE of vllm/envs.py, read
-in 0.10.1, 0.13.0 and 0.17.1; 0.20.2 and 0.31.0 do not have it): None for whole steps."""
+EXPERT_CHUNK_VARIABLE = "VLLM_FUSED_MOE_CHUNK_SIZE"
+"""Variable with the most tokens that the experts read at once, in versions that divide a step."""
+
+WHOLE_EXPERT_STEPS_FROM = (0, 18)
+"""First version without that variable, whose experts read all tokens of a step (vllm/envs.py, 0.17.1 and 0.18.0)."""
+
+EXPERT_CHUNKS = (((0, 12), 16 * 1024), ((0, 0), 32 * 1024))
+"""First version → the variable's default (vllm/envs.py, read in 0.10.1, 0.11.0, 0.11.2, 0.12.0, 0.13.0 and 0.17.1)."""
+
+CHUNKING_KERNELS = frozenset(("fp8",))
+"""Kernels of quantized weights that divide a step into chunks, as those of 16 bits do; Marlin's do not
+(fused_moe/fused_marlin_moe.py)."""
+
+FP8_KERNELS_FROM = 8.9
+"""Compute capability from which fp8 has kernels of its own; GPUs below it run Marlin's (quantization/fp8.py)."""
+
+MARLIN_CHUNKS_FP8_FROM = (0, 14)
+"""First version in which Marlin's kernels of fp8 divide a step too (`MarlinExperts.supports_chunking`, not in 0.13)."""
 
 FUSED_EXCHANGES = ("deep_gemm_mega_moe",)
 """Values of --moe-backend whose kernels send tokens to experts themselves, so that no rank gathers them."""
@@ -90,20 +108,45 @@ def all2all_backend(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) 
     return backend, flag_name
 
 
+def uses_pplx(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> bool:
+    """Whether the ranks exchange tokens by pplx's kernels, which take the tokens of all ranks as they are."""
+    return version_numbers < WITHOUT_PPLX_FROM and all2all_backend(flags, version_numbers)[0] == "pplx"
+
+
 def gathering_ranks(flags: Mapping[str, Any], dp: int, version_numbers: tuple[int, ...]) -> int:
     """Returns the data-parallel ranks whose tokens the experts of a rank gather by NCCL's collectives; 1 without.
 
     vllm/distributed/device_communicators/all2all.py, `NaiveAll2AllManager` and `AgRsAll2AllManager`: in the profile run
-    each rank has as many tokens as a step.
+    each rank has as many tokens as a step. Without `--enable-expert-parallel` ranks gather whatever the backend
+    (fused_moe/config.py, `use_all2all_kernels`).
     """
-    backend, _ = all2all_backend(flags, version_numbers)
-    uses_collectives = backend in BACKENDS_WITHOUT_BUFFERS and flags.get("moe_backend") not in FUSED_EXCHANGES
-    return dp if uses_collectives else 1
+    if flags.get("enable_expert_parallel"):
+        backend, _ = all2all_backend(flags, version_numbers)
+        has_collectives = backend in BACKENDS_WITHOUT_BUFFERS and not uses_pplx(flags, version_numbers)
+        if not has_collectives or flags.get("moe_backend") in FUSED_EXCHANGES:
+            return 1
+    return dp
 
 
-def expert_chunk_tokens(version_numbers: tuple[int, ...]) -> int | None:
-    """Returns the most tokens that a version's experts read at once; None for all tokens of a step."""
-    return next(chunk_tokens for first_version, chunk_tokens in EXPERT_CHUNKS if first_version <= version_numbers)
+def expert_chunk_tokens(
+    flags: Mapping[str, Any],
+    version_numbers: tuple[int, ...],
+    weight_kernels: frozenset[str],
+    compute_capability: float | None,
+) -> int | None:
+    """Returns the most tokens that the experts read at once; None for all tokens of a step.
+
+    weight_kernels: kernels of quantized weights. compute_capability: that of the GPU; None for other accelerators.
+    """
+    runs_marlin = compute_capability is not None and compute_capability < FP8_KERNELS_FROM
+    has_whole_fp8_steps = runs_marlin and version_numbers < MARLIN_CHUNKS_FP8_FROM
+    chunking_kernels = frozenset[str]() if has_whole_fp8_steps else CHUNKING_KERNELS
+    if version_numbers >= WHOLE_EXPERT_STEPS_FROM or not weight_kernels <= chunking_kernels:
+        return None
+    default_tokens = next(
+        chunk_tokens for first_version, chunk_tokens in EXPERT_CHUNKS if first_version <= version_numbers
+    )
+    return int(flags.get(EXPERT_CHUNK_VARIABLE, default_tokens))
 
 
 def backend_flags(

@@ -85,6 +85,7 @@ FLAGS = (
     *(Flag((name,), "word", ALL2ALL_BACKENDS) for name in ("--all2all-backend", "VLLM_ALL2ALL_BACKEND")),
     Flag(("VLLM_DEEPEP_BUFFER_SIZE_MB",), "number", minimum=0, maximum=10**6),
     Flag(("VLLM_MOE_DP_CHUNK_SIZE",), "number", maximum=10**6),
+    Flag(("VLLM_FUSED_MOE_CHUNK_SIZE",), "number", maximum=10**8),
     Flag(("--offload-backend",), "word", ("auto", "uva"), is_memory_neutral=True),
     Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", minimum=0, maximum=1),
     Flag(("VLLM_ALLOW_LONG_MAX_MODEL_LEN",), "number", minimum=0, maximum=1),

@@ -54,11 +54,13 @@ class BlockPool:
     """The block sizes of one rank's KV cache.
 
     block_bytes: bytes of one block of all layers of a group. block_size: its tokens. groups: groups of layers.
+    checked_block_bytes: bytes of a block by which the start check counts a request; 0 for those of the block.
     """
 
     block_bytes: int
     block_size: int
     groups: tuple[LayerGroup, ...]
+    checked_block_bytes: int = 0
 
     @property
     def has_states(self) -> bool:
@@ -82,10 +84,16 @@ class BlockPool:
         return sum(layer_group.blocks(request_tokens, self.block_size, tokens_in_flight) for layer_group in self.groups)
 
     def max_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
-        """Returns the number of requests of `request_length` tokens that fit the blocks, as this vLLM version logs it.
+        """Returns the number of requests of `request_length` tokens that fit the blocks."""
+        if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].state_blocks is None:
+            return block_count * self.block_size / request_length
+        return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
+
+    def printed_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
+        """Returns the number of requests of `request_length` tokens as this vLLM version logs it.
 
         Beside unequal pages it divides the bytes of a request's pages by those of the first group's, and so counts no
-        padding of its blocks (`get_max_concurrency_for_kv_cache_config`).
+        padding of its blocks (`get_max_concurrency_for_kv_cache_config`): more requests than fit.
         """
         if first_page_bytes := self.groups[0].page_bytes:
             request_bytes = sum(
@@ -95,9 +103,7 @@ class BlockPool:
                 for layer_group in self.groups
             )
             return block_count / -(-request_bytes // first_page_bytes)
-        if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].state_blocks is None:
-            return block_count * self.block_size / request_length
-        return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
+        return self.max_concurrency(block_count, request_length, tokens_in_flight)
 
     def printed_tokens(
         self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: VLLMRules
@@ -107,7 +113,7 @@ class BlockPool:
         A block of a request's current state counts as `request_length` tokens, those of the longest request.
         """
         if version_rules.printed_tokens == "max_concurrency x max_model_len":
-            return int(self.max_concurrency(block_count, request_length, tokens_in_flight) * request_length)
+            return int(self.printed_concurrency(block_count, request_length, tokens_in_flight) * request_length)
         if version_rules.printed_tokens == "blocks x block_size":
             return block_count * self.block_size
         has_current_states = any(

@@ -23,14 +23,6 @@ EAGER_HIDDEN_VECTORS = 3
 EXPERT_VECTORS = 5
 """Vectors of the hidden size that are alive per token around the experts."""
 
-
-WHOLE_STEP_TOKENS = 2**40
-"""More tokens than any step has: the experts of versions that do not divide a step into chunks."""
-
-CHUNKING_KERNELS = frozenset(("fp8",))
-"""Kernels of quantized weights that divide a step into chunks, as those of 16 bits do; Marlin's do not
-(fused_moe/fused_marlin_moe.py)."""
-
 COPIES_WITH_SORT = 9.5
 """Copies of the logits where the sampler sorts them; they hold for float32 logits too."""
 
@@ -50,7 +42,7 @@ class ProfileRun(NamedTuple):
     cublas_workspace: bytes of cuBLAS's workspace.
     compilation_bytes: peak bytes of compiling; 0 for a start that reads compiled graphs.
     gathering_ranks: data-parallel ranks whose tokens each rank's experts gather; 1 where none are gathered.
-    expert_chunk_tokens: most tokens that experts in 16 bits and fp8 read at once; others read all of a step.
+    expert_chunk_tokens: most tokens that the experts read at once; None for all tokens of a step.
     """
 
     tokens: int
@@ -66,7 +58,7 @@ class ProfileRun(NamedTuple):
     cublas_workspace: int = 0
     compilation_bytes: int = 0
     gathering_ranks: int = 1
-    expert_chunk_tokens: int = WHOLE_STEP_TOKENS
+    expert_chunk_tokens: int | None = None
 
     @property
     def encoder_bytes(self) -> int:
@@ -96,8 +88,7 @@ class ProfileRun(NamedTuple):
         expert_hidden_size = rank_experts.input_width
         gathered_tokens = tokens * self.gathering_ranks
         gathered_bytes = 2 * gathered_tokens * hidden_size if self.gathering_ranks > 1 else 0
-        has_chunks = engine_rank.weight_kernels <= CHUNKING_KERNELS
-        expert_tokens = min(gathered_tokens, self.expert_chunk_tokens) if has_chunks else gathered_tokens
+        expert_tokens = min(gathered_tokens, self.expert_chunk_tokens or gathered_tokens)
         return (
             tokens * 2 * EXPERT_VECTORS * hidden_size
             + gathered_bytes
@@ -110,8 +101,8 @@ class ProfileRun(NamedTuple):
     def hidden_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of hidden states of all tokens and of sampled tokens, and of states sent between stages."""
         hidden_size = engine_rank.hidden_size
-        sent_bytes = 2 * self.tokens * hidden_size * 2 if self.stage_count > 1 else 0
-        return (self.tokens + self.sequence_count) * hidden_size * self.element_bytes + sent_bytes
+        sent_vectors = 2 * self.tokens if self.stage_count > 1 else 0  # states and residuals of the model's dtype
+        return (self.tokens + self.sequence_count + sent_vectors) * hidden_size * self.element_bytes
 
     def sampler_bytes(self, engine_rank: EngineRank, engine_rules: VLLMRules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""

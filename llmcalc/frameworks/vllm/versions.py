@@ -85,6 +85,7 @@ class CompressedPages(VersionRange):
     """Rules for the pages of compressed attention in a block, by vLLM version; the TOML file explains the fields."""
 
     layout: PageLayout
+    checks_tuples: bool = False
 
 
 class VideoFrames(VersionRange):
@@ -184,6 +185,16 @@ class ClassesWithoutFloat16(VersionRange):
     classes: tuple[str, ...]
 
 
+class WholeSharedExperts(VersionRange):
+    """Classes of models whose shared experts are whole on tensor-parallel ranks, from a version of vLLM on.
+
+    vendor: the accelerators' vendor; empty for all.
+    """
+
+    classes: tuple[str, ...]
+    vendor: str = ""
+
+
 class VLLMRecord(EngineRecord[VLLMRules]):
     """The contents of `presets/engines/vllm.toml`; the file explains the fields."""
 
@@ -191,7 +202,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     larger_graphs: tuple[str, ...] = ()
     triton_attention: tuple[str, ...] = ()
     float32_tables: tuple[str, ...] = ()
-    whole_shared_experts: tuple[str, ...] = ()
+    whole_shared_experts: tuple[WholeSharedExperts, ...] = ()
     padded_mxfp4: tuple[str, ...] = ()
     without_float16: tuple[ClassesWithoutFloat16, ...] = ()
     last_versions: dict[str, tuple[str, ...]] = {}
@@ -246,6 +257,15 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         version_ranges = ranges_at(self.without_float16, version_numbers)
         return version_ranges[-1].classes if version_ranges else ()
 
+    def classes_with_whole_shared_experts(self, version_numbers: VersionNumbers, hardware: Hardware) -> tuple[str, ...]:
+        """Returns the classes of models whose shared experts a version has whole on each rank of an accelerator."""
+        return tuple(
+            class_name
+            for whole_experts in ranges_at(self.whole_shared_experts, version_numbers)
+            if whole_experts.vendor in ("", hardware.vendor)
+            for class_name in whole_experts.classes
+        )
+
     def frames_of_videos(self, version_numbers: VersionNumbers, patch_size: int) -> VideoFrames | None:
         """Returns the frames of the longest video in the profile run for a patch size; None if none is stated."""
         version_ranges = ranges_at(self.video_frames, version_numbers)
@@ -260,8 +280,8 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         """Returns a version's rules for recurrent states; earlier versions have the first rules."""
         return (ranges_at(self.recurrent_states, version_numbers) or self.recurrent_states)[-1]
 
-    def page_layout(self, version_numbers: VersionNumbers) -> PageLayout:
-        """Returns the arrangement of compressed attention's pages in a version's cache blocks.
+    def compressed_pages_of(self, version_numbers: VersionNumbers) -> CompressedPages:
+        """Returns the rules for compressed attention's pages in a version's cache blocks.
 
         Raises `InputError` for a version before those that have it.
         """
@@ -269,7 +289,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         if not version_ranges:
             first_version = self.compressed_pages[0].start
             raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first_version} on")
-        return version_ranges[-1].layout
+        return version_ranges[-1]
 
     def padded_experts(self, version_numbers: VersionNumbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts in a version on a device."""

@@ -7,7 +7,7 @@ import math
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -15,7 +15,9 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.engine import EngineMemory
 from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.frameworks.vllm.budget import VLLMServer
 from llmcalc.frameworks.vllm.encoder_run import EncoderRequest, encoder_run
+from llmcalc.frameworks.vllm.expert_exchange import expert_chunk_tokens, gathering_ranks
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.preset import Preset
@@ -621,8 +623,16 @@ def test_more_sequences_than_blocks_do_not_start() -> None:
     ("version", "flags", "gathered_steps"),
     [
         ("0.10.1", {}, 4),
+        ("0.11.2", {}, 4),
+        ("0.12.0", {}, 2),
         ("0.17.1", {}, 2),
+        ("0.17.1", {"VLLM_FUSED_MOE_CHUNK_SIZE": 24_576}, 3),
+        ("0.18.0", {}, 8),
         ("0.31.0", {}, 8),
+        ("0.31.0", {"VLLM_FUSED_MOE_CHUNK_SIZE": 24_576}, 8),
+        ("0.14.0", {"VLLM_ALL2ALL_BACKEND": "pplx"}, 1),
+        ("0.16.0", {"all2all_backend": "pplx"}, 1),
+        ("0.17.1", {"all2all_backend": "pplx"}, 2),
         ("0.31.0", {"moe_backend": "deep_gemm_mega_moe"}, 1),
         ("0.31.0", {"all2all_backend": "deepep_high_throughput"}, 1),
     ],
@@ -648,6 +658,42 @@ def test_experts_of_a_replica_gather_the_tokens_of_all(
     assert memory.bytes_of("profile_run") == expected_bytes
 
 
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        ({}, 8),
+        ({"moe_backend": "deep_gemm_mega_moe"}, 8),
+        ({"all2all_backend": "deepep_high_throughput"}, 8),
+        ({"all2all_backend": "deepep_high_throughput", "enable_expert_parallel": True}, 1),
+    ],
+)
+def test_replicas_without_expert_parallelism_gather_whatever_the_backend(flags: dict[str, Any], ranks: int) -> None:
+    """fused_moe/config.py, `use_all2all_kernels`; all2all_utils.py, "Falling back to AllGather+ReduceScatter"."""
+    assert gathering_ranks(flags, 8, (0, 31)) == ranks
+
+
+@pytest.mark.parametrize(
+    ("version_numbers", "weight_kernels", "compute_capability", "tokens"),
+    [
+        ((0, 13), frozenset[str](), 8.0, 16_384),
+        ((0, 13), frozenset(("fp8",)), 9.0, 16_384),
+        ((0, 13), frozenset(("fp8",)), 8.9, 16_384),
+        ((0, 13), frozenset(("fp8",)), None, 16_384),
+        ((0, 13), frozenset(("fp8",)), 8.0, None),
+        ((0, 14), frozenset(("fp8",)), 8.0, 16_384),
+        ((0, 14), frozenset(("awq",)), 9.0, None),
+    ],
+)
+def test_marlin_kernels_read_whole_steps(
+    version_numbers: tuple[int, ...],
+    weight_kernels: frozenset[str],
+    compute_capability: float | None,
+    tokens: int | None,
+) -> None:
+    """quantization/fp8.py of 0.13 runs `fused_marlin_moe` below 8.9; 0.14 runs `MarlinExperts`, which have chunks."""
+    assert expert_chunk_tokens({}, version_numbers, weight_kernels, compute_capability) == tokens
+
+
 @pytest.mark.parametrize(("ranks", "replicas", "whole_copies"), [(2, 4, 1), (4, 2, 3), (8, 1, 0), (1, 8, 0)])
 def test_shared_experts_of_replicas_are_whole_on_each_rank(ranks: int, replicas: int, whole_copies: int) -> None:
     """vllm/config/parallel.py, `use_sequence_parallel_moe`: DeepSeek-V3 in 0.13, and in 0.10.1, which divides them.
@@ -662,6 +708,43 @@ def test_shared_experts_of_replicas_are_whole_on_each_rank(ranks: int, replicas:
     )
     shard_bytes = 58 * 3 * 7168 * 2048 // ranks
     assert newer - older == pytest.approx(whole_copies * shard_bytes, rel=0.001, abs=2**20)
+
+
+@pytest.mark.parametrize(
+    ("target", "hardware", "version", "is_whole"),
+    [
+        ("deepseek-v2", "b300", "0.11", True),
+        ("deepseek-v3", "b300", "0.10.2", False),
+        ("deepseek-v3.2", "b300", "0.33", True),
+        ("glm-5.2", "b300", "0.33", True),
+        ("glm-5.3-flash", "b300", "0.33", True),
+        ("kimi-k2.5", "b300", "0.33", True),
+        ("llama4-scout", "b300", "0.11", True),
+        ("nemotron-3-nano-30b-a3b", "b300", "0.11", False),
+        ("nemotron-3-nano-30b-a3b", "b300", "0.11.1", True),
+        ("a.x-k1", "b300", "0.18", True),
+        ("qwen3-next-80b-a3b", "b300", "0.19", False),
+        ("qwen3-next-80b-a3b", "b300", "0.20", True),
+        ("qwen3.5-397b-a17b", "b300", "0.20", True),
+        ("deepseek-v4-flash", "b300", "0.26", False),
+        ("deepseek-v4-flash", "b300", "0.28", True),
+        ("deepseek-v4-flash", "mi355x", "0.28", False),
+        ("hy4", "b300", "0.33", False),
+        ("glm-4.5", "b300", "0.33", False),
+    ],
+)
+def test_classes_with_whole_shared_experts_are_those_of_vllm(
+    target: str, hardware: str, version: str, is_whole: bool
+) -> None:
+    """`disable_tp` of the shared experts in vllm/model_executor/models and vllm/models of these versions."""
+    record, numbers = engine_and_version(f"vllm=={version}")
+    flags = {"enable_expert_parallel": True, "data_parallel_size": 2, "tensor_parallel_size": 4}
+    server = cast("VLLMServer", record.server(llmcalc.load(target), find_hardware(hardware), numbers, flags))
+    shard_bytes = server.rank_of_stage(0).weights_by_component["shared_expert"]
+    assert shard_bytes > 0
+    assert server.repeated_shared_expert_bytes(server.rank_of_stage(0)) == (3 * shard_bytes if is_whole else 0)
+    if numbers.version == "0.11.1":  # pplx takes the tokens of all ranks as they are
+        assert server.with_flags(all2all_backend="pplx").repeated_shared_expert_bytes(server.rank_of_stage(0)) == 0
 
 
 def test_whether_it_starts() -> None:

@@ -692,6 +692,35 @@ def test_a_request_of_compressed_attention_needs_what_vllm_prints() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "checked_block_bytes"),
+    [("0.22.0", 1_051_776), ("0.23.0", 1_051_776), ("0.28.0", 1_051_776), ("0.29.0", 1_002_240)],
+)
+def test_the_start_check_of_compressed_attention_counts_whole_tuples(version: str, checked_block_bytes: int) -> None:
+    """v1/core/kv_cache_utils.py, `_check_enough_kv_cache_memory` and `_max_memory_usage_bytes_from_groups`.
+
+    checked_block_bytes: bytes of a block in the check; from 0.29 on those of the pool.
+    """
+    length = 32_768
+    flags = {"tensor_parallel_size": 2, "max_model_len": length, "max_num_batched_tokens": 2048}
+
+    def memory_with(cache_bytes: int) -> Any:
+        cached = {"kv_cache_memory_bytes": cache_bytes}
+        return answer("deepseek-v4-flash", hardware="h200", engine=f"vllm=={version}", **flags, **cached).result
+
+    wide = memory_with(2**34)
+    request_blocks = round(wide.block_count / wide.max_concurrency)
+    checked_bytes = request_blocks * checked_block_bytes
+    enough, few = memory_with(checked_bytes), memory_with(checked_bytes - 1)
+    assert enough.can_start
+    assert enough.max_concurrency >= 1
+    assert not few.can_start
+    # the log counts no padding of blocks up to 0.26 (`get_max_concurrency_for_kv_cache_config`)
+    printed_users = wide.kv_tokens / length
+    assert (printed_users > wide.max_concurrency + 0.1) is (version in ("0.22.0", "0.23.0"))
+    assert wide.max_users() == wide.max_concurrency
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--kv-cache-dtype", "bfloat16"), "--kv-cache-dtype bfloat16: of compressed attention is not modelled"),
