@@ -23,7 +23,7 @@ from ..reports.answer import ReportedAnswer
 from ..sources.checkpoint_name import preset_in_named_format
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
-from ..sources.presets import checkpoint_of_tag, known_checkpoint, scheme_in_name
+from ..sources.presets import checkpoint_of_tag, known_checkpoint, known_model, scheme_in_name
 from .engine_times import decoded_token_time
 from .receipts import ReceiptFile
 
@@ -222,7 +222,7 @@ def _model_of_server(
     from .runs import model_of_file
 
     try:
-        preset = model_of_file(target, server.model_name, server.location, read_model)
+        preset = model_of_file(target, server.model_name, server.location, read_model, known_model)
         return (preset, None) if target in (None, "") else _target_in_format_of_file(preset, server)
     except InputError:
         preset_and_scheme = known_checkpoint(server.model_name) if target in (None, "") else None

@@ -22,6 +22,7 @@ from ..device_memory.settings import (
     users_in_training_error,
 )
 from ..errors import InputError, short_repr
+from ..parallel.layout import Layout
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.memory_answer import ASSUMED_ACCELERATOR, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
@@ -479,10 +480,22 @@ def is_plain_model_name(model_name: str) -> bool:
     return bool(model_name) and not is_computed
 
 
-def model_of_file(target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]) -> Preset:
+def _model_in_named_format(model_name: str) -> Preset | None:
+    """Returns the model of a folder's name, in the weight format in the name; None for an unknown name."""
+    return known_model(model_name) or load_named_checkpoint(model_name)
+
+
+def model_of_file(
+    target: Any,
+    model_name: str,
+    place_in_error: str,
+    read_model: Callable[[Any], Preset],
+    find_by_name: Callable[[str], Preset | None] = _model_in_named_format,
+) -> Preset:
     """Returns the TARGET, or the model that a launch file names.
 
     model_name: the model's name in the file; empty if it names none. place_in_error: the file's name in messages.
+    find_by_name: finds the model of a folder that is not here by the folder's name.
     Raises `InputError` if there is no TARGET and the file names no model that can be read.
     """
     if target not in (None, ""):
@@ -502,9 +515,7 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return preset.model_copy(update={"notes": tuple(f"{place_in_error}: {note}" for note in preset.notes)})
     except InputError as error:
         is_in_variable = _FOLDER_OF_VARIABLE.match(model_name) is not None
-        known_preset = None
-        if is_in_variable or _PATH.match(model_name):
-            known_preset = known_model(model_name) or load_named_checkpoint(model_name)
+        known_preset = find_by_name(model_name) if is_in_variable or _PATH.match(model_name) else None
         if known_preset is None and is_in_variable:
             raise computed_name_error from None
         if known_preset is None:
@@ -717,6 +728,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
+    from ..parallel.rank_program import routed_experts
     from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.step_size import with_usual_micro_batches
 
@@ -724,11 +736,18 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
     check_framework(run_question.settings, framework_record)
     version = layout.framework_version or ""
     run_memory = run_question.with_framework(framework_record).memory_on_one_device()
+
+    def check_nearby_layout(nearby_layout: Layout) -> None:
+        trains_experts = run_question.settings.phase == "training" and routed_experts(run_memory.spec) > 0
+        layout_rules = framework_record.layout_rules
+        completed_layout = layout_rules.with_divided_tokens(nearby_layout, layout, trains_experts=trains_experts)
+        framework_record.check_layout(run_memory, completed_layout)
+
     with suggest_nearest_layouts(
         run_question.preset.model,
         layout if launched_run is None else NO_LAYOUT_OPTIONS,
         run_question.tokens,
-        check_layout=partial(framework_record.check_layout, run_memory),
+        check_layout=check_nearby_layout,
     ):
         if launched_run is not None:
             cluster = Cluster.with_framework(

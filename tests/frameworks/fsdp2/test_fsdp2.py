@@ -921,7 +921,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
     """The profiler's events: a parameter that is gathered is a plain tensor. The first two have tied embeddings."""
     spec, training, layout = (
         family(name),
-        TrainingConfig(batch=2, seq=7, optimizer="sgd", recompute=recompute_of(recompute)),
+        TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute)),
         Layout(dp=3, zero=3),
     )
     training = replace(training, implementation="fused")
