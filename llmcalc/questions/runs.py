@@ -159,11 +159,11 @@ class RunQuestion(RunOptions):
             return self
         from .usual_engines import usual_scheme_of
 
-        run_question = self
-        usual_scheme = usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE, self.preset.target)
+        run_question, run_memory = self, self.memory_on_one_device()
+        usual_scheme = usual_scheme_of(run_memory, LIBRARY_ENGINE, self.preset.target)
         if usual_scheme is not None:
             settings = self.settings.with_changes(quantize=usual_scheme[0])
-            if usual_scheme[0] == "none" and DTYPE_BITS[self.memory_on_one_device().published_dtype] < 16:
+            if usual_scheme[0] == "none" and DTYPE_BITS[run_memory.published_dtype] < 16:
                 settings = settings.with_changes(dtype="bfloat16")  # a file in 16 bits of a model published in 8
             run_question = replace(self, settings=settings)
         return run_question._with_tag_context()
@@ -190,7 +190,7 @@ class RunQuestion(RunOptions):
         elif layout.devices is not None and layout.tp is None and layout.pp is None:  # on as few as hold its weights
             weight_bytes = self.memory_on_one_device().states.weights
             devices = max(1, min(layout.devices, -(-weight_bytes // self.accelerators[0].capacity_bytes)))
-        default_context = partial(library_engine.default_context, self.preset, self.accelerators[0])
+        default_context = cache(partial(library_engine.default_context, self.preset, self.accelerators[0]))
         try:
             context = default_context(devices)
         except InputError:  # Ollama has no such model
@@ -199,7 +199,7 @@ class RunQuestion(RunOptions):
             self,
             preset=self.preset_with_context(context),
             settings=settings.with_changes(seq=settings.seq_in_context(context)),
-            default_context=cache(default_context),
+            default_context=default_context,
         )
 
     def preset_with_context(self, context: int) -> Preset:
@@ -393,8 +393,9 @@ def memory_question(
                 command=command,
                 **model_options,
             )
-        hardware_note = f"the file's accelerator, {short_repr(launched_run.accelerator_name)}, is not known: --hardware"
-        launched_run = replace(launched_run, notes=(*launched_run.notes, f"{hardware_note} names one"))
+        name_text = short_repr(launched_run.accelerator_name)
+        hardware_note = f"the file's accelerator, {name_text}, is not known: --hardware names one"
+        launched_run = replace(launched_run, notes=(*launched_run.notes, hardware_note))
     if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launched_run.name_in_errors} starts training; remove the option")
     for field, option_value in model_options.items() if launched_run.spec is not None else ():
@@ -723,7 +724,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
             memory_on_one_device,
             **answer_fields,
             draft=_draft_of_run(run_question, memory_on_one_device),
-            engine_fit=_fit_under_usual_engine(run_question, memory_on_one_device),
+            engine_fit=None if draft_preset else _fit_under_usual_engine(run_question, memory_on_one_device),
         )
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of

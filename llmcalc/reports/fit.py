@@ -100,7 +100,8 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
             else f"{names_text}: by {engine_options[0].engine_title}'s buffers, on one computer"
         )
         if len(engine_options) < len(hardware_options):
-            engine_note += "; the others by torch's kernels"
+            torch_names = ", ".join(option.fit.hardware.name for option in hardware_options if not option.engine_title)
+            engine_note += f"; {torch_names if run_memory.has_gguf_weights else 'the others'} by torch's kernels"
     notes = [
         *warnings,
         *tag_notes(preset, run_memory.settings.quantize),

@@ -142,7 +142,8 @@ def tagged_format_note(scheme_name: str, name: str) -> str:
     if scheme_name == library_scheme(name) and normalized(scheme_name) not in normalized(name):
         return f"weights in {format_text}, as this tag has in Ollama's library (see `ollama show`)"
     origin_text = "which llama.cpp and Ollama take of a repository where no type is named"
-    if ":" in name or normalized(scheme_name) in normalized(name):
+    name = name.partition("?")[0]
+    if scheme_name == "none" or ":" in name or normalized(scheme_name) in normalized(name):  # 16 bits are no default
         origin_text = f"as the {'tag' if ':' in name else 'name'} says"
     return f"weights in {format_text}, {origin_text}"
 

@@ -21,8 +21,9 @@ def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:
     for search_text in search_texts:
         matching_name = None
         if normalized(search_text) and not _is_series(search_text):
-            tagged_checkpoint = checkpoint_of_tag(search_text)
-            matching_name = find_preset(search_text) or (tagged_checkpoint and tagged_checkpoint[0].name)
+            matching_name = find_preset(search_text)
+            if matching_name is None and (tagged_checkpoint := checkpoint_of_tag(search_text)):
+                matching_name = tagged_checkpoint[0].name
         if matching_name is not None:
             preset_names.add(matching_name)
             continue

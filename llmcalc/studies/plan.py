@@ -453,7 +453,8 @@ def plan_of(
             if row_limit == 1 and suggests_nearest == "never"
             else layout_order.plan(row_limit, suggests_nearest, replay_limit)
         )
-        compared_layouts: tuple[ComparedLayout, ...] = replays.comparison() or ()
+        is_incomplete = ranked_layouts.ended_early and not (ranked_layouts.feasible or ranked_layouts.unreplayed)
+        compared_layouts: tuple[ComparedLayout, ...] = () if is_incomplete else replays.comparison() or ()
     plan = LayoutPlan(
         layout_estimates,
         hardware,
@@ -468,7 +469,7 @@ def plan_of(
         version=version,
         compared_layouts=compared_layouts,
     )
-    if ranked_layouts.ended_early and not ranked_layouts.feasible and not ranked_layouts.unreplayed:
+    if is_incomplete:
         raise incomplete_search_error(plan)
     return plan
 

@@ -106,7 +106,7 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
 
 
 def _merged_figures(base_figures: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures, completed by figures that only the base has; nested tables (`TABLES`) are merged."""
+    """Returns the figures, completed by figures that only the base has; nested tables (`TABLE_FIELDS`) are merged."""
     merged_tables = {
         field_name: {**base_figures[field_name], **figures[field_name]}
         for field_name in TABLE_FIELDS

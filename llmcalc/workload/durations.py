@@ -7,12 +7,16 @@ from typing import Any
 
 from ..errors import InputError, short_repr
 from ..frozen import frozen
+from ..units import NUMBER_PATTERN
 
 DURATION = re.compile(r"((?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e[+-]?[0-9]{1,2})?)\s*([uµ]s|ms|s|min|h)?")
 """As typed, or as a program writes a number: `1.1179999999999999`, `9.1e-05`."""
 
 LONGEST_SECONDS = 1e9
 """Seconds that no run takes, 31 years."""
+
+MOST_TOKENS_PER_SECOND = 1e15
+"""A rate that no run has."""
 
 DURATION_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -38,10 +42,10 @@ def parse_duration(option_name: str, duration_text: Any, largest_unitless_second
 
 
 TOKEN_RATE = re.compile(
-    r"([0-9]{1,12}(?:\.[0-9]{0,20})?)\s*(k?)\s*(?:(?:tokens?|toks?|t)/s(?:ec|econd)?|tps)(/(?:gpu|device|chip))?",
+    rf"({NUMBER_PATTERN})\s*(k?)\s*(?:(?:tokens?|toks?|t)/s(?:ec|econd)?|tps)(/(?:gpu|device|chip))?",
     re.IGNORECASE,
 )
-"""Tokens per second as logs print them, without commas; of one device where it says so."""
+"""Tokens per second as logs print them; of one device where it says so."""
 
 
 @frozen
@@ -69,14 +73,10 @@ def parse_measured_time(option_name: str, measured_text: Any) -> MeasuredTime:
 
     Raises `InputError`, which names `option_name`, for other text.
     """
-    rate_match = (
-        TOKEN_RATE.fullmatch(measured_text.strip().replace(",", "")) if isinstance(measured_text, str) else None
-    )
+    rate_match = TOKEN_RATE.fullmatch(measured_text.strip()) if isinstance(measured_text, str) else None
     if rate_match is None:
         return MeasuredTime(parse_duration(option_name, measured_text))
-    tokens_per_second = float(rate_match[1]) * (1000 if rate_match[2] else 1)
-    if tokens_per_second <= 0:
-        raise InputError(
-            f"{option_name}: {short_repr(measured_text)}; expected more than no tokens, such as 2900 tok/s"
-        )
+    tokens_per_second = float(rate_match[1].replace(",", "")) * (1000 if rate_match[2] else 1)
+    if not 0 < tokens_per_second < MOST_TOKENS_PER_SECOND:
+        raise InputError(f"{option_name}: {short_repr(measured_text)}; expected a rate such as 2900 tok/s")
     return MeasuredTime(None, tokens_per_second, rate_match[3] is not None)

@@ -5,7 +5,7 @@
 
 runs every configuration in a process of its own, prints how far `llmcalc memory` is from it, and writes the file after
 each; with names, only those that begin with one of them, in addition to what the file has. `test_memory.py` reads every
-`tests/data/gpu_memory_*.json`, and asks for the bounds of `llmcalc.witnesses.gpu.WITHIN`.
+`tests/data/gpu_memory_*.json`, and asks for the bounds of `llmcalc.witnesses.gpu.TOLERANCE_BY_QUANTITY`.
 
 A file has
     schema: 1
@@ -14,7 +14,7 @@ A file has
         name: the configuration
         target: the TARGET of `llmcalc memory`
         settings: the settings that are not default, as fields of `llmcalc.device_memory.settings.Settings`
-        environment: the variables of `gpu.VARIABLES` that were set
+        environment: the variables of `gpu.ALLOCATOR_VARIABLES` that were set
         measured: the bytes that torch.cuda.memory_stats counted, as fields of `gpu.Measured`
       or, if it did not run,
         name, and left_out: the reason.

@@ -86,8 +86,8 @@ class Launch:
         bytes; None (default) where the settings say its tokens.
     software_stack: the name of the software stack of the program's kernels in training; empty (default) for the
         framework's.
-    accelerator_name: the accelerator on which the file starts the run, as it writes it; empty (default) if it names
-        none.
+    accelerator_name: the accelerator on which the file starts the run, by its name with the memory size; empty
+        (default) if it names none, or several.
     """
 
     name_in_errors: str

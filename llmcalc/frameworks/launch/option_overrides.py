@@ -102,13 +102,13 @@ def with_overrides(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     layout_options = {option: option_value for option, option_value in options.items() if option in LAYOUT_OPTIONS}
     settings = {option: option_value for option, option_value in options.items() if option not in LAYOUT_OPTIONS}
     launched_run = _with_default_optimizer(launched_run, str(options.get("torch") or ""))
-    unsupported_options = (
+    replaced_settings = (
         FORMAT_SETTINGS if "precision" in settings else ("precision",) if set(FORMAT_SETTINGS) & set(settings) else ()
     )
     option_values = {
         option: setting_value
         for option, setting_value in launched_run.settings.items()
-        if option not in unsupported_options
+        if option not in replaced_settings
     }
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")

@@ -470,7 +470,7 @@ class StatementReader(WordReader):
                 self.script.arguments = outer_arguments
                 return
         if command_words[0] in FOLDER_COMMANDS and posixpath.normpath(command_words[-1]) != ".":
-            self.script.variables["PWD"] = self.script.typed_variables.get("PWD", mark_unresolved("PWD"))
+            self.script.variables["PWD"] = self.script.typed_variables.get("PWD", mark_unresolved("$PWD"))
         env = {name: value_text for name, value_text in assignments.items() if isinstance(value_text, str)}
         self.script.commands.append(
             ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loop_values.items()))

@@ -20,7 +20,6 @@ DEVICE_COUNT_COMMAND = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
 NPU_TEST_COMMAND = re.compile(r"python3? -c (['\"])import torch_npu\1.*&& *echo [\w.-]+ *\|\| *echo ([\w.-]+) *$")
 """A command that prints one word where torch's plugin of Ascend's devices is installed, and another one elsewhere."""
 
-
 NODES_OF_SKYPILOT = re.compile(r"echo\s+[\"']?\$\{?SKYPILOT_NODE_IPS\}?[\"']?\s*\|\s*wc\s+-l\s*$")
 """A command that counts the nodes of a SkyPilot task, as `SKYPILOT_NUM_NODES` does."""
 
@@ -28,7 +27,9 @@ PATH_COMMANDS = ("cd", "dirname", "basename", "realpath", "readlink", "pwd")
 """Commands that print a path, or `cd` before `pwd`."""
 
 PATH_COMMAND = re.compile(r"(?P<command>dirname|basename|realpath|readlink)\s+(?:-[efLPs]\s+|--\s+)*(?P<path>\S.*)")
-FOLDER_OF_SCRIPT = re.compile(
+"""A command that prints its path, a part of it, or what it links to."""
+
+FOLDER_COMMAND = re.compile(
     r"cd\s+(?:-P\s+|--\s+)*(?P<path>\S.*?)\s*(?:[12&]?>\s*/dev/null\s*|2>&1\s*)*(?:&&|;)\s*pwd(?:\s+-[LP])?"
 )
 """`cd FOLDER && pwd`, which prints the folder."""
@@ -389,7 +390,7 @@ class WordReader:
         if re.fullmatch(r"pwd(\s+-[LP])?", command_text):
             current_folder = self.script.variables.get("PWD")
             return current_folder if isinstance(current_folder, str) else ""
-        folder_match = FOLDER_OF_SCRIPT.fullmatch(command_text)
+        folder_match = FOLDER_COMMAND.fullmatch(command_text)
         command_match = PATH_COMMAND.fullmatch(command_text) if folder_match is None else folder_match
         if command_match is None:
             return ""
@@ -436,8 +437,10 @@ class WordReader:
 
     def expand_braces(self, text_in_braces: str) -> str:
         """Returns the expanded text of `${…}`."""
-        if text_in_braces in ("0", "BASH_SOURCE[0]"):
-            return self.script.path_in_folder
+        script_match = re.fullmatch(r"(?:0|BASH_SOURCE(?:\[0\])?)(?P<operation>%/\*|:?-.*)?", text_in_braces, re.DOTALL)
+        if script_match is not None:  # the script's path, or its folder; a default after `:-` is not used
+            script_path = self.script.path_in_folder
+            return posixpath.dirname(script_path) or "." if script_match["operation"] == "%/*" else script_path
         array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", text_in_braces)
         if array_match is not None:
             variable_value = self.script.variables.get(array_match[1])

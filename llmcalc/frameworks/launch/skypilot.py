@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .unresolved import UNRESOLVED_MARK
+from .yaml_text import environment_variables
 
 TASK_KEYS = frozenset(
     {"name", "resources", "num_nodes", "envs", "secrets", "setup", "workdir", "working_dir", "file_mounts", "service"}
@@ -28,7 +28,6 @@ Source: oumi/core/distributed.py; deepspeed/launcher/runner.py. Any other launch
 
 MOST_ALTERNATIVES = 20
 """Largest number of alternative accelerators that are read."""
-
 
 NAMES_WITH_MEMORY = {"A100": "A100-40GB", "V100": "V100-16GB"}
 """Name of SkyPilot without a memory size → the accelerator; A100-80GB and V100-32GB are others (`sky show-gpus`)."""
@@ -135,24 +134,3 @@ def task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
         (accelerator_name.strip(), int(count_text) if re.fullmatch(r"[1-9][0-9]{0,3}", count_text) else 1)
         for accelerator_name, _, count_text in names_and_counts
     ]
-
-
-def environment_variables(environment_value: Any) -> dict[str, str]:
-    """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
-    if isinstance(environment_value, Mapping):
-        return {
-            str(variable_name): str(text) for variable_name, text in environment_value.items() if is_plain_data(text)
-        }
-    env: dict[str, str] = {}
-    for env_element in environment_value if isinstance(environment_value, list) else ():
-        if isinstance(env_element, Mapping) and is_plain_data(env_element.get("value")):
-            env[str(env_element.get("name"))] = str(env_element["value"])
-        elif isinstance(env_element, str) and "=" in env_element:
-            variable_name, _, text = env_element.partition("=")
-            env[variable_name] = text
-    return {variable_name: text for variable_name, text in env.items() if UNRESOLVED_MARK not in text}
-
-
-def is_plain_data(manifest_value: Any) -> bool:
-    """Whether a value of YAML is a text or a number."""
-    return isinstance(manifest_value, str | int | float) and not isinstance(manifest_value, bool)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...errors import InputError, MissingExtra, one_line, short_repr
 from ...sources.files import DEEPEST_NESTING, parse_json
+from .unresolved import UNRESOLVED_MARK
 
 LARGEST_FILE_BYTES = 400_000
 """The largest launch file in bytes; real ones are under 20 000."""
@@ -214,3 +215,24 @@ class _ValueBuilder:
             and isinstance(second_node, scalar_node_type)
             and first_node.value == second_node.value
         )
+
+
+def environment_variables(environment_value: Any) -> dict[str, str]:
+    """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
+    if isinstance(environment_value, Mapping):
+        return {
+            str(variable_name): str(text) for variable_name, text in environment_value.items() if is_plain_data(text)
+        }
+    env: dict[str, str] = {}
+    for env_element in environment_value if isinstance(environment_value, list) else ():
+        if isinstance(env_element, Mapping) and is_plain_data(env_element.get("value")):
+            env[str(env_element.get("name"))] = str(env_element["value"])
+        elif isinstance(env_element, str) and "=" in env_element:
+            variable_name, _, text = env_element.partition("=")
+            env[variable_name] = text
+    return {variable_name: text for variable_name, text in env.items() if UNRESOLVED_MARK not in text}
+
+
+def is_plain_data(manifest_value: Any) -> bool:
+    """Whether a value of YAML is a text or a number."""
+    return isinstance(manifest_value, str | int | float) and not isinstance(manifest_value, bool)

@@ -281,7 +281,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
     if reader.flag(config, "enable_dft_loss") and reader.flag(config, "use_liger_kernel"):
         reader.refuse("--enable_dft_loss", "a loss of all logits beside Liger-Kernel's in chunks is not modelled")
     if config.get("optimizer") not in (None, "default", "multimodal"):  # multimodal: other rates for encoders
-        reader.refuse("--optimizer", f"{short_repr(config['optimizer'])[:40]} of ms-swift's own is not modelled")
+        reader.refuse("--optimizer", f"ms-swift's own optimizer {short_repr(config['optimizer'])[:40]} is not modelled")
     if reader.flag(config, "freeze_llm"):
         reader.refuse("--freeze_llm", "training of an encoder beside frozen layers is not modelled")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, variable_expander
-from ..launch.skypilot import environment_variables, is_plain_data, is_task, script_of_task
+from ..launch.skypilot import is_task, script_of_task
 from ..launch.unresolved import mark_unresolved
-from ..launch.yaml_text import parse_yaml
+from ..launch.yaml_text import environment_variables, is_plain_data, parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
 from .docker_command import parse_mount

@@ -216,7 +216,7 @@ def _run_of_calls(
     reader.notes.append(UPPER_BOUND_NOTE)
     if reader.flag(model_arguments, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
-    if {**model_arguments, **(adapter_arguments or {})}.get("qat_scheme") is not None:
+    if any(arguments.get("qat_scheme") is not None for arguments in (model_arguments, adapter_arguments or {})):
         reader.refuse("qat_scheme", QUANTIZATION_AWARE_REASON)
     loaded_name = str(model_arguments.get("model_name", ""))
     model_name = FOUR_BIT_SUFFIX.sub("", loaded_name)

@@ -136,8 +136,9 @@ class BoundedReader:
 
     def read_number(self, struct_format: str, header_field: str) -> Any:
         """Reads a little-endian number in a format of `struct`."""
-        unpack = struct.unpack("<" + struct_format, self.read_bytes(struct.calcsize("<" + struct_format), header_field))
-        return unpack[0]
+        value_format = "<" + struct_format
+        (number,) = struct.unpack(value_format, self.read_bytes(struct.calcsize(value_format), header_field))
+        return number
 
 
 def require_no_overlap(data_starts: Sequence[int], tensors: Sequence[StoredTensor], error_location: str) -> None:

@@ -22,6 +22,7 @@ from .registry import (
     family_of,
     fixed_type_remark,
     has_grouped_router,
+    is_fixed_section,
     library_class_names,
     library_classes,
     model_type_of_code_fields,
@@ -113,7 +114,7 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     if not isinstance(text_model_type, str):
         raise InputError(f"{section_name}.model_type: {short_repr(text_model_type)}; expected the name of a model type")
     text_model_type = model_type_of_code_fields(text_section) or usual_name(text_model_type)
-    if section_name in library_classes().fixed_sections.get(model_type, ()):
+    if is_fixed_section(model_type, section_name):
         text_model_type = wrapped_model_type
     architecture_field = {"architectures": config_data["architectures"]} if "architectures" in config_data else {}
     if family.generates_text:
@@ -366,9 +367,7 @@ def _remark_on_fixed_text_type(model_type: str, root_config: Mapping[str, Any]) 
     """
     family = family_of(model_type)
     text_section = root_config.get(family.text_section)
-    if not isinstance(text_section, dict) or family.text_section not in library_classes().fixed_sections.get(
-        model_type, ()
-    ):
+    if not isinstance(text_section, dict) or not is_fixed_section(model_type, family.text_section):
         return []
     stated_model_type = text_section.get("model_type")
     if not isinstance(stated_model_type, str) or usual_name(stated_model_type) in ("", family.text_type, model_type):

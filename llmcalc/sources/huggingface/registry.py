@@ -122,6 +122,11 @@ def library_classes() -> LibraryClasses:
     return LibraryClasses(**json.loads(Path(__file__).with_name("classes.json").read_text()))
 
 
+def is_fixed_section(root_model_type: str, section_name: str) -> bool:
+    """Whether a wrapper's class reads a section as one model type, whatever type the section states."""
+    return section_name in library_classes().fixed_sections.get(root_model_type, ())
+
+
 def fixed_type_remark(root_model_type: str, section_name: str, stated_model_type: Any, class_model_type: str) -> str:
     """Returns the remark on a wrapper's section that states another model type than its class reads it as."""
     return (

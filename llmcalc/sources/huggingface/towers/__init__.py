@@ -19,7 +19,7 @@ from ....errors import InputError, short_repr
 from ..config import Config
 from ..family import Family
 from ..parts import Table
-from ..registry import fixed_type_remark, library_classes
+from ..registry import fixed_type_remark, is_fixed_section
 from ..unknown_fields import remark_on_ignored_fields
 from .section import IGNORED_FIELDS, TowerSection
 
@@ -131,7 +131,7 @@ def _read_section(
     class_model_type = next(iter(tower_section.defaults_by_type))
     model_type = class_model_type if stated_model_type in (None, "") else stated_model_type
     type_notes: list[str] = []
-    is_fixed = section_name in library_classes().fixed_sections.get(root_model_type, ())
+    is_fixed = is_fixed_section(root_model_type, section_name)
     if is_fixed and isinstance(model_type, str) and model_type not in tower_section.defaults_by_type:
         type_notes = [fixed_type_remark(root_model_type, section_name, model_type, class_model_type)]
         model_type = class_model_type

@@ -353,7 +353,7 @@ def _read_minicpmv(root_config: Config, config: Config, text_hidden_size: int) -
     Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
     """
     version = root_config.get("version")
-    is_first_version = str(version) == "2.0" or (root_config.get("version") is None and text_hidden_size == 2304)
+    is_first_version = str(version) == "2.0" or (version is None and text_hidden_size == 2304)
     config.has("vision_use_head")  # which the class does not read
     has_default_encoder = is_first_version and not root_config.has("vision_config")
     resized_config = config.with_fields(image_size=384) if has_default_encoder else config
@@ -364,7 +364,7 @@ def _read_minicpmv(root_config: Config, config: Config, text_hidden_size: int) -
             raise config.error("num_hidden_layers", depth, "at least 2, for the last one is dropped")
         tower["stack"]["num_hidden_layers"] = depth - 1
     query_count = root_config.integer("query_num")
-    if str(root_config.get("version")) in MINICPM_SLICED:
+    if str(version) in MINICPM_SLICED:
         stated_sizes = root_config.table("slice_config") if root_config.has("slice_config") else {}
         slice_config = Config({**MINICPM_SLICES, **stated_sizes}, {}, "slice_config", location="slice_config.")
         scale_resolution = slice_config.integer("scale_resolution")
