@@ -679,6 +679,25 @@ def _planned_framework(run_question: RunQuestion, framework_record: Framework) -
     return None if planned_framework is framework_record else planned_framework
 
 
+def check_of_layouts(
+    run_memory: Memory, framework_record: Framework, layout_request: LayoutRequest
+) -> Callable[[Layout], None]:
+    """Returns a check of a run's layouts, which raises `InputError` for one that the framework refuses.
+
+    Layouts are completed by the framework's defaults for the options that the request leaves open.
+    """
+    from ..parallel.rank_program import routed_experts
+
+    trains_experts = run_memory.settings.phase == "training" and routed_experts(run_memory.spec) > 0
+    layout_rules = framework_record.layout_rules
+
+    def check_layout(layout: Layout) -> None:
+        completed_layout = layout_rules.with_divided_tokens(layout, layout_request, trains_experts=trains_experts)
+        framework_record.check_layout(run_memory, completed_layout)
+
+    return check_layout
+
+
 def _fit_under_usual_engine(run_question: RunQuestion, run_memory: Memory) -> MemoryFit | None:
     """Returns the verdict by llama.cpp's buffers on the named accelerator, or on the assumed one for a GGUF file.
 
@@ -729,7 +748,6 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
-    from ..parallel.rank_program import routed_experts
     from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.step_size import with_usual_micro_batches
 
@@ -737,18 +755,11 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
     check_framework(run_question.settings, framework_record)
     version = layout.framework_version or ""
     run_memory = run_question.with_framework(framework_record).memory_on_one_device()
-
-    def check_nearby_layout(nearby_layout: Layout) -> None:
-        trains_experts = run_question.settings.phase == "training" and routed_experts(run_memory.spec) > 0
-        layout_rules = framework_record.layout_rules
-        completed_layout = layout_rules.with_divided_tokens(nearby_layout, layout, trains_experts=trains_experts)
-        framework_record.check_layout(run_memory, completed_layout)
-
     with suggest_nearest_layouts(
         run_question.preset.model,
         layout if launched_run is None else NO_LAYOUT_OPTIONS,
         run_question.tokens,
-        check_layout=check_nearby_layout,
+        check_layout=check_of_layouts(run_memory, framework_record, layout),
     ):
         if launched_run is not None:
             cluster = Cluster.with_framework(

@@ -20,7 +20,7 @@ from ..timing.calibration import UNIT_FACTORS, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
 from .options import TIME_ORDER_OPTIONS, TimeOptions
-from .runs import RunQuestion, check_loss, name_file_in_errors
+from .runs import RunQuestion, check_loss, check_of_layouts, name_file_in_errors
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
@@ -165,7 +165,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         time_settings_of_run = time_settings(run_question, framework_record, options)
     adapters = run_memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
-    check_layout = partial(framework_record.check_layout, run_memory) if divides_adapters else None
+    check_layout = check_of_layouts(run_memory, framework_record, run_question.layout) if divides_adapters else None
     with suggest_nearest_layouts(*layout_arguments, check_layout=check_layout):
         if check_layout is not None:  # as `memory` refuses it
             check_layout(layout)
