@@ -197,7 +197,7 @@ class TimeOptions:
     measured: Annotated[
         MeasuredTime | None,
         common_setting(
-            "A measured time (8.1s, 35ms), or the tokens/s of all devices (2900 tok/s) or of one (2900 tok/s/gpu). "
+            "A measured time (8.1s), or tokens/s (2900 tok/s[/gpu]). Of all devices, or with /gpu of one. "
             "Says whether it is in the range, and what could explain it.",
             parse_value=parse_measured_time,
             metavar="SECONDS",
