@@ -979,7 +979,7 @@ COMMANDS = [
     ("megatron sft --model a/b --tuner_type adalora", "--tuner_type: 'adalora' is not modelled; expected lora, which"),
     (
         "swift sft --model a/b --max_length 64 --optimizer muon",
-        "--optimizer ('muon' of ms-swift's own is not modelled)",
+        "--optimizer (ms-swift's own optimizer 'muon' is not modelled)",
     ),
     (
         "megatron sft --model a/b --tuner_type lora --max_length 64 --modules_to_save output_layer",
