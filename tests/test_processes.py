@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from llmcalc import processes
 from llmcalc.errors import InputError
 from llmcalc.processes import ForkedCalls, allow_forked_processes, usable_processes
 from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork
-from llmcalc.studies import layout_replays, plan
+from llmcalc.studies import layout_order, layout_replays
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
@@ -163,7 +164,7 @@ PLANS = [
 def test_plans_are_those_of_one_process(run: Any, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     results, units = [], []
     for process_count in (1, 3):
-        monkeypatch.setattr(layout_replays, "usable_processes", lambda: process_count)  # noqa: B023
+        monkeypatch.setattr(layout_replays, "usable_processes", partial(int, process_count))
         units_before = SIMULATED_WORK.units
         results.append(run("plan", *words, "--hardware", "h100", "--format", "json"))
         units.append(SIMULATED_WORK.units - units_before)
@@ -177,10 +178,10 @@ def test_a_search_that_ends_early_is_that_of_one_process(
     run: Any, work_units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other processes estimate layouts with the same kernels: the work counts in the order of one process."""
-    monkeypatch.setattr(plan, "WORK_OF_SEARCH", work_units)
+    monkeypatch.setattr(layout_order, "WORK_OF_SEARCH", work_units)
     results = []
     for process_count in (1, 3):
-        monkeypatch.setattr(layout_replays, "usable_processes", lambda: process_count)  # noqa: B023
+        monkeypatch.setattr(layout_replays, "usable_processes", partial(int, process_count))
         results.append(run("plan", "qwen3-8b?num_hidden_layers=12", "--devices", "32", "--hardware", "h100", "--seq",
                            "16384", "--rows", "2", "--format", "json"))  # fmt: skip
     assert "the search ended before it" in results[0].out

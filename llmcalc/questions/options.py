@@ -64,8 +64,7 @@ _PRICE = re.compile(
 
 def parse_price(option_name: str, option_value: Any) -> float:
     """Parses the price of an hour, with or without a currency. Raises `InputError` for other values."""
-    price_match = _PRICE.fullmatch(str(option_value).strip())
-    return parse_positive(option_name, option_value if price_match is None else price_match["amount"], "2.5")
+    return _parse_amount(_PRICE, option_name, option_value, "2.5")
 
 
 _WATTS = re.compile(r"(?P<amount>[0-9.]+)\s*(?:w|watts?)", re.IGNORECASE)
@@ -74,8 +73,14 @@ _WATTS = re.compile(r"(?P<amount>[0-9.]+)\s*(?:w|watts?)", re.IGNORECASE)
 
 def parse_watts(option_name: str, option_value: Any) -> float:
     """Parses a power in watts, with or without the unit. Raises `InputError` for other values."""
-    watts_match = _WATTS.fullmatch(str(option_value).strip())
-    return parse_positive(option_name, option_value if watts_match is None else watts_match["amount"], "700")
+    return _parse_amount(_WATTS, option_name, option_value, "700")
+
+
+def _parse_amount(amount_pattern: re.Pattern[str], option_name: str, option_value: Any, example_text: str) -> float:
+    """Parses a positive number, alone or with the unit of a pattern. Raises `InputError` for other values."""
+    amount_match = amount_pattern.fullmatch(str(option_value).strip())
+    number = option_value if amount_match is None else amount_match["amount"]
+    return parse_positive(option_name, number, example_text)
 
 
 def parse_share(option_name: str, option_value: Any) -> float:

@@ -123,7 +123,8 @@ def ask_plan(
     from ..parallel.search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
-    from ..studies.plan import FURTHER_REPLAYS, ROWS, SCREEN_ROWS, first_fitting_plan, plan_of
+    from ..studies.layout_order import FURTHER_REPLAYS
+    from ..studies.plan import ROWS, SCREEN_ROWS, first_fitting_plan, plan_of
 
     requested_sizes = None if size_filter is None else parse_sizes(size_filter)
     run_question = replace(run_question, is_trial=True)
@@ -194,8 +195,7 @@ def _impossible_layouts_text(plan: LayoutPlan, suggestion: str, unrefused_reason
 
     unrefused_reason: the reason if no layout was tried and refused.
     """
-    refusal_counts = plan.ranked_layouts.refusal_counts
-    reason = max(refusal_counts, key=lambda reason: refusal_counts[reason], default=unrefused_reason)
+    reason = plan.ranked_layouts.most_frequent_refusal(unrefused_reason)
     texts = [suggestion] if suggestion.startswith(reason) else [reason, suggestion]
     return ": ".join(filter(None, (f"--devices {plan.devices}: no layout is possible", "; ".join(filter(None, texts)))))
 

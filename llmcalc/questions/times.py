@@ -324,7 +324,7 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
     from ..frameworks.registry import layout_of
     from ..parallel.nearest import nearest_layouts_text
     from ..parallel.search import TOO_MANY_STAGES, UNDIVIDED_BATCH, UNDIVIDED_EXPERTS, UNDIVIDED_HEADS, UNDIVIDED_WIDTHS
-    from ..studies.plan import TOO_MUCH_MEMORY
+    from ..studies.layout_order import TOO_MUCH_MEMORY
     from .plans import untried_frameworks
 
     ranked_layouts = plan.ranked_layouts

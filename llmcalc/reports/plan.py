@@ -10,7 +10,8 @@ from ..frameworks.nccl import has_known_buffers
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, ties_with_previous
-from ..studies.plan import FEWER_LAYOUTS_ADVICE, UNTRIED_REASON, LayoutPlan, RankedLayouts
+from ..studies.layout_order import UNTRIED_REASON, RankedLayouts
+from ..studies.plan import FEWER_LAYOUTS_ADVICE, LayoutPlan
 from ..studies.step_size import LEAST_DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import TIE_SHARE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, without_repetitions

@@ -21,16 +21,15 @@ from ..parallel.search import tokens_multiple
 from ..simulator.simulated_work import WorkBudget
 from .fit import MOST_BATCH, MOST_SEQ, SettingChange, devices_option, largest_fitting_number
 from .layout_candidates import Candidate
+from .layout_order import NearestPolicy, search_budget
 from .plan import (
     FULL_RECOMPUTE,
     LayoutEstimates,
     LayoutPlan,
-    NearestPolicy,
     OrderName,
     incomplete_search_error,
     plan_of,
     replayed_bytes,
-    search_budget,
 )
 from .step_size import usual_micro_batches
 
@@ -109,11 +108,7 @@ def fit_devices(
         raise incomplete_search_error(plan)
     best_candidate = _best_candidate(plan)
     if best_candidate is None:
-        most_frequent_reason = max(
-            plan.ranked_layouts.refusal_counts.items(),
-            key=lambda refusal_entry: refusal_entry[1],
-            default=(layout_request.undivided_devices_text, 0),
-        )[0]
+        most_frequent_reason = plan.ranked_layouts.most_frequent_refusal(layout_request.undivided_devices_text)
         error_parts = f"--devices {layout_request.devices}: no layout is possible", most_frequent_reason
         raise ImpossibleLayout(": ".join(filter(None, error_parts)))
     best_fit = devices_question.fit_of(best_candidate)

@@ -109,16 +109,14 @@ class EstimateTask(NamedTuple):
 class EstimatedLayout(NamedTuple):
     """The estimate of a layout from another process.
 
-    candidate: the candidate without its count of sent bytes; None if it does not fit, or the error against it.
-    may_fit, sent_bytes: as of the candidate; None for sent bytes that are counted when they are asked for.
+    candidate: the candidate; None if it does not fit, or the error against it. Where seconds are estimated, its sent
+        bytes are counted when they are asked for, by the process that asks.
     has_estimated_kernels: whether the bytes of a layout with these kernels have been estimated.
     work: work of the estimate.
     measurements: by each kind of recomputation, what the estimate has measured.
     """
 
     candidate: Candidate | InputError | None
-    may_fit: bool
-    sent_bytes: int | None
     has_estimated_kernels: bool
     work: CountedWork
     measurements: tuple[Measurements, ...]

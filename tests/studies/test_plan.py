@@ -24,17 +24,9 @@ from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBu
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory
+from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON, LayoutOrder, RankedLayouts, search_budget
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
-from llmcalc.studies.plan import (
-    TOO_MUCH_MEMORY,
-    UNTRIED_REASON,
-    IncompleteSearchError,
-    LayoutEstimates,
-    LayoutOrder,
-    RankedLayouts,
-    plan_of,
-    search_budget,
-)
+from llmcalc.studies.plan import IncompleteSearchError, LayoutEstimates, plan_of
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.samples import with_rest
 
@@ -143,7 +135,7 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
 
 def test_a_search_that_ends_early_is_no_no(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing fits so far: it is an error, and not the answer that nothing fits."""
-    monkeypatch.setattr("llmcalc.studies.plan.WORK_OF_SEARCH", 1)
+    monkeypatch.setattr("llmcalc.studies.layout_order.WORK_OF_SEARCH", 1)
     monkeypatch.setattr("llmcalc.studies.fit_serving.WORK_OF_SEARCH", 1)
     sizes = ("llama3-8b", "--hardware", "h100", "--devices", "8")
     for words in (("plan", *sizes), ("fit", *sizes, "--phase", "training")):

@@ -16,7 +16,7 @@ from llmcalc.reports.serve import UNCOUNTED_EFFECTS
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
 from llmcalc.studies.cost import UNCOUNTED_COSTS as COST_NOT_COUNTED
-from llmcalc.studies.plan import TOO_MUCH_MEMORY, UNTRIED_REASON
+from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON
 
 from .loading import ROOT, WEB, Open, bridge, inaccessible, until
 from .test_links import node

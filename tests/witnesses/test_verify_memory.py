@@ -210,9 +210,9 @@ def test_a_model_that_is_too_large_for_the_cpu_is_named() -> None:
 
 def test_the_command_adds_checks_of_memory(run: Any) -> None:
     document = run("verify", SMALL, "--memory", "--format", "json").document
-    found = [check for check in document["checks"] if check["quantity"].startswith(MEMORY_PREFIX)]
-    assert {check["witness"] for check in found} == {"torch on meta", "CPU events"}
-    assert all(check["ok"] and check["node"] == "" for check in found)
+    memory_checks = [check for check in document["checks"] if check["quantity"].startswith(MEMORY_PREFIX)]
+    assert {check["witness"] for check in memory_checks} == {"torch on meta", "CPU events"}
+    assert all(check["ok"] and check["node"] == "" for check in memory_checks)
     assert len(document["memory"]["runs"]) == 4
     assert document["memory"]["left_out"] == {}
 

@@ -251,10 +251,10 @@ def test_a_checkpoint_so_laid_out_has_these_bytes(name: str, spec: ModelSpec, tm
     checkpoint = read_safetensors(tmp_path / "it.safetensors")
     got = quantized_size(spec, scheme_named(name))
     assert got.total == checkpoint.nbytes
-    found = dict.fromkeys(BYTE_PURPOSES, 0)
+    bytes_by_purpose = dict.fromkeys(BYTE_PURPOSES, 0)
     for tensor in checkpoint.tensors:
-        found[PART_OF.get(tensor.name.rpartition(".")[2], "unconverted")] += tensor.nbytes
-    assert got.by_part.data() == found
+        bytes_by_purpose[PART_OF.get(tensor.name.rpartition(".")[2], "unconverted")] += tensor.nbytes
+    assert got.by_part.data() == bytes_by_purpose
 
 
 # Modules that transformers builds for quantised checkpoints

@@ -30,13 +30,13 @@ def read(text: str, allow_unknown: bool = False) -> Launch | str:
     """A launch, or the message that refuses it."""
     start = time.process_time()
     try:
-        found: Launch | str = launch_from_text(text, "launch", 8, allow_unknown)
+        launch_or_message: Launch | str = launch_from_text(text, "launch", 8, allow_unknown)
     except InputError as error:
-        found = str(error)
-        assert found
-        assert "\n" not in found
+        launch_or_message = str(error)
+        assert launch_or_message
+        assert "\n" not in launch_or_message
     assert time.process_time() - start < 2
-    return found
+    return launch_or_message
 
 
 def test_the_files_are_read() -> None:

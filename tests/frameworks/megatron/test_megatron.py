@@ -507,17 +507,19 @@ NORMED = llmcalc.load("qwen3-0.6b", num_hidden_layers=2).model
 
 def bytes_of_a_third_layer(preset: str, changes: dict[str, Any]) -> tuple[int, int]:
     """Parameters, and bytes of activations at the end of the forward pass, of a third layer."""
-    found = []
+    counts = []
     for layers in (2, 3):
         spec = llmcalc.load(preset, num_hidden_layers=layers, **changes).model
-        one = memory(spec, Settings("training", batch=1, seq=512))
-        run = RankRun(spec, megatron_settings_of(one, Layout()), 0, Meter())
+        run_memory = memory(spec, Settings("training", batch=1, seq=512))
+        run = RankRun(spec, megatron_settings_of(run_memory, Layout()), 0, Meter())
         run.set_up()
         run_step(run)
-        kept = [peak.by_kind["activations"] for at, peak in run.meter.peaks.items() if at.phase == "forward"]
-        found.append((sum(one.element_count for one in run.chunks[0].parameters), max(kept)))
-    (parameters, held), (more_parameters, more_held) = found
-    return more_parameters - parameters, more_held - held
+        activation_bytes = [
+            peak.by_kind["activations"] for at, peak in run.meter.peaks.items() if at.phase == "forward"
+        ]
+        counts.append((sum(parameter.element_count for parameter in run.chunks[0].parameters), max(activation_bytes)))
+    (parameters, two_layers_bytes), (more_parameters, three_layers_bytes) = counts
+    return more_parameters - parameters, three_layers_bytes - two_layers_bytes
 
 
 @compares(lambda: under("megatron", NORMED), torch=False)

@@ -34,35 +34,30 @@ def _read_blip(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 def _read_instruct_blip(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads InstructBLIP, whose queries read the instruction, too, so that an image alone has no known FLOPs."""
-    defaults = {**QFORMER_DEFAULTS, "vocab_size": 30522, "max_position_embeddings": 512}
     qformer_type = f"{root_config.model_type}_qformer"
-    resampler = qformer(
-        root_config.section("qformer_config", {**defaults, "model_type": qformer_type}),
-        config.integer("hidden_size"),
-        root_config.integer("num_query_tokens"),
-        None,
-        config,
-        qformer_type,
+    text_fields = {"vocab_size": 30522, "max_position_embeddings": 512, "model_type": qformer_type}
+    return _encoder_with_qformer(
+        root_config, config, text_hidden_size, {**QFORMER_DEFAULTS, **text_fields}, qformer_type
     )
-    return {
-        "vision_model": _image_encoder(config, config.flag("qkv_bias")),
-        "projector": projector(
-            config.integer("hidden_size"),
-            (text_hidden_size, True, "identity"),
-            resampler=resampler,
-            reads_class_embedding=True,
-        ),
-    }
 
 
 def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    towers = _encoder_with_qformer(root_config, config, text_hidden_size, QFORMER_DEFAULTS)
+    query_count = root_config.integer("num_query_tokens")
+    towers["vision_model"]["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": query_count}
+    return towers
+
+
+def _encoder_with_qformer(
+    root_config: Config, config: Config, text_hidden_size: int, qformer_defaults: Table, text_model_type: str = ""
+) -> Table:
+    """Reads the image encoder and its Q-Former. text_model_type: as of `qformer`."""
     hidden_size, query_count = config.integer("hidden_size"), root_config.integer("num_query_tokens")
-    image = {"type": "fixed", "size": config.integer("image_size"), "tokens": query_count}
-    encoder = {**_image_encoder(config, config.flag("qkv_bias")), "image": image}
-    resampler = qformer(root_config.section("qformer_config", QFORMER_DEFAULTS), hidden_size, query_count, None, config)
+    section = root_config.section("qformer_config", qformer_defaults)
+    resampler = qformer(section, hidden_size, query_count, None, config, text_model_type)
     linear_layer = (text_hidden_size, True, "identity")
     return {
-        "vision_model": encoder,
+        "vision_model": _image_encoder(config, config.flag("qkv_bias")),
         "projector": projector(hidden_size, linear_layer, resampler=resampler, reads_class_embedding=True),
     }
 

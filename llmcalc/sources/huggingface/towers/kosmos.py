@@ -10,7 +10,7 @@ from ..config import Config
 from ..family import field_names
 from ..parts import QKVO_BIASES, Table, biases, glu, layer_table, rmsnorm
 from .section import projector, vision_section, vision_transformer
-from .siglip import CLIP_DEFAULTS, clip_encoder
+from .siglip import CLIP_LARGE_DEFAULTS, clip_encoder
 
 
 def _image_to_text(root_config: Config, encoder_width: int, text_hidden_size: int, **projector_fields: object) -> Table:
@@ -68,14 +68,6 @@ def _read_pix2struct(root_config: Config, config: Config, text_hidden_size: int)
     return {"vision_model": _page_encoder(config, *config.integer_fields("d_ff", "d_kv", "seq_len").values())}
 
 
-KOSMOS2_DEFAULTS: Table = {
-    **CLIP_DEFAULTS,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-}
 PAGE_DEFAULTS: Table = {"patch_embed_hidden_size": 768, "dense_act_fn": "gelu_new", "layer_norm_eps": 1e-6}
 KOSMOS2_5_DEFAULTS: Table = {
     **PAGE_DEFAULTS,
@@ -102,7 +94,7 @@ PAGE_FIELDS = field_names("""
 WRAPPERS = {
     "kosmos-2": vision_section(
         _read_kosmos2,
-        {"kosmos_2_vision_model": KOSMOS2_DEFAULTS},
+        {"kosmos_2_vision_model": CLIP_LARGE_DEFAULTS},
         {"latent_query_num": 64},
         ignored_fields=frozenset({"initializer_factor"}),
     ),

@@ -36,7 +36,7 @@ from .section import (
     vision_section,
     vision_transformer,
 )
-from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, clip_encoder, siglip_encoder, siglip_with_positions
+from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, VIT_L, clip_encoder, siglip_encoder, siglip_with_positions
 
 LONGEST_TILES = 4
 """The tiles along the longer side of an image in the published processors of Idefics 3 and SmolVLM."""
@@ -387,14 +387,6 @@ ONEVISION_DEFAULTS: Table = {
     "vision_feature_select_strategy": "full",
     "image_grid_pinpoints": [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)],
     "vision_aspect_ratio": "anyres_max_9",
-}
-VIT_L: Table = {
-    "intermediate_size": 4096,
-    "hidden_size": 1024,
-    "patch_size": 14,
-    "image_size": 336,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
 }
 INTERNVL_DEFAULTS: Table = {
     "hidden_size": 1024,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO_BIASES, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
-from .llava import INTERNVL_DEFAULTS, INTERNVL_PROJECTOR_DEFAULTS, VIT_L, internvit_layer, read_internvl
+from .llava import INTERNVL_DEFAULTS, INTERNVL_PROJECTOR_DEFAULTS, internvit_layer, read_internvl
 from .qwen import KIMI_SIDE, moonvit
 from .sam import read_published_ocr
 from .section import (
@@ -31,7 +31,7 @@ from .section import (
     vision_section,
     vision_transformer,
 )
-from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, clip_encoder, siglip_encoder, siglip_with_positions
+from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, SO400M, VIT_L, clip_encoder, siglip_encoder, siglip_with_positions
 
 DUMMY_HEADS = 7
 """Heads that NVLM's copy of InternViT has beside those of its config; their weights are zeros."""
@@ -429,10 +429,10 @@ def _read_phi3v(root_config: Config, config: Config, text_hidden_size: int) -> T
     the config, which is 16 where the config does not state it.
     """
     config.require("name", "clip_vision_model")
-    config.require("image_dim_out", CLIP_LARGE["hidden_size"])
-    clip_config = Config(CLIP_LARGE, CLIP_DEFAULTS, "clip_vision_model", location=config.location)
-    tile_rule: Table = {"size": CLIP_LARGE["image_size"], "max_tiles": root_config.integer("num_crops"), "merge": 2}
-    input_width = CLIP_LARGE["hidden_size"]
+    config.require("image_dim_out", VIT_L["hidden_size"])
+    clip_config = Config(VIT_L, CLIP_DEFAULTS, "clip_vision_model", location=config.location)
+    tile_rule: Table = {"size": VIT_L["image_size"], "max_tiles": root_config.integer("num_crops"), "merge": 2}
+    input_width = VIT_L["hidden_size"]
     return {
         "vision_model": {**clip_encoder(clip_config), "image": {"type": "hd_transform", **tile_rule}},
         "vision_projector": projector(input_width, *two_linear_layers(text_hidden_size), merge=2, input_marks=2),
@@ -450,7 +450,6 @@ MOONDREAM_DEFAULTS: Table = {
     "in_channels": 3,
     "proj_inner_dim": 8192,
 }
-CLIP_LARGE = VIT_L
 """Sizes of openai/clip-vit-large-patch14-336, which Phi-3-vision's class states."""
 MINICPM_VIT_DEFAULTS: Table = {**SIGLIP_DEFAULTS, **SO400M, "image_size": 980, "num_hidden_layers": 27}
 QWEN_VL_DEFAULTS: Table = {

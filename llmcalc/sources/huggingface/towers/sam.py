@@ -12,7 +12,7 @@ from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, QKV_BIASES, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
 from .section import ROTARY_POSITION, biased_layer, patches_per_side, projector, self_attention, vision_section
-from .siglip import CLIP_DEFAULTS, SIGLIP_DEFAULTS, siglip_encoder
+from .siglip import CLIP_LARGE_DEFAULTS, SIGLIP_DEFAULTS, siglip_encoder
 
 GOT_TOKENS = 256
 """The tokens of an image in the processor of GOT-OCR 2."""
@@ -112,7 +112,7 @@ def _read_unlimited_ocr(root_config: Config, config: Config, text_hidden_size: i
     """
     if config.has("width"):
         return read_published_ocr(root_config, config, text_hidden_size)
-    reader_config = config.section("encoder_config", OCR_CLIP)
+    reader_config = config.section("encoder_config", CLIP_LARGE_DEFAULTS)
     norm = layernorm(reader_config.number("layer_norm_eps"))
     stack = {
         "num_hidden_layers": reader_config.integer("num_hidden_layers"),
@@ -137,7 +137,9 @@ def read_published_ocr(root_config: Config, config: Config, text_hidden_size: in
     sizes.finish(frozenset(), config)
     if not is_second:
         towers = _read_unlimited_ocr(root_config, Config({}, {}, config.model_type), text_hidden_size)
-        towers["vision_tower"]["reader"]["unused_patch_values"] = OCR_CLIP["num_channels"] * OCR_CLIP["patch_size"] ** 2
+        towers["vision_tower"]["reader"]["unused_patch_values"] = (
+            CLIP_LARGE_DEFAULTS["num_channels"] * CLIP_LARGE_DEFAULTS["patch_size"] ** 2
+        )
         return towers
     code_sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
     heads = {"num_attention_heads": 14, "num_key_value_heads": 2}
@@ -197,14 +199,6 @@ OCR_QUERIES: Table = {
 }
 OCR_QUERY_COUNTS = 256, 144
 """The queries for 16 · 16 and 12 · 12 patches, which the class of DeepSeek-OCR 2 states."""
-OCR_CLIP: Table = {
-    **CLIP_DEFAULTS,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-}
 OCR_FIELDS = field_names("""
     initializer_factor layer_types max_window_layers num_channels scale sliding_window use_sliding_window vocab_size
     max_position_embeddings

@@ -277,6 +277,15 @@ VIT_B: Table = {
     "num_channels": 3,
 }
 """Sizes of the base vision transformer, which are CLIP's and SigLIP's defaults."""
+VIT_L: Table = {
+    "intermediate_size": 4096,
+    "hidden_size": 1024,
+    "patch_size": 14,
+    "image_size": 336,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
+"""Sizes of CLIP's large vision transformer for images of 336 pixels."""
 COMMON_DEFAULTS: Table = {
     **VIT_B,
     "patch_size": 16,
@@ -293,6 +302,7 @@ CLIP_DEFAULTS: Table = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
 }
+CLIP_LARGE_DEFAULTS: Table = {**CLIP_DEFAULTS, **VIT_L, "image_size": 224}
 
 ONLY_SIGLIP = {"siglip_vision_model": SIGLIP_DEFAULTS}
 SO400M: Table = {

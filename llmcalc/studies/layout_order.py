@@ -1,0 +1,600 @@
+"""Sorts the layouts of a search, and replays the best of them until enough fit.
+
+Estimates of all layouts come first, in other processes where there are some: they decide which layouts surely do not
+fit, and the order in which the others are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Literal, TypeAlias
+
+from ..errors import InputError
+from ..frameworks.framework import EstimateErrors
+from ..frameworks.peak_estimate import PeakEstimate
+from ..frozen import frozen
+from ..parallel.layout import ImpossibleLayout, Layout
+from ..parallel.search import NO_REPLICAS, LayoutSearch
+from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
+from ..timing.time_ranges import TIE_SHARE
+from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory, sorted_by_time
+from .layout_replays import EstimatedLayout, EstimateLayouts, EstimateTask, LayoutRun
+
+NearestPolicy: TypeAlias = Literal["always", "if none fits", "never"]
+"""When a plan searches for the layout that requires least, of those that do not fit."""
+
+TOO_MUCH_MEMORY = "needs more than the usable memory"
+
+UNTRIED_REASON = "not tried: the search ended before it"
+"""The reason of layouts that were left when the budget of a search was spent."""
+
+WORK_OF_SEARCH = 14_000_000
+"""Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/simulated_work.py`."""
+
+ESTIMATES_WORK_SHARE = 0.35
+"""Share of a search's work after which it estimates no further layouts."""
+
+UNEVEN_TASK_FACTOR = 2
+"""Times its even part of the estimates' work that a task in another process may do, as some layouts need more of it."""
+
+FURTHER_REPLAYS = 10
+"""Largest number of further replays if some replayed layouts do not fit."""
+
+NEAREST_REPLAYS = 4
+"""Largest number of replays in the search for the layout that requires least, if none fits."""
+
+
+@dataclass
+class RankedLayouts:
+    """The sorted layouts of a search: layouts that fit come first.
+
+    tried_count: number of layouts.
+    feasible: layouts that fit in a replay, best first.
+    unreplayed: layouts whose tensors fit and that were not replayed, best first.
+    replay_count: number of layouts that were replayed.
+    refusal_counts: reason → number of layouts.
+    nearest_candidate: of the layouts that do not fit, the one that requires least in a replay; None if it was not
+        searched.
+    ended_early: whether its work was spent before all layouts were tried, or enough of them replayed.
+    """
+
+    tried_count: int
+    feasible: list[Candidate] = field(default_factory=list)
+    unreplayed: list[Candidate] = field(default_factory=list)
+    replay_count: int = 0
+    refusal_counts: dict[str, int] = field(default_factory=dict)
+    nearest_candidate: Candidate | None = None
+    ended_early: bool = False
+
+    def most_frequent_refusal(self, default: str) -> str:
+        """Returns the reason against most layouts. default: the reason if none was refused."""
+        return max(self.refusal_counts, key=self.refusal_counts.__getitem__, default=default)
+
+
+def search_budget() -> WorkBudget:
+    """Starts a search: returns the limit of the work that it may do."""
+    return WorkBudget(WORK_OF_SEARCH)
+
+
+@frozen
+class LayoutOrder:
+    """Sorts layouts by time, or by combined ranks of headroom, communication and bubble.
+
+    The best are replayed. Each layout recomputes as little as it needs to fit.
+
+    layout_search: the layouts of the search.
+    capacity: usable bytes of a device.
+    tensor_bytes: (layout, micro-batches, recomputation) → bytes of the tensors of its largest rank.
+    sent_bytes: (layout, micro-batches, recomputation) → bytes that a rank sends per step.
+    replayed_bytes: (layout, micro-batches, recomputation, enough) → bytes of its largest rank on the allocator,
+        or of any rank above enough.
+    estimate_errors: bounds of the error of `tensor_bytes`.
+    step_seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
+    recompute_modes: values of `Candidate.recompute`, each with less memory and more work than the one before.
+    least_bytes: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at
+        least; default none.
+    has_too_large_rank: (layout, micro-batches, recomputation, are bytes too many?) → whether the tensors of a rank are,
+        which is known sooner than the bytes of its largest rank; default never.
+    budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
+    begin_replays: begins replays whose bytes will probably be asked for, with their limit; default none.
+    estimates_in_processes: (tasks, estimate of a task) → the estimates of each task from other processes; None
+        (default) without other processes.
+    peak_estimates: () → the estimate of each kind of recomputation, whose measurements those processes return; default
+        none.
+    """
+
+    layout_search: LayoutSearch
+    capacity: int
+    tensor_bytes: Callable[[Layout, int, str], int]
+    sent_bytes: Callable[[Layout, int, str], int]
+    replayed_bytes: Callable[[Layout, int, str, int | None], int]
+    estimate_errors: EstimateErrors
+    step_seconds: Callable[[Layout, int, str], float] | None = None
+    recompute_modes: Sequence[str] = (CONFIGURED_RECOMPUTE,)
+    least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
+    has_too_large_rank: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
+    budget: WorkBudget = field(default_factory=search_budget)
+    begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
+    estimates_in_processes: (
+        Callable[[Sequence[EstimateTask], EstimateLayouts], Iterable[Mapping[int, EstimatedLayout]]] | None
+    ) = None
+    peak_estimates: Callable[[], Sequence[PeakEstimate]] = lambda: ()
+    _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
+
+    def plan(
+        self, rows: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
+    ) -> RankedLayouts:
+        """Returns the ranked layouts, of which at least `rows` fit if possible.
+
+        rows: number of fitting layouts after which replays end.
+        replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
+            `FURTHER_REPLAYS` more than rows.
+        suggests_nearest: when the layout that requires least, of those that do not fit, is searched.
+        Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica
+        beside `--zero` holds for all group sizes.
+        """
+        layout_search = self.layout_search
+        ranked_layouts = RankedLayouts(layout_search.tried_count)
+        tried_candidates = self._candidates_of_layouts(layout_search.possible_layouts)
+        too_large_layouts = [
+            layout_and_micro_batches
+            for layout_and_micro_batches, candidate in zip(
+                layout_search.possible_layouts, tried_candidates, strict=True
+            )
+            if candidate is None
+        ]
+        candidates = [candidate for candidate in tried_candidates if isinstance(candidate, Candidate)]
+        for candidate in tried_candidates:
+            if isinstance(candidate, InputError):
+                layout_search.refuse(candidate)
+        unfit_candidates = [candidate for candidate in candidates if not candidate.may_fit]
+        sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
+        unfit_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates, replay_limit=replay_limit)
+        if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not ranked_layouts.feasible):
+            unfit_candidates = self._all_unfit_candidates(unfit_candidates, too_large_layouts)
+            too_large_layouts = []
+            ranked_layouts.nearest_candidate = self._smallest_replayed_candidate(unfit_candidates)
+        ranked_layouts.ended_early |= UNTRIED_REASON in layout_search.refusal_counts
+        return self._with_refusals(ranked_layouts, len(unfit_candidates) + len(too_large_layouts))
+
+    def plan_of_fastest(self) -> RankedLayouts:
+        """Returns the plan with only the fastest layout, sooner than `plan(1, "never")`, which returns the same.
+
+        The seconds of layouts are known sooner than their bytes. So bytes are estimated from the fastest layout on,
+        until the next layout is slower than a tie with the fastest that may fit; first with the most recomputation. A
+        search that ends early without a layout that fits, or has no times, is that of `plan`, with a budget of its own.
+        Raises `InputError` as `plan` does.
+        """
+        layout_search, refusals_before = self.layout_search, self.layout_search.refusal_counts.copy()
+        if self.step_seconds is None:
+            return self.plan(1, "never")
+        ranked_layouts, too_large_count = RankedLayouts(layout_search.tried_count), 0
+        timed_layouts = [
+            (self._least_seconds(*layout_run), layout_run) for layout_run in layout_search.possible_layouts
+        ]
+        untried_layouts = sorted(timed_layouts, key=lambda timed_layout: timed_layout[0])[::-1]
+
+        def with_tied_candidates(candidates: list[Candidate]) -> list[Candidate]:
+            nonlocal too_large_count
+            while untried_layouts and not any(
+                untried_layouts[-1][0] > (1 + TIE_SHARE) * (candidate.seconds or 0.0) for candidate in candidates
+            ):
+                if len(untried_layouts) < len(timed_layouts) and self.budget.is_spent(ESTIMATES_WORK_SHARE):
+                    ranked_layouts.ended_early = True
+                    break
+                _, layout_run = untried_layouts.pop()
+                try:
+                    candidate = self._candidate_that_may_fit(*layout_run)
+                except InputError as error:
+                    layout_search.refuse(error)
+                    continue
+                too_large_count += candidate is None
+                candidates = candidates if candidate is None else [*candidates, candidate]
+            return self._sort_candidates(candidates)
+
+        too_large_candidates = self._replay_in_order(ranked_layouts, 1, [], with_tied_candidates)
+        if ranked_layouts.ended_early and not ranked_layouts.feasible:
+            layout_search.refusal_counts = refusals_before
+            self._estimated_sizes.clear()
+            self.budget.restart()
+            return self.plan(1, "never")
+        return self._with_refusals(ranked_layouts, too_large_count + len(too_large_candidates))
+
+    def _candidate_that_may_fit(self, layout: Layout, micro_batches: int) -> Candidate | None:
+        """Returns the candidate of a layout with as little recomputation as it needs; None if it does not fit.
+
+        Bounds that are known sooner than the estimate come first. Raises `InputError` for a layout that can have no
+        kind of recomputation.
+        """
+        layout_run = layout, micro_batches, self.recompute_modes[-1]
+        kernel_sizes = _kernel_layout_sizes(layout)
+        if kernel_sizes in self._estimated_sizes and self._is_too_large(*layout_run):
+            return None
+        if self._has_too_large_rank(*layout_run):
+            self._estimated_sizes.add(kernel_sizes)
+            return None
+        candidate = self._fitting_candidate(layout, micro_batches, self.recompute_modes, needs_fit=True)
+        return candidate if candidate is not None and candidate.may_fit else None
+
+    def _with_refusals(self, ranked_layouts: RankedLayouts, too_large_count: int) -> RankedLayouts:
+        """Returns a plan with the reasons against layouts. too_large_count: number of layouts that do not fit.
+
+        Raises the most frequent error if no layout fits, may fit or is too large.
+        """
+        refusal_counts = ranked_layouts.refusal_counts = dict(self.layout_search.refusal_counts)
+        if not (ranked_layouts.feasible or ranked_layouts.unreplayed or too_large_count):
+            self._raise_most_frequent_error(refusal_counts)
+        if too_large_count:
+            refusal_counts[TOO_MUCH_MEMORY] = too_large_count
+        return ranked_layouts
+
+    def _least_seconds(self, layout: Layout, micro_batches: int) -> float:
+        """Returns the seconds of a layout's step with the least recomputation; 0 if they are not known."""
+        assert self.step_seconds is not None
+        try:
+            return self.step_seconds(layout, micro_batches, self.recompute_modes[0])
+        except InputError:
+            return 0.0
+
+    def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
+        return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
+
+    def _replay_in_order(
+        self,
+        ranked_layouts: RankedLayouts,
+        row_limit: int,
+        waiting_candidates: list[Candidate],
+        with_further_candidates: Callable[[list[Candidate]], list[Candidate]] = list,
+        replay_limit: int | None = None,
+    ) -> list[Candidate]:
+        """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
+
+        A candidate that does not fit, or cannot be replayed, is tried again with more recomputation, at its new
+        position in the order. with_further_candidates: (waiting candidates) → the same with others, in order; default
+        none.
+        replay_limit: as in `plan`.
+        """
+        replay_limit = row_limit + FURTHER_REPLAYS if replay_limit is None else replay_limit
+        too_large_candidates: list[Candidate] = []
+        while (
+            len(ranked_layouts.feasible) < row_limit
+            and ranked_layouts.replay_count < replay_limit
+            and (waiting_candidates := with_further_candidates(waiting_candidates))
+        ):
+            if ranked_layouts.replay_count and self.budget.is_spent():
+                ranked_layouts.ended_early = True
+                break
+            missing_count, needed_candidates = row_limit - len(ranked_layouts.feasible), list[Candidate]()
+            next_candidates = waiting_candidates[: replay_limit - ranked_layouts.replay_count]
+            for candidate in next_candidates:  # what exceeds the capacity by the estimate will hardly be a row
+                if missing_count <= 0:
+                    break
+                needed_candidates.append(candidate)
+                missing_count -= candidate.headroom >= 0
+            self.begin_replays(list(map(layout_run_of, needed_candidates)), self.capacity)
+            candidate = waiting_candidates.pop(0)
+            candidate_or_error = self._replay_with_messages(candidate)
+            ranked_layouts.replay_count += isinstance(candidate_or_error, Candidate)
+            if isinstance(candidate_or_error, Candidate) and candidate_or_error.headroom >= 0:
+                ranked_layouts.feasible.append(candidate_or_error)
+            elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
+                waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
+            elif isinstance(candidate_or_error, Candidate):
+                too_large_candidates.append(candidate_or_error)
+            else:
+                self.layout_search.refuse(candidate_or_error)
+        ranked_layouts.unreplayed = waiting_candidates
+        return too_large_candidates
+
+    def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:
+        """Returns a candidate with replayed and sent bytes, or the error if either cannot be computed."""
+        try:
+            _ = candidate.communication_bytes
+            return self._replay(candidate, self.capacity)
+        except InputError as error:
+            return error
+
+    def _raise_most_frequent_error(self, counts_by_reason: Mapping[str, int]) -> None:
+        """Raises the most frequent error against layouts, if all were tried and the error is not about group sizes."""
+        if not counts_by_reason or UNTRIED_REASON in counts_by_reason:
+            return
+        counts_without_replicas = {
+            reason: layout_count for reason, layout_count in counts_by_reason.items() if reason != NO_REPLICAS
+        } or counts_by_reason
+        layout_error = self.layout_search.errors_by_reason.get(
+            max(counts_without_replicas, key=counts_without_replicas.__getitem__)
+        )
+        if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):
+            raise layout_error
+
+    def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate:
+        """Returns a candidate with replayed bytes. Raises `InputError` if it cannot be replayed."""
+        candidate_bytes = self.replayed_bytes(
+            candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit
+        )
+        return replace(candidate, device_bytes=candidate_bytes, upper_bound_bytes=candidate_bytes, is_replayed=True)
+
+    def _candidates_of_layouts(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
+        """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
+
+        The entry is None for a layout that surely does not fit and whose kernels other layouts have; nothing more of it
+        is estimated. Layouts with many stages come first, because they show how many bytes layers save. Layouts that
+        remain when the budget's share is spent have the error `UNTRIED_REASON`, but those that surely do not fit.
+        """
+        candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
+        too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
+        order = sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp))
+        estimates = self._estimates_from_processes(layouts, order, too_large_flags)
+        for i in order:
+            if self.budget.is_spent(ESTIMATES_WORK_SHARE) and self._estimated_sizes:
+                candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED_REASON)
+            elif self._needs_estimate(layouts[i][0], too_large_flags[i]):
+                estimate = estimates.get(i)
+                candidates_or_errors[i] = (
+                    self._candidate_or_error(*layouts[i])
+                    if estimate is None
+                    else self._candidate_of_estimate(estimate, *layouts[i])
+                )
+        return candidates_or_errors
+
+    def _needs_estimate(self, layout: Layout, has_too_large_static_bytes: bool) -> bool:
+        """Whether a layout may fit by its static bytes, or is the first with its kernels."""
+        return not has_too_large_static_bytes or _kernel_layout_sizes(layout) not in self._estimated_sizes
+
+    def _candidate_or_error(self, layout: Layout, micro_batches: int) -> Candidate | InputError | None:
+        """Returns the candidate of a layout, None if it surely does not fit, or the error against it."""
+        try:
+            return self._fitting_candidate(layout, micro_batches, self.recompute_modes, needs_fit=True)
+        except InputError as error:
+            return error
+
+    def _estimates_from_processes(
+        self, layouts: Sequence[tuple[Layout, int]], order: Sequence[int], too_large_flags: Sequence[bool]
+    ) -> dict[int, EstimatedLayout]:
+        """Returns the estimates of layouts by their numbers, as far as other processes have them.
+
+        Layouts with other kernels share no measurements, so that a process estimates those with the same kernels as
+        this one would. order: the numbers of the layouts, in the order in which they are estimated.
+        too_large_flags: whether weights, gradients and optimizer states of each layout exceed the capacity.
+        """
+        numbers_by_sizes: dict[tuple[object, ...], list[int]] = {}
+        for i in order:
+            numbers_by_sizes.setdefault(_kernel_layout_sizes(layouts[i][0]), []).append(i)
+        if self.estimates_in_processes is None or len(numbers_by_sizes) < 2:
+            return {}
+        try:
+            peak_estimates = self.peak_estimates()
+        except InputError:
+            return {}
+        for peak_estimate in peak_estimates:
+            _ = peak_estimate.layer_kinds  # their ids are in the keys of measurements
+        estimates_work = ESTIMATES_WORK_SHARE * self.budget.units_left
+        work_limit = int(UNEVEN_TASK_FACTOR * estimates_work) // len(numbers_by_sizes)
+
+        def estimate_layouts(estimate_task: EstimateTask) -> dict[int, EstimatedLayout]:
+            estimates: dict[int, EstimatedLayout] = {}
+            work_units = 0
+            for i in estimate_task.layout_numbers:
+                if work_units > estimate_task.work_limit:
+                    break
+                if self._needs_estimate(layouts[i][0], too_large_flags[i]):
+                    estimates[i] = self._estimated_layout(peak_estimates, *layouts[i])
+                    work_units += estimates[i].work.total
+            return estimates
+
+        estimate_tasks = [EstimateTask(tuple(numbers), work_limit) for numbers in numbers_by_sizes.values()]
+        return {
+            i: estimate
+            for estimates in self.estimates_in_processes(estimate_tasks, estimate_layouts)
+            for i, estimate in estimates.items()
+        }
+
+    def _estimated_layout(
+        self, peak_estimates: Sequence[PeakEstimate], layout: Layout, micro_batches: int
+    ) -> EstimatedLayout:
+        """Returns the estimate of a layout for another process. Its work is not counted."""
+        earlier_measurements = [peak_estimate.measurements() for peak_estimate in peak_estimates]
+        with SIMULATED_WORK.count_separately() as counted_work:
+            candidate = self._candidate_or_error(layout, micro_batches)
+            work = counted_work()
+        measurements = tuple(
+            peak_estimate.measurements_since(earlier)
+            for peak_estimate, earlier in zip(peak_estimates, earlier_measurements, strict=True)
+        )
+        if isinstance(candidate, Candidate):  # a function of this process is not sent to another
+            is_counted = candidate.may_fit and self.step_seconds is None
+            count_sent_bytes = partial(int, candidate.communication_bytes or 0) if is_counted else None
+            candidate = replace(candidate, count_sent_bytes=count_sent_bytes)
+        has_estimated_kernels = _kernel_layout_sizes(layout) in self._estimated_sizes
+        return EstimatedLayout(candidate, has_estimated_kernels, work, measurements)
+
+    def _candidate_of_estimate(
+        self, estimate: EstimatedLayout, layout: Layout, micro_batches: int
+    ) -> Candidate | InputError | None:
+        """Returns the candidate of an estimate from another process, and counts its work and measurements here."""
+        SIMULATED_WORK.add(estimate.work)
+        for peak_estimate, measurements in zip(self.peak_estimates(), estimate.measurements, strict=True):
+            peak_estimate.add_measurements(measurements)
+        if estimate.has_estimated_kernels:
+            self._estimated_sizes.add(_kernel_layout_sizes(layout))
+        candidate = estimate.candidate
+        if not isinstance(candidate, Candidate):
+            return candidate
+        if candidate.seconds is None:
+            return replace(candidate, layout=layout)
+        count_sent_bytes = cache(partial(self.sent_bytes, layout, micro_batches, candidate.recompute))
+        return replace(candidate, layout=layout, count_sent_bytes=count_sent_bytes)
+
+    def _has_too_large_static_bytes(self, layout: Layout) -> bool:
+        """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
+        return self._is_too_large(layout, 0, CONFIGURED_RECOMPUTE)
+
+    def _least_layout_bytes(self, layout: Layout, micro_batches: int) -> int:
+        """Returns a lower bound of a layout's bytes with the most recomputation; 0 if unknown."""
+        try:
+            return self.least_bytes(layout, micro_batches, self.recompute_modes[-1])
+        except InputError:
+            return 0
+
+    def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
+        """Whether a lower bound of a run's bytes exceeds the capacity."""
+        try:
+            return self._exceeds_capacity(self.least_bytes(layout, micro_batches, recompute))
+        except InputError:
+            return False
+
+    def _has_too_large_rank(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
+        """Whether the tensors of a rank exceed the capacity; false if it cannot be estimated."""
+        try:
+            return self.has_too_large_rank(layout, micro_batches, recompute, self._exceeds_capacity)
+        except InputError:
+            return False
+
+    def _exceeds_capacity(self, byte_count: int) -> bool:
+        """Whether a layout whose tensors are estimated to have these bytes surely does not fit."""
+        return self.estimate_errors.lower_bound(byte_count) > self.capacity
+
+    def _fitting_candidate(
+        self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], needs_fit: bool = False
+    ) -> Candidate | None:
+        """Returns the candidate with the first `--recompute` value that may fit, else the last value.
+
+        needs_fit: whether values with which the layout surely does not fit are passed over where others have its
+            kernels, and None is returned if it does not fit with the rest; false by default.
+        Raises `InputError` for a layout that can have none of the values.
+        """
+        last_candidate: Candidate | None = None
+        has_skipped_mode = False
+        for recompute in recompute_modes:
+            layout_run = layout, micro_batches, recompute
+            if (
+                needs_fit
+                and _kernel_layout_sizes(layout) in self._estimated_sizes
+                and (
+                    self._is_too_large(*layout_run)
+                    or (recompute != recompute_modes[-1] and self._has_too_large_rank(*layout_run))
+                )
+            ):
+                has_skipped_mode = True
+                continue
+            try:
+                tensor_bytes = self.tensor_bytes(*layout_run)
+                may_fit = not self._exceeds_capacity(tensor_bytes)
+                cached_sent_bytes = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
+                if cached_sent_bytes is not None and self.step_seconds is None:
+                    cached_sent_bytes()  # the order needs it, and an error refuses the layout
+                step_seconds = self.step_seconds(*layout_run) if may_fit and self.step_seconds is not None else None
+            except InputError:
+                if last_candidate is None and has_skipped_mode:
+                    return self._fitting_candidate(layout, micro_batches, recompute_modes)
+                if last_candidate is None:
+                    raise
+                continue
+            self._estimated_sizes.add(_kernel_layout_sizes(layout))
+            last_candidate = Candidate(
+                layout,
+                micro_batches,
+                tensor_bytes,
+                self.capacity,
+                cached_sent_bytes,
+                step_seconds,
+                upper_bound_bytes=self.estimate_errors.upper_bound(tensor_bytes),
+                recompute=recompute,
+            )
+            if may_fit:
+                return last_candidate
+        return None if has_skipped_mode else last_candidate
+
+    def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
+        """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
+        recompute_modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
+        try:
+            recomputed_candidate = (
+                self._fitting_candidate(candidate.layout, candidate.micro_batches, recompute_modes)
+                if recompute_modes
+                else None
+            )
+        except InputError:
+            return None
+        return recomputed_candidate if recomputed_candidate is not None and recomputed_candidate.may_fit else None
+
+    def _all_unfit_candidates(
+        self, estimated_candidates: list[Candidate], too_large_layouts: list[tuple[Layout, int]]
+    ) -> list[Candidate]:
+        """Returns all candidates that do not fit, including layouts that were too large to be estimated earlier.
+
+        The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts
+        with the smallest lower bound are estimated first; where the budget is spent, the rest is left out.
+        """
+        unfit_candidates = list(estimated_candidates)
+
+        def least_bytes_key(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
+            return self._has_too_large_static_bytes(layout_run[0]), self._least_layout_bytes(*layout_run)
+
+        for layout, micro_batches in sorted(too_large_layouts, key=least_bytes_key):
+            if unfit_candidates and self.budget.is_spent(ESTIMATES_WORK_SHARE):
+                break
+            try:
+                candidate = self._fitting_candidate(layout, micro_batches, self.recompute_modes)
+            except InputError as error:
+                self.layout_search.refuse(error)
+                continue
+            assert candidate is not None
+            unfit_candidates.append(candidate)
+        index_of_layout = {
+            layout_run: layout_index for layout_index, layout_run in enumerate(self.layout_search.possible_layouts)
+        }
+
+        def candidate_key(candidate: Candidate) -> tuple[bool, bool, int]:
+            layout_position = 0 if candidate.is_replayed else index_of_layout[candidate.layout, candidate.micro_batches]
+            return self._has_too_large_static_bytes(candidate.layout), candidate.is_replayed, layout_position
+
+        return sorted(unfit_candidates, key=candidate_key)
+
+    def _smallest_replayed_candidate(self, unfit_candidates: list[Candidate]) -> Candidate | None:
+        """Returns the non-fitting layout with the least replayed memory; None if all fit.
+
+        It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout
+        that cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest one.
+        """
+        smallest_candidate: Candidate | None = None
+        replay_count = 0
+        sorted_candidates = sorted(unfit_candidates, key=lambda candidate: candidate.device_bytes)
+        nearest_candidates = [
+            candidate
+            for candidate in sorted_candidates[:NEAREST_REPLAYS]
+            if self.estimate_errors.lower_bound(candidate.device_bytes) < sorted_candidates[0].device_bytes
+        ]
+        for candidate_index, candidate in enumerate(sorted_candidates):
+            if smallest_candidate is not None and (
+                smallest_candidate.device_bytes <= self.estimate_errors.lower_bound(candidate.device_bytes)
+                or replay_count == NEAREST_REPLAYS
+                or self.budget.is_spent()
+            ):
+                break
+            smallest_bytes = None if smallest_candidate is None else smallest_candidate.device_bytes
+            next_candidates = nearest_candidates[candidate_index:][: 2 if smallest_bytes is None else None]
+            self.begin_replays(list(map(layout_run_of, next_candidates)), smallest_bytes)
+            replay_count += 1
+            try:
+                replayed_candidate = self._replay(candidate, smallest_bytes)
+            except InputError as error:
+                self.layout_search.refuse(error)
+                unfit_candidates.remove(candidate)
+                continue
+            if smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
+                smallest_candidate = replayed_candidate
+        return smallest_candidate
+
+
+def layout_run_of(candidate: Candidate) -> LayoutRun:
+    """Returns a candidate's layout, micro-batches and recomputation as a task for replays."""
+    return LayoutRun(candidate.layout, candidate.micro_batches, candidate.recompute)
+
+
+def _kernel_layout_sizes(layout: Layout) -> tuple[object, ...]:
+    """Returns the layout sizes that determine a rank's kernels."""
+    return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
