@@ -61,17 +61,14 @@ class PatchReader(Part):
         """The width of the result's vectors."""
         return self.hidden_size * (2 if self.queries is None else 1)
 
-    @property
-    def vector_name(self) -> str:
-        """The name of the learned vectors."""
-        return "class_embedding" if self.queries is None else "query"
-
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the layers. x: the vectors of an image."""
-        hidden_axis, vector_count = Axis("hidden", self.hidden_size), self.queries or 1
+        hidden_axis, vector_count = Axis("hidden", self.hidden_size), 1 if self.queries is None else self.queries
         x = x.view(hidden_axis, new_rows=x.rows)
         vector_axes = (hidden_axis,) if self.queries is None else (Axis("queries", vector_count), hidden_axis)
-        vectors = recorder.vector(self.vector_name, *vector_axes, row_count=vector_count)
+        vectors = recorder.vector(
+            "class_embedding" if self.queries is None else "query", *vector_axes, row_count=vector_count
+        )
         if self.other_queries is not None:
             recorder.vector("other_query", Axis("queries", self.other_queries), hidden_axis, role="idle")
         if self.unused_patch_values is not None:
@@ -132,7 +129,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, hidden_size = spec, spec.hidden_size
             learned_vectors = vector_module(torch.randn(spec.queries or 1, hidden_size) * 0.02)
-            self.add_module(spec.vector_name, learned_vectors)
+            self.add_module("class_embedding" if spec.queries is None else "query", learned_vectors)
             if spec.other_queries is not None:
                 self.other_query = vector_module(torch.randn(spec.other_queries, hidden_size) * 0.02)
             if spec.unused_patch_values is not None:
@@ -145,7 +142,8 @@ def _reference_class() -> type[nn.Module]:
             self._stack = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, x: Tensor) -> Tensor:
-            vectors = self.get_parameter(f"{self.spec.vector_name}.weight")
+            vector_name = "class_embedding" if self.spec.queries is None else "query"
+            vectors = self.get_parameter(f"{vector_name}.weight")
             joined = torch.cat([x, vectors.expand(len(x), -1, -1)], 1)
             if self.spec.positions is not None:
                 positions = torch.arange(joined.shape[1], device=x.device)
