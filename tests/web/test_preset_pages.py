@@ -214,7 +214,7 @@ def test_a_card_shows_the_shares_of_the_components(pages: Any) -> None:
 def test_a_headline_of_any_length_stays_inside(text: str, lines: int) -> None:
     card = module(WEB / "card.py")
     drawn = card.Card()
-    drawn.lines(100, text, 23, 32, card.INK)
+    drawn.lines(100, text, 23, 32, card.TEXT_COLOUR)
     left, top, right, bottom = ImageChops.difference(drawn.image, card.Card().image).getbbox()
     assert card.MARGIN - 2 <= left < right <= card.SIZE[0] - card.MARGIN + 2
     assert (bottom - top > 32) == (lines == 2)
