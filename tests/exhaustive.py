@@ -158,6 +158,43 @@ EXHAUSTIVE: dict[str, str] = {
     "witnesses/test_latent.py::test_both_forms_train_as_the_reference_does": "contracts/test_parts.py: training of MLA",
     "witnesses/test_verify_memory.py::test_a_model_that_is_too_large_for_the_cpu_is_named": "a run that is too large",
     "frameworks/llama_cpp/test_llama_cpp.py::test_fit_names_the_placements_that_a_card_holds": "the next test",
+    "test_processes.py::test_plans_are_those_of_one_process[qwen3-8b --devices 16 --seq 16384 --rows 4]": (
+        "the searches that end early, of the same model and length"
+    ),
+    "test_processes.py::test_plans_are_those_of_one_process[qwen3-0.6b?num_hidden_layers=6 --devices 8 --seq 128 "
+    "--framework fsdp2 --by memory]": "the plan of DeepSpeed",
+    "test_processes.py::test_plans_are_those_of_one_process[qwen3-0.6b?num_hidden_layers=4 --devices 4 --seq 128 "
+    "--framework torch --rows 3]": "the plan of DeepSpeed",
+    "studies/test_plan.py::test_a_framework_that_counts_no_layout_of_a_model_leaves_it_to_the_next_one"
+    "[albert-base-v2]": "the other model",
+    "studies/test_plan.py::test_a_layout_of_typed_sizes_fits_as_memory_counts_it[fsdp2-layout3]": "Megatron; a row",
+    "studies/test_plan.py::test_a_layout_whose_tensors_alone_fit_does_not_count": (
+        "a fastest layout whose replay does not fit gives way to the next"
+    ),
+    "frameworks/vllm/test_vllm.py::test_the_start_check_of_compressed_attention_counts_whole_tuples"
+    "[0.22.0-1051776]": "0.23, whose check is the same",
+    "frameworks/fsdp2/test_fsdp2.py::test_trained_copies_are_sharded_with_their_frozen_originals"
+    "[separate]": "together; an embedding",
+    "frameworks/fsdp2/test_fsdp2_pipeline_replay.py::test_passes_recorded_with_few_layers_are_those_of_all_layers"
+    "[llama3-8b-two chunks]": "the passes that are played, of two chunks; the recomputed stages",
+    "frameworks/torch/test_long_pipelines.py::test_steps_of_few_layers_are_those_of_all"
+    "[gemma3-1b?num_hidden_layers=24-layout2-3]": "the other models; simulator/test_unfolding.py has windows",
+    "studies/test_run_time.py::test_devices_alone_have_the_layout_of_plan_and_cost"
+    "[gpt2-h100-sizes1]": "the other model",
+    "test_mcp.py::test_an_answer_is_the_commands_document[cost]": "test_commands_in_python.py",
+    "cli/test_bad_input.py::test_the_largest_sizes_take_no_memory"
+    "[gemma2-9b --set num_hidden_layers=100000]": "the same of llama3-8b",
+    "studies/test_serve_identities.py::test_one_request_takes_the_time_of_time[llama3.3-70b h100]": "the other servers",
+    "test_processes.py::test_a_search_that_ends_early_is_that_of_one_process[150000]": "the search that ends later",
+    "timing/test_gpu_steps.py::test_steps_of_newer_families_on_an_h200": "test_measured.py: a sample of the same rows",
+    "reports/test_screen.py::test_a_screen_of_servers_has_at_most_24_lines_with_its_notes"
+    "[options2]": "the other screen",
+    "cli/test_examples.py::test_every_example_runs"
+    "[plan llama3-8b --hardware h100 --devices 8 --seq 4k]": "the golden plan",
+    "cli/test_examples.py::test_every_example_runs[fit llama3-8b --hardware rtx-4090]": "the command of README.md",
+    "cli/test_examples.py::test_every_example_runs"
+    "[plot roofline llama3-8b --hardware h100 -o roofline.svg]": "the command of README.md; plots/test_time_plots.py",
+    "cli/test_examples.py::test_every_example_runs[schema -o description.schema.json]": "sources/test_json_schema.py",
     "cli/test_examples.py::test_every_example_runs[plot aspect --moe -o aspect.png]": (
         "plots/test_counts_plots.py; the example of compare --moe"
     ),

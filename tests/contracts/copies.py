@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,11 @@ def copy_to(folder: Path) -> Path:
 
 
 def copy_file(source: str, copy: str) -> None:
-    """Copies a file. A compiled module and a preset, which nobody writes into, become links, in a tenth of the time."""
-    if source.endswith((".pyc", ".toml")):
-        with suppress(OSError):  # on another file system
-            os.link(source, copy)
-            return
-    shutil.copy2(source, copy)
+    """Links a file, in a tenth of the time of a copy. `insert` replaces the link that it changes by a file."""
+    try:
+        os.link(source, copy)
+    except OSError:  # on another file system
+        shutil.copy2(source, copy)
 
 
 def insert(file: Path, before: str, line: str) -> None:

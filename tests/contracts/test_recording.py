@@ -67,6 +67,7 @@ def steps(scope: ModuleScope) -> list[Any]:
     return out
 
 
+@in_one_test
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_symbols_and_arrays_record_the_program_of_ints(example: Component) -> None:
     spec: ModelSpec = around_a_model(example)

@@ -21,7 +21,7 @@ from llmcalc.components.choices import LAYERS, load_all_components
 from llmcalc.components.stack import Stack
 from llmcalc.evidence import UNTESTED, witness_of
 from llmcalc.simulator.lowering import UnsupportedKernel
-from tests.builders import verbs_of
+from tests.builders import fields_of, verbs_of
 from tests.contracts.test_parts import around_a_model
 from tests.samples import sampled
 from tests.simulator.models import by_torch, without_values
@@ -49,6 +49,14 @@ def sampled_examples(names: Iterable[str]) -> list[ParameterSet]:
 def _computed(part: Component) -> set[Any]:
     """A part's class, and the verbs of a small model around it."""
     return {type(part).__name__, *verbs_of(around_a_model(part))}
+
+
+def examples_of_each_field(names: Iterable[str]) -> list[ParameterSet]:
+    """Those of a part's examples in which a field has a value, or a verb runs, of no earlier example; the others are
+    exhaustive.
+    """
+    every = examples()
+    return sampled({name: name for name in names}, lambda name: _computed(every[name]) | fields_of(every[name]))
 
 
 def is_untested(part: Component) -> bool:

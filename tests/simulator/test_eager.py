@@ -9,7 +9,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.lowering import UnsupportedKernel
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
-from tests.simulator.compare import differences, examples, sampled_examples
+from tests.simulator.compare import differences, examples, examples_of_each_field, sampled_examples
 from tests.simulator.models import by_torch, without_values
 
 PUBLISHED = {
@@ -71,7 +71,7 @@ EXAMPLES = examples()
 
 
 @compares(lambda name: of_run(around_a_model(EXAMPLES[name])))
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in PUBLISHED | REFUSED])
+@pytest.mark.parametrize("name", examples_of_each_field([name for name in EXAMPLES if name not in PUBLISHED | REFUSED]))
 def test_a_part_holds_what_torch_holds(name: str) -> None:
     spec = around_a_model(EXAMPLES[name])
     assert without_values(spec) == by_torch(spec), "\n".join(differences(EXAMPLES[name]))

@@ -91,10 +91,10 @@ def test_qwens_checkpoints_in_fp8_have_the_decays_of_linear_attention_in_16_bits
 
     Those of 2.4T-A95B have 8 rows on a rank of 16, the layout of its recipe, which is no block of 128.
     """
-    named = llmcalc.memory("Qwen/Qwen3.8-27B-FP8", phase="inference", seq=128).document["memory"]
-    stated = llmcalc.memory("qwen3.8-27b", phase="inference", seq=128, quantize="fp8-block128").document["memory"]
+    named = llmcalc.memory("Qwen/Qwen3.8-27B-FP8", phase="inference", seq=128).states
+    stated = llmcalc.memory("qwen3.8-27b", phase="inference", seq=128, quantize="fp8-block128").states
     matrices = 48 * 2  # of 48 x 5120 numbers, each with 40 blocks whose scales have 4 bytes
-    assert named["weights"] - stated["weights"] == matrices * (48 * 5120 - 40 * 4)
+    assert named.weights - stated.weights == matrices * (48 * 5120 - 40 * 4)
     server = llmcalc.memory("Qwen/Qwen3.8-2.4T-A95B-FP8", engine="vllm==0.33", hardware="b300", tensor_parallel_size=16)
     assert server.result.can_start
 
@@ -108,7 +108,7 @@ def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Pa
     assert set(published_nvfp4()) <= set(model_names())
 
     def weights(model: str) -> int:
-        return int(llmcalc.memory(model, phase="inference", seq=128).document["memory"]["weights"])
+        return llmcalc.memory(model, phase="inference", seq=128).states.weights
 
     assert round(weights("nvidia/Gemma-4-31B-IT-NVFP4") / 2**30, 2) == 29.32  # its config.json gives the same
     assert round(weights("nvidia/Qwen3.6-35B-A3B-NVFP4") / 2**30, 3) == 19.395
@@ -164,7 +164,7 @@ def test_qwens_checkpoints_in_gptq_convert_experts_and_networks_alone() -> None:
     assert set(published_gptq()) <= set(model_names())
 
     def weights(model: str, **options: Any) -> int:
-        return int(llmcalc.memory(model, phase="inference", seq=128, **options).document["memory"]["weights"])
+        return llmcalc.memory(model, phase="inference", seq=128, **options).states.weights
 
     networks = 64 * 3 * 5120 * 17_408
     # 4 bits, and of every 128 numbers a scale of 2 bytes and a zero of half a byte; an index of 4 bytes for each column
@@ -254,7 +254,7 @@ def test_an_unknown_hub_id_is_answered_with_the_nearest_presets(hub_id: str, adv
 def test_checkpoints_whose_config_was_read_leave_out_what_it_does() -> None:
     """Of Gemma 4 31B, NVIDIA's config leaves attention in 16 bits; Qwen3.6 27B has it in fp8, and the head in NVFP4."""
     weights = {
-        hub_id: llmcalc.memory(hub_id, phase="inference").document["memory"]["weights"]
+        hub_id: llmcalc.memory(hub_id, phase="inference").states.weights
         for hub_id in ("nvidia/Gemma-4-31B-IT-NVFP4", "nvidia/Qwen3.6-27B-NVFP4")
     }
     assert weights == {"nvidia/Gemma-4-31B-IT-NVFP4": 31_481_767_840, "nvidia/Qwen3.6-27B-NVFP4": 20_150_569_220}
@@ -267,7 +267,7 @@ def test_groups_of_32_stand_where_128_divide_no_matrix_and_in_the_checkpoints_of
     "compressed-tensors AWQ gs=32" (index:64191101709); another takes 122 GiB on disk (index:56151734414).
     """
     air = llmcalc.memory("cyankiwi/GLM-4.5-Air-AWQ-4bit", phase="inference", seq=128)
-    assert air.document["memory"]["weights"] / 2**30 == pytest.approx(59.1, rel=0.003)
+    assert air.states.weights / 2**30 == pytest.approx(59.1, rel=0.003)
     for name, preset, scheme in (
         ("cyankiwi/gemma-4-26B-A4B-it-AWQ-4bit", "gemma4-26b-a4b", "awq-int4-g32"),
         ("cyankiwi/Qwen3-Coder-30B-A3B-Instruct-AWQ-4bit", "qwen3-coder-30b-a3b", "awq-int4-g32"),
@@ -310,7 +310,7 @@ def test_recipes_leave_modules_of_their_model_in_16_bits() -> None:
 
 def test_tencents_hy4_has_routed_experts_and_two_projections_in_8_bits() -> None:
     """SGLang's cookbook of Hy4 has 786 GB, with 3.3B parameters of its draft model in FP8 and a ViT of 1.2B in BF16."""
-    weights = llmcalc.memory("tencent/Hy4-FP8", phase="inference", seq=128).document["memory"]["weights"]
+    weights = llmcalc.memory("tencent/Hy4-FP8", phase="inference", seq=128).states.weights
     assert weights + 3.3e9 + 2 * 1.2e9 == pytest.approx(786e9, rel=0.001)
 
 

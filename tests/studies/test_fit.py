@@ -298,7 +298,7 @@ def test_the_verdict_is_there_before_the_changes(monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patched:
         patched.setattr("llmcalc.studies.fit._evaluate_changes", refuse)
-        answer = llmcalc.fit("smollm2-135m", hardware="1GiB", users=64, devices=devices)
+        answer = llmcalc.fit(SMALL, hardware="1GiB", users=512, devices=devices)
         assert not answer.ok
         with pytest.raises(AssertionError, match="a change was tried"):
             answer.report()

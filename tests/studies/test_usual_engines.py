@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from llmcalc import units
-from tests.in_process import command
+from tests.in_process import command, shared_answer
 
 
 def fit(line: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(command("fit", *line.split(), "--format", "json").out)
+    document: dict[str, Any] = shared_answer(f"fit {line}").document
     return document
 
 
 def fit_screen(line: str) -> str:
-    return " ".join(command("fit", *line.split()).out.split())
+    return shared_answer(f"fit {line}").screen
 
 
 def test_users_that_are_timed_are_those_that_the_engine_holds() -> None:
@@ -124,10 +124,14 @@ def test_a_gguf_file_that_fits_on_no_number_of_accelerators_has_no_change_to_mor
     assert not any("--devices" in change["option"] for change in answer["changes"])
     assert [(option["devices"], option["verdict"]) for option in answer["options"]] == [(16, "no")]
     assert "llama.cpp divides layers among up to 16, on none of which they fit" in fit_screen(run)
+    assert fit("llama3.1-405b --hardware rtx-3060 --devices 8 --quantize q4_k_m")["needed_devices"] is None
+
+
+@pytest.mark.exhaustive  # of one accelerator it is above; of 70B, test_the_fewest_accelerators has the options
+def test_options_for_a_gguf_file_divide_layers_alone() -> None:
     for option in fit("llama3.1-405b --quantize q4_k_m")["options"]:
         if option["hardware"] not in ("m4-max", "m4-pro", "tpu-v7"):  # of which torch's kernels divide a model
             assert option["layout"] is None or option["layout"]["tp"] == 1, option["hardware"]
-    assert fit("llama3.1-405b --hardware rtx-3060 --devices 8 --quantize q4_k_m")["needed_devices"] is None
 
 
 def test_one_computer_has_the_same_answer_with_the_number_of_them() -> None:
@@ -255,7 +259,7 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
     """Ollama, server/routes.go: 4,096 tokens on GPUs below 23 GiB, 32,768 below 47, else 262,144, up to the model's."""
 
     def default_tokens(words: str) -> int:
-        workload = json.loads(command(*words.split(), "--format", "json").out)["workload"]
+        workload = shared_answer(words).document["workload"]
         return workload["context"] if words.startswith("time") else workload["seq"]
 
     for words, tokens in (
@@ -278,20 +282,19 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8", 131_072),  # 39.6 GiB: on three of them
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_072),
         ("time deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_071),
-        ("memory deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_072),
-        ("fit hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 4_096),
-        ("fit hf.co/unsloth/Qwen3-8B-GGUF --hardware rtx-3060", 4_096),  # Q4_K_M, without a type
-        ("fit bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 32_768),  # llama.cpp's -hf
-        ("fit phi3:medium --hardware rtx-3090", 4_096),  # the model's
-        ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --tp 2", 131_072),
+        ("memory hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 4_096),
+        ("memory hf.co/unsloth/Qwen3-8B-GGUF --hardware rtx-3060", 4_096),  # Q4_K_M, without a type
+        ("memory bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 32_768),  # llama.cpp's -hf
+        ("memory phi3:medium --hardware rtx-3090", 4_096),  # the model's
+        ("memory deepseek-r1:32b --hardware rtx-3090 --devices 2 --tp 2", 131_072),
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
-        ("fit gpt-oss:20b --hardware rtx-4060", 4_096),  # MXFP4, as published
+        ("memory gpt-oss:20b --hardware rtx-4060", 4_096),  # MXFP4, as published
         ("fit deepseek-r1:671b --hardware h100 --devices 8", 163_840),  # published in FP8; q4_k_m in the library
-        ("fit qwen3:8b --hardware rtx-4060 --quantize none", 4_096),  # the tag in fp16
-        ("fit qwen3:8b --hardware rtx-4060 --seq 8k", 8_192),
-        ("fit qwen3:8b --hardware rtx-4060 --quantize fp8", 32_768),  # no file of Ollama's
-        ("fit qwen3-8b --hardware rtx-4060", 32_768),
+        ("memory qwen3:8b --hardware rtx-4060 --quantize none", 4_096),  # the tag in fp16
+        ("memory qwen3:8b --hardware rtx-4060 --seq 8k", 8_192),
+        ("memory qwen3:8b --hardware rtx-4060 --quantize fp8", 32_768),  # no file of Ollama's
+        ("memory qwen3-8b --hardware rtx-4060", 32_768),
         ("memory qwen3:8b", 32_768),
     ):
         assert default_tokens(words) == tokens, words
@@ -341,10 +344,10 @@ def test_a_mac_that_is_too_small_names_what_can_be_done_under_llama_cpp() -> Non
 
 
 def test_accelerators_that_are_judged_by_llama_cpp_are_named() -> None:
-    options = {option["hardware"]: option["engine"] for option in fit("llama3.1-8b")["options"]}
+    options = {option["hardware"]: option["engine"] for option in fit("llama3.1-8b --notes")["options"]}
     assert options["m4-pro"] == options["m3-ultra"] == "llama.cpp"
     assert options["h100-sxm"] is None
-    screen = " ".join(command("fit", "llama3.1-8b", "--notes").out.split())
+    screen = shared_answer("fit llama3.1-8b --notes").screen
     assert "m4-pro, m4-max, m3-ultra: by llama.cpp's buffers, on one computer; the others by torch's kernels" in screen
 
 
