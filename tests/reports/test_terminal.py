@@ -21,13 +21,17 @@ from llmcalc import __version__
 from llmcalc.cli.main import COMMANDS
 from llmcalc.sources.presets import model_names
 from tests import in_process
+from tests.bounds import bounded
 
 PROGRAM = "import sys; sys.argv[0] = 'llmcalc'; from llmcalc.cli.main import main; main()"
 
 
+SCREEN_VARIABLES = ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")
+
+
 def environment(**extra: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")}
-    return {**kept, "PYTHONWARNINGS": "error", **extra}
+    others = {name: value for name, value in os.environ.items() if name not in SCREEN_VARIABLES}
+    return {**others, "PYTHONWARNINGS": "error", **extra}
 
 
 def shell(line: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -90,23 +94,28 @@ def test_version_and_module(run: Any) -> None:
     assert module.stdout == run("params", "gpt2").out
 
 
+def printed(*words: str, **extra: str) -> str:
+    """What a process of its own prints into a file, with these variables."""
+    return bounded(*words, env={**dict.fromkeys(SCREEN_VARIABLES, ""), **extra}).stdout
+
+
 def test_colour() -> None:
-    plain = shell("llmcalc params gpt2").stdout
-    forced = shell("llmcalc params gpt2", FORCE_COLOR="1").stdout
-    both = shell("llmcalc params gpt2", FORCE_COLOR="1", NO_COLOR="1").stdout
+    plain = printed("params", "gpt2")
+    forced = printed("params", "gpt2", FORCE_COLOR="1")
+    both = printed("params", "gpt2", FORCE_COLOR="1", NO_COLOR="1")
     assert "\x1b" not in plain
     assert "\x1b[" in forced
     assert not re.search(r"\x1b\[[\d;]*\b(3\d|9\d|4\d)m", both)  # no colour; bold and dim are not colours
-    assert "\x1b" not in shell("llmcalc params gpt2 --format json", FORCE_COLOR="1").stdout
+    assert "\x1b" not in printed("params", "gpt2", "--format", "json", FORCE_COLOR="1")
 
 
 def test_verdicts_have_a_colour_that_says_nothing_more() -> None:
-    line = "llmcalc memory llama3-8b --hardware rtx-4090 --hardware t4 --hardware 18250MiB"
-    coloured = shell(line, FORCE_COLOR="1", COLUMNS="80").stdout
+    words = ["memory", "llama3-8b", "--hardware", "rtx-4090", "--hardware", "t4", "--hardware", "18250MiB"]
+    coloured = printed(*words, FORCE_COLOR="1", COLUMNS="80")
     assert re.search(r"\x1b\[32mfits\x1b", coloured)
     assert re.search(r"\x1b\[33mtight\x1b", coloured)
     assert re.search(r"\x1b\[31mno\x1b", coloured)
-    assert re.sub(r"\x1b\[[\d;]*m", "", coloured).split() == shell(line, COLUMNS="80").stdout.split()
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured).split() == printed(*words, COLUMNS="80").split()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +196,7 @@ def test_errors_in_a_shell() -> None:
         "flops gpt2 --batch 0",  # an option's
         "kv bert-base",  # the answer's; what else is refused runs in one process (cli/test_bad_input.py)
     ):
-        result = shell(f"llmcalc {line}")
+        result = bounded(*line.split())
         assert (result.returncode, result.stdout) == (2, "")
         assert re.fullmatch(r"error: [^\n]+\n", result.stderr), result.stderr
 
