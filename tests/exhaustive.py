@@ -195,6 +195,12 @@ EXHAUSTIVE: dict[str, str] = {
     "cli/test_examples.py::test_every_example_runs"
     "[plot roofline llama3-8b --hardware h100 -o roofline.svg]": "the command of README.md; plots/test_time_plots.py",
     "cli/test_examples.py::test_every_example_runs[schema -o description.schema.json]": "sources/test_json_schema.py",
+    "cli/test_examples.py::test_every_example_runs[mcp]": "test_mcp.py: a process that speaks the protocol",
+    "test_benchmarks.py::test_the_smallest_case_runs[startup]": "test_startup.py",
+    "studies/test_usual_engines.py::test_fit_counts_the_buffers_of_the_engine_whose_time_it_has"
+    "[gpt-oss:20b --hardware rtx-4090]": "the same on a Mac",
+    "studies/test_usual_engines.py::test_layers_of_a_gguf_file_are_divided_among_accelerators"
+    "[rtx-4090 --devices 2-8k-True]": "two rtx-3090",
     "cli/test_examples.py::test_every_example_runs[plot aspect --moe -o aspect.png]": (
         "plots/test_counts_plots.py; the example of compare --moe"
     ),
