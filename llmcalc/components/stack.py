@@ -164,8 +164,7 @@ class Stack(Component):
         }
         return {**stack_table, "variants": completed_variants}
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if BASE_LAYER_NAME in self.variants:
             raise ValueError(
                 f"variants.{BASE_LAYER_NAME}: 'block' is the name of the base layer; expected another name"
@@ -192,7 +191,6 @@ class Stack(Component):
                     raise ValueError(
                         f"{layer_slot}: missing; the layers called '{layer_name}' need one with {requirement}"
                     )
-        return self
 
     def _check_sharing(self) -> None:
         """Raises `ValueError` if layers cannot share parameters, or a reused result has no lower layer."""

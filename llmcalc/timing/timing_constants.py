@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import date
 from functools import cache, lru_cache
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..record import Record
 from ..sources.files import parse_toml, read_text
@@ -240,13 +240,11 @@ class SoftwareStack(Record):
     sets: int = Field(ge=0)
     source: str
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if (self.rows == 0) != (self.sets == 0):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
         if self.host_expert and "bf16" not in self.host_expert:
             raise ValueError(f"{self.name}: host_expert without bf16; expected it, which other formats have too")
-        return self
 
     @property
     def on_fastest_host(self) -> SoftwareStack | None:

@@ -19,8 +19,6 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -221,8 +219,7 @@ class Block(Layer):
     idle_cross_attention: Flag = False
     idle_source_size: InnerWidth | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.parallel is not None and (self.norm_placement != "pre" or self.cross_attention is not None):
             raise ValueError("parallel: a parallel block has norm_placement = 'pre' and no cross_attention")
         if self.parallel is not None and (
@@ -245,7 +242,6 @@ class Block(Layer):
                 raise ValueError(
                     f"without_norms: there is no '{sublayer_name}'; expected some of {', '.join(norm_names)}"
                 )
-        return self
 
     def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
         cross_attention = self.cross_attention

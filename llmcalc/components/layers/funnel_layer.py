@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...flow.axis import Axis
@@ -133,13 +133,12 @@ class FunnelLayer(WholeLayer):
     ends_first_block: Flag = False
     lengthens: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if self.halves and self.lengthens:
             raise ValueError("halves: the first layer of the decoder has all tokens; expected false")
         if self.halves_keys and not self.halves:
             raise ValueError("halves_keys: needs halves = true; expected false")
-        return self
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         if self.lengthens:

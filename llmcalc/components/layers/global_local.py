@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...flow.axis import Axis
@@ -108,13 +108,11 @@ class GlobalLocalAttention(EqualHeadsMixer):
     block_size: ChunkSize
     staggered: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.staggered and self.block_size % 2:
             raise ValueError(
                 f"block_size: {self.block_size} has no half; expected an even number, or staggered = false"
             )
-        return self
 
     def cost_thresholds(self) -> tuple[int, ...]:
         return (self.block_size,)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import Number
 from ...flow.axis import Axis, JoinedShapes, Shape
@@ -71,8 +71,7 @@ class SharedBlock(Part):
     attention_adapters: Flag = False
     idle_adapters: int = Field(default=0, ge=0, le=MOST_LAYERS, strict=True)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         feed_forward = self.feed_forward
         if not feed_forward.gated or feed_forward.sub_norm is not None or feed_forward.hidden_act == "xielu":
             raise ValueError(
@@ -85,7 +84,6 @@ class SharedBlock(Part):
                 "attention: the shared block makes keys and values of its own, and chooses none; expected no "
                 "kv_shared and no block_indexer"
             )
-        return self
 
     def flow(
         self, recorder: Flow, x: Value, norm: Norm, output_axes: Shape, other_adapters: OtherAdapters | None = None
@@ -171,13 +169,11 @@ class ZambaLayer(Layer):
     parallel: None = None
     cross_attention: None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if isinstance(self.attention, Nothing):
             raise ValueError(
                 "attention: the layer requires a mixer after the shared block; expected another type than 'none'"
             )
-        return self
 
     def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         attention = replace_mixer(self.transformer.attention, 2 * hidden_size)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...algebra import Number, are_equal, exact_div
@@ -165,8 +165,7 @@ class Attention(TokenMixer):
     whole_pass: Flag = False
     idle_projections: tuple[IdleProjectionName, ...] = Field(default=(), max_length=8)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if kv_heads is not None:
             check_groups(heads, kv_heads)
@@ -211,7 +210,6 @@ class Attention(TokenMixer):
         for score_component in (self.position, self.block_indexer):
             if score_component is not None:
                 score_component.check_attention(self)
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(*self.sizes(hidden_size))

@@ -11,8 +11,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
@@ -42,11 +40,10 @@ class CompressedAttention(EntryAttention):
     type: Literal["compressed"] = "compressed"
     overlap: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if self.compress_rate is None and (self.overlap or self.indexer is not None):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
-        return self
 
     def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
         return recorder.normalized(q, Norm(type="rmsnorm", weight=False, scales_x=True, eps=self.norm.eps), (head_dim,))

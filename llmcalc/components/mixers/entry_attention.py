@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -84,8 +82,7 @@ class EntryAttention(TokenMixer):
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    @model_validator(mode="after")
-    def _check_head_sizes(self) -> Self:
+    def check_fields(self) -> None:
         heads, head_dim = self.num_attention_heads, self.head_dim
         if heads * head_dim % self.o_groups:
             raise ValueError(f"o_groups: {self.o_groups} does not divide {heads} heads of {head_dim}")
@@ -96,7 +93,6 @@ class EntryAttention(TokenMixer):
                 f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field_name} {smallest_head_dim}"
             )
         self.position.check_full_rotation()
-        return self
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
         """The mixer's heads: all query heads share one key head, and the keys are also the values."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import model_validator
-
 from ...algebra import are_equal, exact_div
 from ..base import HeadSizes, StackPosition, TokenMixer, UnscalableError, check_groups
 
@@ -73,12 +71,10 @@ class OptionalWindowMixer(TokenMixer):
 class WindowedMixer(OptionalWindowMixer, GroupedQueryMixer):
     """A grouped-query mixer with an optional sliding window."""
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         if self.position is not None:
             self.position.check_rotary_size(self.head_dim)
-        return self
 
     def _attention_heading(self, mixer_name: str, details: str = "") -> str:
         """Returns a report heading with the attention's name, heads, details and window."""

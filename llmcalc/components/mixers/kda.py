@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import Number
 from ...flow.axis import Axis, Shape
@@ -75,15 +75,13 @@ class KimiDeltaAttention(RecurrentMixer):
     chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.chunk_size == 1:
             raise ValueError("chunk_size: chunks of 1 have no system to solve, as is counted; expected at least 2")
         if self.full_rank_output_gate and not self.low_rank_gates:
             raise ValueError("full_rank_output_gate: without low_rank_gates both gates have full rank; expected false")
         if self.output_gate_bias and (self.full_rank_output_gate or not self.low_rank_gates):
             raise ValueError("output_gate_bias: it is for an output gate of low rank; expected false")
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)

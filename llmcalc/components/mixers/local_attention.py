@@ -11,8 +11,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -49,11 +47,9 @@ class LocalAttention(MultiHeadMixer):
     global_block_size: ChunkSize | None = None
     global_norm: Norm | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.global_norm is not None and self.global_block_size is None:
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
-        return self
 
     def cost_thresholds(self) -> tuple[int, ...]:
         return tuple(length for length in (self.local_radius, self.global_block_size) if length is not None)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import exact_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
@@ -81,13 +79,11 @@ class Mamba(TokenMixer):
     norm: Norm | None = None
     lends_output: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.num_heads is not None:
             check_divisor("num_heads", self.num_heads, "intermediate_size", self.intermediate_size)
         if self.num_heads is not None and self.norm is not None:
             raise ValueError("norm: only supported for a single head; expected no num_heads, or no norm")
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import Number
 from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
@@ -77,10 +75,8 @@ class Mamba2(TokenMixer):
     norm: Norm | None = Norm(type="rmsnorm")
     norm_before_gate: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_divisor("n_groups", self.n_groups, "num_heads", self.num_heads)
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.n_groups, self.head_dim)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
@@ -48,11 +48,9 @@ class RwkvHeadMix(RecurrentMixer):
     decay_rank: InnerWidth | None = None
     norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if (self.shift_rank is None) != (self.decay_rank is None):
             raise ValueError("decay_rank: RWKV-6 has it with shift_rank, RWKV-5 has neither; expected both or none")
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)

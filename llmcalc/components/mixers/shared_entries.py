@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -77,8 +75,8 @@ class SharedEntryAttention(EntryAttention):
     indexer: EntryKeyIndexer | None = None
     index_topk: TopK | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if self.compress_rate is None and (self.entries_shared or self.indexer is not None or self.index_topk):
             raise ValueError("compress_rate: missing; entries_shared, indexer and index_topk require one")
         if self.weighted_entries != (self.compress_rate is not None and self.compress_rate > 1):
@@ -89,7 +87,6 @@ class SharedEntryAttention(EntryAttention):
             raise ValueError("indexer: missing; a layer that computes entries selects among them")
         if self.indexer is not None and self.indexer.candidates is not None and self.compress_rate != 1:
             raise ValueError("indexer.candidates: blocks of keys are counted for a compress_rate of 1 alone")
-        return self
 
     @property
     def entries_name(self) -> str:

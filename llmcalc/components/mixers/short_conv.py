@@ -13,8 +13,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -44,14 +42,12 @@ class ShortConv(TokenMixer):
     conv_bias: Flag = False
     grid: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.grid and self.conv_L_cache % 2 == 0:
             raise ValueError(
                 f"conv_L_cache: {self.conv_L_cache} is even, so the square has no centre; expected an odd "
                 "number where grid is true"
             )
-        return self
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if not self.grid:

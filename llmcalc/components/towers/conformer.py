@@ -14,7 +14,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...algebra import Number, exact_div
@@ -55,14 +55,12 @@ class ConformerAttention(Part):
     context_right: int = Field(default=0, ge=0, le=2**40, strict=True)
     relative_keys: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if (self.chunk_size is None) != (self.context_left is None):
             missing_field = "chunk_size" if self.chunk_size is None else "context_left"
             raise ValueError(f"{missing_field}: missing; a window has both chunk_size and context_left")
         if self.context_left is None and (self.relative_keys or self.context_right):
             raise ValueError("context_left: missing; relative_keys and context_right require a window")
-        return self
 
     def flow(self, recorder: Flow, x: Value, bias: Value | None, segment: Number = None) -> Value:
         """Records the attention's projections, scores and weighted sums.
@@ -132,8 +130,7 @@ class Conformer(TowerPart):
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
     audio: AudioInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_head_width(self.hidden_size, self.attention.num_attention_heads)
         if self.segment is not None and self.attention.context_left is not None:
             raise ValueError("segment: requires attention to all positions; expected no context_left")
@@ -143,7 +140,6 @@ class Conformer(TowerPart):
             raise ValueError(
                 f"hidden_size: {self.hidden_size} has no two halves for sines and cosines; expected an even number"
             )
-        return self
 
     @property
     def output_width(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -69,15 +69,13 @@ class ConvNextEncoder(TowerPart):
     diffusion_head: DiffusionHead | None = None
     audio: AudioInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if len(self.depths) != len(self.downsampling_ratios) + 1 or min(self.depths) < 0:
             raise ValueError(
                 f"depths: {list(self.depths)}; expected one number of blocks more than there are downsampling_ratios"
             )
         if max(self.depths) > MOST_BLOCKS:
             raise ValueError(f"depths: {max(self.depths)} blocks; expected at most {MOST_BLOCKS:,} in a stage")
-        return self
 
     @property
     def output_width(self) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -40,11 +38,9 @@ class Perceiver(LearnedQueries):
     feed_forward: FeedForward
     norm: Norm
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         self.attention.check_stack_position(StackPosition("resampler.attention", self.hidden_size, "encoder"))
         self.attention.check_cross_attention()
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its latents for each image. x: the patches."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...algebra import exact_div
@@ -53,8 +53,7 @@ class QFormer(LearnedQueries):
     vocab_size: Vocab | None = None
     text_positions: Positions | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_head_width(self.hidden_size, self.num_attention_heads)
         if 0 not in self.reading_layers or not all(0 <= i < self.num_hidden_layers for i in self.reading_layers):
             raise ValueError(
@@ -65,7 +64,6 @@ class QFormer(LearnedQueries):
             raise ValueError(f"window: {self.window} positions; expected at least the {self.queries} queries")
         if (self.vocab_size is None) != (self.text_positions is None):
             raise ValueError("text_positions: those of the tokens in vocab_size; expected both or neither")
-        return self
 
     def check_input(self, input_size: int) -> None:
         if self.input_size != input_size:

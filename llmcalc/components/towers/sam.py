@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...algebra import Number, exact_div
@@ -80,8 +80,7 @@ class SamEncoder(TowerPart):
     reader: PatchReader | None = None
     image: ImageInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_head_width(self.hidden_size, self.num_attention_heads)
         for layer_index in self.global_layers:
             if not 0 <= layer_index < self.num_hidden_layers:
@@ -92,7 +91,6 @@ class SamEncoder(TowerPart):
             raise ValueError("image: the FLOPs of a second neck are not counted; expected no rule for images")
         if self.reader is not None and self.reader.hidden_size != self._convolved_width:
             raise ValueError(f"reader.hidden_size: {self.reader.hidden_size}; expected {self._convolved_width}")
-        return self
 
     @property
     def _convolved_width(self) -> int:
