@@ -171,9 +171,7 @@ def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardw
     if run_question.default_context is not None and best_replica.seq is not None:
         preset = run_question.preset_with_context(run_question.default_context(best_replica.layout.replica_devices))
     return ReportedAnswer(
-        serving_answer,
-        lambda: serving_report(preset, serving_answer),
-        best_replica.fit.verdict != "no",
+        serving_answer, lambda: serving_report(preset, serving_answer), best_replica.fit.verdict != "no"
     )
 
 

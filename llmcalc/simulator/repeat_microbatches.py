@@ -89,11 +89,7 @@ class EventMeter(Meter):
         allocator_steps = pass_trace.allocator_steps
         if pass_trace.releases_of_other_passes:
             allocator_steps = list(allocator_steps)
-            for (
-                model_chunk,
-                pass_kind,
-                pass_offset,
-            ), storage_releases in pass_trace.releases_of_other_passes.items():
+            for (model_chunk, pass_kind, pass_offset), storage_releases in pass_trace.releases_of_other_passes.items():
                 other_pass_id = (
                     previous_pass_id
                     if pass_kind == PREVIOUS_PASS

@@ -183,10 +183,7 @@ class WorkRecorder(PlacementTracker):
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in UNEXECUTED_ROLES or scope_item.node_fields.get(
                 "optional", ""
-            ) not in (
-                "",
-                *self.included_parts,
-            ):
+            ) not in ("", *self.included_parts):
                 continue
             if isinstance(scope_item, ModuleScope):
                 yield from self._executed_steps(scope_item.items)
@@ -211,10 +208,7 @@ class WorkRecorder(PlacementTracker):
         for scope_item in chosen_items:  # parameters that this pass does not use
             if scope_item.node_fields.get("role") in UNEXECUTED_ROLES and scope_item.node_fields.get(
                 "optional", ""
-            ) in (
-                "",
-                *self.included_parts,
-            ):
+            ) in ("", *self.included_parts):
                 program_node = (
                     scope_item.node()
                     if isinstance(scope_item, ModuleScope)
@@ -612,8 +606,7 @@ class WorkRecorder(PlacementTracker):
             else operation.input_values[1].unrepeated_value
         )  # also of a lower layer
         cache_elements = self.cache_reads.get(
-            id(keys.storage),
-            self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0)),
+            id(keys.storage), self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0))
         )
         if run_config.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
             cache_elements = (

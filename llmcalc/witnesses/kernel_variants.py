@@ -626,8 +626,7 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
     run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
     if recompute.saved_operations:
         run_checkpointed = partial(
-            run_checkpointed,
-            context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate),
+            run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
         )
     carries_router_state = any(hasattr(submodule, "below_scale") for submodule in module.modules())
     for module_name, submodule in [*module.named_modules()]:

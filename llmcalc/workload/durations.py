@@ -42,8 +42,7 @@ def parse_duration(option_name: str, duration_text: Any, largest_unitless_second
 
 
 TOKEN_RATE = re.compile(
-    rf"({NUMBER_PATTERN})\s*(k?)\s*(?:(?:tokens?|toks?|t)/s(?:ec|econd)?|tps)(/(?:gpu|device|chip))?",
-    re.IGNORECASE,
+    rf"({NUMBER_PATTERN})\s*(k?)\s*(?:(?:tokens?|toks?|t)/s(?:ec|econd)?|tps)(/(?:gpu|device|chip))?", re.IGNORECASE
 )
 """Tokens per second as logs print them; of one device where it says so."""
 

@@ -19,14 +19,7 @@ from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import (
-    IMAGES,
-    PATCHES,
-    ConcatenatedRows,
-    ExtendedRows,
-    MergedPatchRows,
-    MultipliedRows,
-)
+from ...workload.derived_rows import IMAGES, PATCHES, ConcatenatedRows, ExtendedRows, MergedPatchRows, MultipliedRows
 from ..base import MOST_LAYERS, Flag, InnerWidth, ModelProperties, Part, StackPosition, Vocab
 from ..choice import PartChoice
 from ..inputs import AudioInput

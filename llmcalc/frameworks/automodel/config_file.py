@@ -87,10 +87,7 @@ TABLE_KEYS = {
 POLICY_KEYS = field_names("_target_ param_dtype reduce_dtype output_dtype cast_forward_inputs")
 """Keys of `distributed.mp_policy`: the arguments of torch's `MixedPrecisionPolicy`."""
 
-REFUSED_IF_ENABLED = {
-    "qat": "quantization-aware training",
-    "autocast": "autocast around FSDP2's casts",
-}
+REFUSED_IF_ENABLED = {"qat": "quantization-aware training", "autocast": "autocast around FSDP2's casts"}
 """Table with the key `enabled` → what it turns on, which is not modelled."""
 
 MODEL_READ = field_names("""

@@ -243,10 +243,7 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
 SETTINGS_ADVICE = "TARGET with --phase training and the run's settings, such as --batch 4 --seq 2048 --recompute full"
 """What to type for a run that no reader knows."""
 
-OPTIONS_BY_WRAPPER = {
-    r"FullyShardedDataParallel|fully_shard\(": "--fsdp N",
-    r"DistributedDataParallel": "--dp N",
-}
+OPTIONS_BY_WRAPPER = {r"FullyShardedDataParallel|fully_shard\(": "--fsdp N", r"DistributedDataParallel": "--dp N"}
 """Pattern of a call that divides a model's training over devices → the options that say the same."""
 
 
@@ -365,8 +362,7 @@ def _read_training_command(
 ) -> Launch:
     name_in_errors = source_file.name_in_errors
     script = replace(
-        script,
-        commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS],
+        script, commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS]
     )
     command_lines = _program_lines(script.commands)
     env_by_line = {command.line: command.env for command in script.commands}

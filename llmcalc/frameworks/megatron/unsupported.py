@@ -59,10 +59,7 @@ def _unsupported_sharding(settings: MegatronSettings) -> dict[str, str]:
         for field_name, (modelled_values, refusal_reason) in MODELLED_VALUES_WITH_FSDP.items()
         if getattr(settings, field_name) not in modelled_values
     }
-    if settings.megatron_fsdp_grad_comm_dtype not in (
-        "auto",
-        settings.megatron_fsdp_main_grads_dtype,
-    ):
+    if settings.megatron_fsdp_grad_comm_dtype not in ("auto", settings.megatron_fsdp_main_grads_dtype):
         refusal_reasons["megatron_fsdp_grad_comm_dtype"] = (
             "gradients that are sent in another format than they are kept in"
         )
@@ -137,11 +134,7 @@ UNMODELLED_FIELDS_BY_REASON: dict[str, tuple[str, ...]] = {
         "moe_router_padding_for_fp8",
         "moe_router_padding_for_quantization",
     ),
-    "offloading to the host": (
-        "cpu_offloading_num_layers",
-        "fine_grained_activation_offloading",
-        "moe_paged_stash",
-    ),
+    "offloading to the host": ("cpu_offloading_num_layers", "fine_grained_activation_offloading", "moe_paged_stash"),
     "a CUDA graph of the optimizer's step": ("optimizer_cuda_graph",),
     "communication buffers of the user": ("use_nccl_ub",),
     "another kind of attention": (

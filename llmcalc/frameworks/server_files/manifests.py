@@ -200,10 +200,7 @@ def _skypilot_servers(
     setup_script = config.get("setup")
     engine_versions = engine_versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container(
-        "run",
-        image="script",
-        gpu_name=task_script.accelerator_name,
-        gpu_count=task_script.accelerator_count,
+        "run", image="script", gpu_name=task_script.accelerator_name, gpu_count=task_script.accelerator_count
     )
     for started_server in server_finder.servers_in_script(task_script.text, task_script.variables, (), container):
         yield started_server.with_version_in_file(engine_versions)

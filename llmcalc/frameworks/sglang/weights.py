@@ -20,10 +20,7 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
     if engine_rank.quantize is not None or (
         quantization_config.get("quant_method"),
         quantization_config.get("expert_dtype"),
-    ) != (
-        "fp8",
-        "fp4",
-    ):
+    ) != ("fp8", "fp4"):
         return 0
     included_parts = included_part_names(engine_rank.includes_mtp, with_towers=False)
     expert_elements = sum(

@@ -64,10 +64,7 @@ TRAINING_BY_CONFIG_CLASS = {
 EMBEDDING_MODEL = {"load_in_4bit": False, "use_gradient_checkpointing": False}
 """Defaults of `FastSentenceTransformer.from_pretrained` (models/sentence_transformer.py)."""
 
-EMBEDDING_ADAPTERS = {
-    "target_modules": ["query", "key", "value", "dense"],
-    "use_gradient_checkpointing": False,
-}
+EMBEDDING_ADAPTERS = {"target_modules": ["query", "key", "value", "dense"], "use_gradient_checkpointing": False}
 """Defaults of `FastSentenceTransformer.get_peft_model`."""
 
 DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

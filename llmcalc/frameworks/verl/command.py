@@ -99,8 +99,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         sft_models = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
         if program not in (*TRAINERS, *sft_models) and not is_recipe:
             raise reader.argument_error(
-                f"line {command_line.line}: {program}",
-                f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}",
+                f"line {command_line.line}: {program}", f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}"
             )
         overrides_by_key = hydra_overrides_of(command_line.words)
         if program in sft_models:

@@ -71,13 +71,10 @@ class CacheEntryKernels(AttentionVariantKernels):
             compressed_entries = cached_entries
         else:
             compressed_entries = aten.new_tensor(
-                (self.run_config.batch, 0, recorded_value.width),
-                pending_rows[0].dtype if pending_rows else self.dtype,
+                (self.run_config.batch, 0, recorded_value.width), pending_rows[0].dtype if pending_rows else self.dtype
             )
         self.store_in_cache(
-            operation.name,
-            compressed_entries,
-            *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in pending_rows),
+            operation.name, compressed_entries, *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in pending_rows)
         )
         self.tensors_by_value.pop(id(recorded_value), None)
         self.store_without_reshape(operation.output_values[0], compressed_entries)
