@@ -124,7 +124,7 @@ class Command(TyperCommand):
                 panel, option_label = ARGUMENTS_PANEL, str(parameter.metavar or parameter.name)
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or (
-                    "Output" if _is_help_option(parameter) else OTHER_PANEL
+                    "Output" if parameter.name in ("help", "help_all") else OTHER_PANEL
                 )
                 option_label = panel_record[0] if shows_all_options else _short_name(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
@@ -169,10 +169,6 @@ def _first_sentence(full_text: str) -> str:
     help_text, end_mark, default_text = full_text.partition(" [default: ")
     first_sentence = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", help_text.strip(), maxsplit=1)[0]
     return f"{first_sentence.rstrip('.')}{end_mark}{default_text}"
-
-
-def _is_help_option(option: Any) -> bool:
-    return option.name in ("help", "help_all")
 
 
 def _show_all_options(ctx: typer.Context, is_requested: bool) -> None:

@@ -231,11 +231,6 @@ def _handle_closed_pipe() -> int:
     return 0
 
 
-def _command_options(context: Any) -> set[str]:
-    """Returns the options of the running command."""
-    return _option_names(context.command)
-
-
 def _option_names(command: Any) -> set[str]:
     return {option_name for parameter in command.params for option_name in parameter.opts}
 
@@ -337,7 +332,7 @@ def _usage_message(usage_error: Any) -> str:
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
+        typed_option, options = str(getattr(usage_error, "option_name", "")), _option_names(context.command)
         usual_spelling = typed_option.replace("_", "-")
         from ..questions.other_names import OTHER_OPTION_NAMES, llmcalc_spelling
 

@@ -200,16 +200,11 @@ def engine_questions(
                 launch=replace(
                     server,
                     option_overrides=overridden_flags,
-                    notes=(*server.notes, *_notes_on_model_name(preset, server)),
+                    notes=(*server.notes, *[note for note in preset.notes if server.location in note]),
                 ),
             )
         )
     return questions
-
-
-def _notes_on_model_name(preset: Preset, server: LaunchedServer) -> list[str]:
-    """Returns notes on the interpretation of a server's model name in the launch file."""
-    return [note for note in preset.notes if server.location in note]
 
 
 def _model_of_server(

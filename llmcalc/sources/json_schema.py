@@ -82,17 +82,13 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
             field_match = FIELD_LINE.match(docstring_line)
             if field_match is not None:
                 paragraph_fields = field_match[1].split(", ")
-                field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field_match[2]))
+                field_texts |= dict.fromkeys(paragraph_fields, field_match[2][:1].upper() + field_match[2][1:])
             elif docstring_line.startswith(" "):
                 field_texts |= {name: f"{field_texts[name]} {docstring_line.strip()}" for name in paragraph_fields}
             else:
                 paragraph_fields = []
         text_by_field = field_texts | text_by_field
     return text_by_field
-
-
-def _capitalized_text(field_text: str) -> str:
-    return field_text[:1].upper() + field_text[1:]
 
 
 def _with_references(schema: Any) -> Any:

@@ -41,6 +41,7 @@ from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
 from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
+from .grouped_query import copy_with_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -267,14 +268,7 @@ class Attention(TokenMixer):
         changes_head_dim = self.head_dim is not None and not are_equal(head_sizes.head_dim, self.head_dim)
         if changes_head_dim and self.v_head_dim is not None:
             raise UnscalableError("values have a separate size (v_head_dim); expected attention without v_head_dim")
-        if self.position is not None:
-            self.position.check_heads(head_sizes)
-        mixer_fields = {
-            "num_attention_heads": head_sizes.heads,
-            "num_key_value_heads": head_sizes.kv_heads,
-            "head_dim": head_sizes.head_dim,
-        }
-        return self.model_copy(update=mixer_fields)
+        return copy_with_heads(self, head_sizes)
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         super().check_stack_position(stack_position)

@@ -17,6 +17,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import TORCH_WITNESS, Flag, KernelSize, ModelProperties, PartWitness, StackPosition, TokenMixer
+from ..residual_convolution import record_causal_convolution
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
@@ -75,17 +76,8 @@ class ShortConv(TokenMixer):
                 "conv", inner_x, *channel_axes, kernel=kernel_size * kernel_size, groups=inner_x.width, bias=has_bias
             )
         else:
-            conv_output = recorder.conv(
-                "conv",
-                inner_x,
-                *channel_axes,
-                kernel=kernel_size,
-                groups=inner_x.width,
-                bias=has_bias,
-                padding=kernel_size - 1,
-                state_name="conv_state",
-            )
-            recorder.state("conv_state", *channel_axes, Axis("kernel", kernel_size), state_kind="conv_state")
+            conv_fields = {"kernel_size": kernel_size, "bias": has_bias, "state_name": "conv_state"}
+            conv_output = record_causal_convolution(recorder, "conv", inner_x, *channel_axes, **conv_fields)
         recorder.hold(mixed=conv_output)
         return recorder.linear("out_proj", recorder.mul(c, conv_output), *x.axes, bias=has_bias)
 

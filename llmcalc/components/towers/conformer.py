@@ -26,9 +26,10 @@ from ...workload.rows import NO_ROWS
 from ..base import Flag, Heads, InnerWidth, Layers, ModelProperties, Part, Positions
 from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
+from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import PassState, vector_module
+from ..runtime import PassState, projected_heads, vector_module
 from .base import TowerPart, check_head_width
 from .subsampling import Subsampling
 
@@ -69,9 +70,7 @@ class ConformerAttention(Part):
         """
         head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         head_axes = (Axis("heads", self.num_attention_heads), head_dim)
-        q, k, v = (
-            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.bias) for projection_letter in "qkv"
-        )
+        q, k, v = record_queries_keys_values(recorder, x, *head_axes, bias=self.bias)
         window_options: dict[str, Any] = (
             {} if segment is None else {"core": ops.ConformerAttentionCore, "chunk": segment}
         )
@@ -318,10 +317,7 @@ def _reference_class() -> type[nn.Module]:
             return chunk_outputs.flatten(2, 3)[:, :, :frame_count]
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-            q, k, v = (
-                self.get_submodule(f"{projection_letter}_proj")(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_letter in "qkv"
-            )
+            q, k, v = (projected_heads(self, f"{projection_letter}_proj", x) for projection_letter in "qkv")
             distance_keys = None
             if hasattr(self, "r_proj"):
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)

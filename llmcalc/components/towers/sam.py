@@ -21,6 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import MergedPatchRows, PaddedSquareRows, TableRows
 from ..base import Flag, Heads, InnerWidth, Layers, ModelProperties
 from ..inputs import ImageInput
+from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState, vector_module
@@ -152,10 +153,7 @@ class SamEncoder(TowerPart):
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x if window is None else x.view(*x.axes, new_rows=PaddedSquareRows(side=window))
-        q, k, v = (
-            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.qkv_bias)
-            for projection_letter in "qkv"
-        )
+        q, k, v = record_queries_keys_values(recorder, x, *head_axes, bias=self.qkv_bias)
         scored_distance_count = 0
         if self.relative_positions:
             scored_distance_count = 2 * window_side

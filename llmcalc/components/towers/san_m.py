@@ -17,6 +17,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import PATCHES
 from ..base import Heads, InnerWidth, KernelSize, Layers, ModelProperties
 from ..inputs import AudioInput
+from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState
@@ -85,9 +86,7 @@ class SanMEncoder(EncoderTower):
         """Records attention and the convolution of the values, whose sum is the output."""
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
-        q, k, v = (
-            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=True) for projection_letter in "qkv"
-        )
+        q, k, v = record_queries_keys_values(recorder, x, *head_axes, bias=True)
         hidden_axis = Axis("hidden", self.hidden_size)
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
         attn_output = recorder.linear("o_proj", attn_output, hidden_axis, bias=True)

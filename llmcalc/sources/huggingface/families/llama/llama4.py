@@ -7,8 +7,6 @@ transformers: models/llama4 (the text model; `llama4` adds a vision encoder).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .....components.mixers.attention import Attention
 from ...config import Config
 from ...family import Deviation, Family, op_of_all_experts
@@ -24,9 +22,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
 )
-
-if TYPE_CHECKING:
-    from ....to_hf.config_values import ConfigValues
 
 KIND_BY_LAYER_TYPE = {"chunked_attention": "chunked", "full_attention": "full"}
 
@@ -92,10 +87,6 @@ def _rope_flags(config: Config, depth: int) -> list[int]:
     return rope_flags
 
 
-def _has_qk_norm(config_values: ConfigValues) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in config_values.mixers)
-
-
 EVERY_EXPERT = Deviation(
     "Llama 4's experts",
     "every expert runs on every token, with zeros for tokens that are not routed to it",
@@ -112,7 +103,9 @@ FAMILIES = {
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "intermediate_size_mlp": lambda s: s.network.intermediate_size,
             "moe_layers": lambda s: s.expert_layers(),
-            "use_qk_norm": _has_qk_norm,
+            "use_qk_norm": lambda s: any(
+                isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in s.mixers
+            ),
         },
         deviations=(EVERY_EXPERT,),
         modules={"mlp": "feed_forward"},

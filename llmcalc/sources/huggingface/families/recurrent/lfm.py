@@ -6,7 +6,7 @@ transformers: models/lfm2, models/lfm2_moe, models/lfm3.
 from __future__ import annotations
 
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
@@ -26,9 +26,6 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-
-if TYPE_CHECKING:
-    from ....to_hf.config_values import ConfigValues
 
 CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
@@ -128,10 +125,6 @@ UNUSED_FIELDS = field_names("""
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 
-def _has_attention_gate(config_values: ConfigValues) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in config_values.mixers)
-
-
 FAMILIES = {
     "lfm2": Family(
         _read_lfm2,
@@ -152,7 +145,9 @@ FAMILIES = {
         ignored_fields=UNUSED_FIELDS,
         field_writers={
             "use_sandwich_norm": lambda s: s.layers[0].norm_placement == "sandwich",
-            "use_attention_gate": _has_attention_gate,
+            "use_attention_gate": lambda s: any(
+                isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in s.mixers
+            ),
             **NO_PADDING_WRITER,
         },
         modules={**module_names("lfm2"), "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},
