@@ -189,6 +189,10 @@ class ValueTensors:
         if recorded_value.view_source is not None:
             self.view_ids.setdefault(id(recorded_value.storage), []).append(value_id)
 
+    def store_output(self, operation: Step, tensor: Tensor) -> None:
+        """Stores a tensor of any shape as the first output of a step."""
+        self.store_without_reshape(operation.output_values[0], tensor)
+
     def free_value(self, base_value: Value) -> None:
         """Frees the references to a value's tensor and its views."""
         base_id, tensors_by_value = id(base_value), self.tensors_by_value

@@ -70,7 +70,7 @@ class AttentionKernels(LinearKernels):
 
     def do_repeat(self, operation: Step) -> None:
         """Copies nothing, because attention backends read a key head once for all query heads that share it."""
-        self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+        self.store_output(operation, self.tensor_of(operation.input_values[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class AttentionKernels(LinearKernels):
         """Applies rotary embeddings to queries or keys."""
         x = self.tensor_read_by(operation, operation.input_values[0])
         self.frames[-1].local_tensors[f"qkv_output of {operation.name} {id(operation)}"] = x
-        self.store_without_reshape(operation.output_values[0], self.rotate(x))
+        self.store_output(operation, self.rotate(x))
 
     def rotate(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings, in one kernel or by torch's operations."""
@@ -159,7 +159,7 @@ class AttentionKernels(LinearKernels):
         else:
             attention_output = run_attention(qkv)
         del qkv
-        self.store_without_reshape(operation.output_values[0], attention_output)
+        self.store_output(operation, attention_output)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, output_width: Number, masked: bool

@@ -226,8 +226,8 @@ class HeadKernels(ElementwiseKernels):
             and self.frames[-1].scope.node_fields.get("kind") == "mtp"
             and not self.is_output_layer(operation)
         ):
-            self.store_without_reshape(
-                operation.output_values[0],
+            self.store_output(
+                operation,
                 self._project_embedding_and_hidden(
                     operation, self.tensor_read_by(operation, operation.input_values[0])
                 ),

@@ -149,7 +149,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         del x
         if discarded_outputs is not None:
             self.discarded_norms[id(self.frames[-2])] = discarded_outputs
-        self.store_without_reshape(operation.output_values[0], norm_outputs[0])
+        self.store_output(operation, norm_outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
         """Whether the current norm is the norm before a sublayer (attention or feed-forward network)."""
@@ -215,7 +215,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
     ) -> None:
         """Runs an activation whose output can be freed and recomputed."""
         activation_outputs, self.discarded_activation = self.run_discardable(discardable_function, [x, self.row_probs])
-        self.store_without_reshape(operation.output_values[0], activation_outputs[0])
+        self.store_output(operation, activation_outputs[0])
 
     def do_experts(self, operation: Step) -> None:
         """Runs an expert layer and frees its input activation for recomputation."""
@@ -228,9 +228,8 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         super().do_experts(operation)
         if reads_discarded_output and discarded_outputs is not None:
             self.discarded_activation = None
-            self.store_without_reshape(
-                operation.output_values[0],
-                self.discard_outputs(self.tensor_of(operation.output_values[0]), discarded_outputs),
+            self.store_output(
+                operation, self.discard_outputs(self.tensor_of(operation.output_values[0]), discarded_outputs)
             )
 
     # --- projections of latents --------------------------------------------------------------------------------------

@@ -256,7 +256,7 @@ class BasicKernels(Lowering):
         return self.aten.square(self.aten.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
     def do_flat(self, operation: Step) -> None:
-        self.store_without_reshape(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
+        self.store_output(operation, self.flat_tensor(operation.input_values[0]))
 
     def do_scale(self, operation: Step) -> None:
         self.store_tensor(operation.output_values[0], self.aten.scale(self.tensor_of(operation.input_values[0])))

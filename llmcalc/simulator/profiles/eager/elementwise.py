@@ -87,7 +87,7 @@ class ElementwiseKernels(BasicKernels):
 
     def do_in_format_of(self, operation: Step) -> None:
         x, format_tensor = map(self.tensor_of, operation.input_values)
-        self.store_without_reshape(operation.output_values[0], self.aten.to(format_tensor, x.dtype))
+        self.store_output(operation, self.aten.to(format_tensor, x.dtype))
 
     def _compute_sinusoids(self, row_count: Number, vector_width: Number) -> Tensor:
         aten, positions = self.aten, self.aten.new_tensor((row_count,), INT64)

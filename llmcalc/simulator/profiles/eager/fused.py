@@ -157,7 +157,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def do_act(self, operation: Step) -> None:
         if self._fuses_gates and self._is_read_in_module("mul", operation.output_values[0]):
             # the product reads the gate itself
-            self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+            self.store_output(operation, self.tensor_of(operation.input_values[0]))
         else:
             super().do_act(operation)
 
@@ -222,7 +222,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             else None
         )
         self.head_of_loss = (operation, self.linear_weight(operation), bias)
-        self.store_without_reshape(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
+        self.store_output(operation, self.flat_tensor(operation.input_values[0]))
 
     def output_rows(self, operation: Step) -> Number:
         row_count, last_rows = super().output_rows(operation), self.choices.logits_to_keep

@@ -44,7 +44,7 @@ class FusedAttention(AttentionKernels):
             self._is_read_in_module(verb, operation.output_values[0]) for verb in ("attention", "only_selected")
         )
         if self.choices.attention in ("flash", "sdpa") and not operation.options["tiled"] and is_read_by_attention:
-            self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+            self.store_output(operation, self.tensor_of(operation.input_values[0]))
         else:
             super().do_repeat(operation)
 
