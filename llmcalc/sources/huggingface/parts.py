@@ -469,6 +469,24 @@ def moe(expert_count: int, top_k: int, expert: Table, shared_expert: Table | Non
     return moe_fields if shared_expert is None else {**moe_fields, "shared_expert": shared_expert}
 
 
+def gated_experts(
+    config: Config,
+    expert_width: int | None = None,
+    shared_width: int | None = None,
+    count_fields: Sequence[str] = ("num_experts",),
+    **other_fields: Any,
+) -> Table:
+    """Returns gated experts from the usual config fields, `num_experts_per_tok` of which run for a token.
+
+    expert_width: the width of an expert, by default `moe_intermediate_size`. shared_width: the width of the shared
+        expert; None or 0 without one. count_fields: the names of the field with the number of experts.
+    """
+    expert_count, top_k = config.integer(*count_fields), config.integer("num_experts_per_tok")
+    expert = glu(config, ffn_width=expert_width or config.integer("moe_intermediate_size"))
+    shared_expert = glu(config, ffn_width=shared_width) if shared_width else None
+    return moe(expert_count, top_k, expert, shared_expert, **other_fields)
+
+
 IDLE_CROSS_ATTENTION_NOTE = (
     "cross-attention: its parameters are counted; its products with the encoder's output are not counted"
 )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from .....ops import KVCache
 from ...config import Config
 from ...family import Deviation, Family
-from ...parts import DENSE_OR_MOE, Table, decoder_of_kinds, glu, layer_table, listed_kinds, moe, rmsnorm
+from ...parts import DENSE_OR_MOE, Table, decoder_of_kinds, gated_experts, glu, layer_table, listed_kinds, rmsnorm
 from .deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, latent_attention
 from .dsa import DSA_MODULES
 
@@ -35,13 +35,8 @@ def _read_dots3_note_text(config: Config) -> Table:
     config.integer("q_lora_rank")
     mixer = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
     shared_width = config.integer("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
-    experts = moe(
-        config.integer("n_routed_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, ffn_width=shared_width * config.integer("n_shared_experts")),
-        **SIGMOID_ROUTING,
-    )
+    shared_width *= config.integer("n_shared_experts")
+    experts = gated_experts(config, None, shared_width, ("n_routed_experts",), **SIGMOID_ROUTING)
     sliding = {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}}
     layer_changes: Table = {"full": {}, "indexed": {"attention": {"indexer": indexer_table}}, "sliding": sliding}
     block = layer_table(mixer, glu(config), norm)

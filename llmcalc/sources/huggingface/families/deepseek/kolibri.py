@@ -16,11 +16,11 @@ from ...parts import (
     attention_biases,
     decoder,
     float32_rmsnorm,
+    gated_experts,
     glu,
     kinds_with_nth_full,
     layer_table,
     listed_kinds,
-    moe,
     qk_norm_fields,
     rmsnorm,
     sliding_stack,
@@ -35,11 +35,8 @@ NO_POSITIONS: Table = {"position": "none"}
 def _read_kolibri1(config: Config) -> Table:
     config.integer("sliding_window")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    experts = moe(
-        config.integer("num_experts"), config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, ffn_width=config.integer("shared_expert_intermediate_size")), **SIGMOID_ROUTING,
-    )  # fmt: skip
+    shared_width = config.integer("shared_expert_intermediate_size")
+    experts = gated_experts(config, shared_width=shared_width, **SIGMOID_ROUTING)
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
     stack = sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=NO_POSITIONS)
     return decoder(config, block, norm, stack=stack)

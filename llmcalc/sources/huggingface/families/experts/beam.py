@@ -17,10 +17,10 @@ from ...parts import (
     decoder_of_kinds,
     dense_or_moe_kinds,
     float32_rmsnorm,
+    gated_experts,
     glu,
     layer_table,
     listed_kinds,
-    moe,
     qk_norm_fields,
     rope,
 )
@@ -45,12 +45,7 @@ def _read_beam(config: Config) -> Table:
     window = config.optional_integer("sliding_window")
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        **SIGMOID_ROUTING,
-    )
+    experts = gated_experts(config, **SIGMOID_ROUTING)
     block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_changes: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}

@@ -19,10 +19,10 @@ from ...parts import (
     biases,
     decoder,
     decoder_of_kinds,
+    gated_experts,
     glu,
     layer_table,
     listed_kinds,
-    moe,
     mtp_modules,
     rmsnorm,
 )
@@ -61,12 +61,8 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     }
     for field_name, field_value in head_fields.items():
         config.require_if_present(f"swa_{field_name}", field_value)
-    experts = moe(
-        config.integer("n_routed_experts", "num_local_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        **SIGMOID_ROUTING,
-    )
+    count_fields = ("n_routed_experts", "num_local_experts")
+    experts = gated_experts(config, count_fields=count_fields, **SIGMOID_ROUTING)
     default_layer_kinds = [
         "sliding" if layer_index > 0 and (layer_index + 1) % 6 else "full" for layer_index in range(depth)
     ]

@@ -25,10 +25,10 @@ from ...parts import (
     decoder,
     dense_or_moe_kinds,
     float32_rmsnorm,
+    gated_experts,
     glu,
     layer_table,
     listed_kinds,
-    moe,
     mtp_modules,
     offset_rmsnorm,
     qk_norm_fields,
@@ -78,11 +78,8 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     if not all(expert_flags):
         ffns_by_kind[""] = {"type": "mlp", **glu(config)}
     if any(expert_flags):
-        shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
-        expert = glu(config, ffn_width=config.integer("moe_intermediate_size"))
-        num_experts = config.integer("num_experts")
-        num_experts_per_tok = config.integer("num_experts_per_tok")
-        ffns_by_kind["_moe"] = moe(num_experts, num_experts_per_tok, expert, shared_expert, shared_expert_gate=True)
+        shared_width = config.integer("shared_expert_intermediate_size")
+        ffns_by_kind["_moe"] = gated_experts(config, shared_width=shared_width, shared_expert_gate=True)
     layer_configs = {
         mixer_kind + ffn_kind: layer_table(mixers[mixer_kind], ffns_by_kind[ffn_kind], norm)
         for mixer_kind in mixers
@@ -222,14 +219,8 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
     block: Table = {"norm": norm, "norm_placement": "pre"}
     mixers = {"linear": {**block, "attention": linear_attention}, "full": {**block, "attention": full_attention}}
     expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("n_shared_experts")
-    shared_expert = glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None
-    experts = moe(
-        config.integer("num_local_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        shared_expert,
-        **SIGMOID_ROUTING,
-    )
+    shared_width, count_fields = expert_width * shared_expert_count, ("num_local_experts",)
+    experts = gated_experts(config, expert_width, shared_width, count_fields, **SIGMOID_ROUTING)
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     ffns_by_kind: Table = {
         "moe": experts,

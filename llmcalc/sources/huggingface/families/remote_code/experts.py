@@ -20,6 +20,7 @@ from ...parts import (
     decoder,
     decoder_of_kinds,
     full_rope,
+    gated_experts,
     glu,
     layer_table,
     moe,
@@ -78,13 +79,7 @@ def ling_experts(config: Config, shared_expert_count: int | None = None) -> Tabl
     moe_shared_expert_intermediate_size = config.optional_integer("moe_shared_expert_intermediate_size")
     shared_width = (moe_shared_expert_intermediate_size or expert_width) * shared_expert_count
     router: Table = SIGMOID_ROUTING if config.flag("moe_router_enable_expert_bias") else {}
-    return moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=shared_width) if shared_expert_count else None,
-        **router,
-    )
+    return gated_experts(config, expert_width, shared_width if shared_expert_count else None, **router)
 
 
 def ling_lightning(config: Config, norm: Table) -> Table:
@@ -134,14 +129,8 @@ def _read_klear(config: Config) -> Table:
         "dense" if layer_index in dense_indices or (layer_index + 1) % expert_interval else "moe"
         for layer_index in range(depth)
     ]
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=expert_width * config.integer("n_shared_experts")),
-        shared_expert_mix=True,
-        **SIGMOID_ROUTING,
-    )
+    shared_width = expert_width * config.integer("n_shared_experts")
+    experts = gated_experts(config, expert_width, shared_width, shared_expert_mix=True, **SIGMOID_ROUTING)
     block = layer_table(mixer, experts, norm)
     dense = {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}
     layer_configs: Table = {"moe": {}, "dense": dense}

@@ -19,9 +19,9 @@ from ...parts import (
     attention,
     attention_biases,
     decoder,
+    gated_experts,
     glu,
     layer_table,
-    moe,
     rmsnorm,
     rope,
     stack_of_combined_kinds,
@@ -77,12 +77,7 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     layer_marks = _layer_marks(config, "hybrid_layer_pattern", depth)
     attention_kinds = ["sliding" if layer_mark else "full" for layer_mark in layer_marks]
     ffn_kinds = ["moe" if layer_mark else "dense" for layer_mark in _layer_marks(config, "moe_layer_freq", depth)]
-    experts = moe(
-        config.integer("n_routed_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        **SIGMOID_ROUTING,
-    )
+    experts = gated_experts(config, count_fields=("n_routed_experts",), **SIGMOID_ROUTING)
     block = layer_table(mixer, glu(config), norm)
     attention_changes: Table = {
         "full": {"attention": {**mixer, **full_fields}} if full_fields else {},
