@@ -236,10 +236,8 @@ class ModelSpec(Part):
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the embeddings of an encoder-decoder do not fit the encoder's input."""
         has_separate_input = encoder.vocab_size is not None or encoder.stem is not None
-        stack_positions = (encoder.position, None if self.decoder is None else self.decoder.position)
-        if self.shared_positions and (
-            stack_positions[0] != stack_positions[1] or getattr(stack_positions[0], "type", "") != "learned"
-        ):
+        positions = (encoder.position, None if self.decoder is None else self.decoder.position)
+        if self.shared_positions and (positions[0] != positions[1] or getattr(positions[0], "type", "") != "learned"):
             raise ValueError("shared_positions: expected the same learned positions in encoder and decoder")
         if encoder.input_size is not None:
             raise ValueError(

@@ -171,13 +171,13 @@ def show_servers(
     from ..questions.engines import ask_servers, engine_questions
     from ..sources.preset import target_in_errors
 
-    launch_file, table_name, target, engines = (
+    file, table_name, target, engines = (
         context.params[parameter_name] for parameter_name in ("launch", "table", "target", "engine")
     )
-    if launch_file is None and not target:
+    if file is None and not target:
         raise InputError(f"missing argument TARGET ({context.command_path} --help explains)")
     server_questions = engine_questions(
-        launch_file,
+        file,
         target_options.load,
         target=target,
         engine_names=engines or (),
@@ -187,8 +187,6 @@ def show_servers(
         receipt=context.params["receipt"],
         allow_unknown=target_options.allow_unknown,
     )
-    with nullcontext() if launch_file is not None else target_in_errors(server_questions[0].preset):
+    with nullcontext() if file is not None else target_in_errors(server_questions[0].preset):
         servers_answer = ask_servers(server_questions, ask_question)
-    output_options.show_answer(
-        servers_answer, table_name, None if launch_file is not None else server_questions[0].preset
-    )
+    output_options.show_answer(servers_answer, table_name, None if file is not None else server_questions[0].preset)

@@ -195,11 +195,9 @@ def with_help_all_option(command: Callable[..., None]) -> Callable[..., None]:
     def run(*, help_all: bool = False, **typed_values: Any) -> None:
         command(**typed_values)
 
-    type_hints = get_type_hints(command, include_extras=True)
+    hints = get_type_hints(command, include_extras=True)
     parameters = [
-        argument.replace(
-            kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(argument_name, argument.annotation)
-        )
+        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(argument_name, argument.annotation))
         for argument_name, argument in signature.parameters.items()
     ]
     return with_signature(run, command, [*parameters, parameter])

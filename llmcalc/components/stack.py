@@ -183,14 +183,12 @@ class Stack(Component):
         for component in slots.values():
             component.check_layers(layers)
         for layer_name, layer in layers.items():
-            for layer_slot, slot_fields in layer.required_stack_fields().items():
-                if layer_slot not in slots:
+            for slot, slot_fields in layer.required_stack_fields().items():
+                if slot not in slots:
                     requirement = ", ".join(
                         f"{field_name} = {field_value!r}" for field_name, field_value in slot_fields.items()
                     )
-                    raise ValueError(
-                        f"{layer_slot}: missing; the layers called '{layer_name}' need one with {requirement}"
-                    )
+                    raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
 
     def _check_sharing(self) -> None:
         """Raises `ValueError` if layers cannot share parameters, or a reused result has no lower layer."""

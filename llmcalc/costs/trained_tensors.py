@@ -36,18 +36,16 @@ class TrainedTensor:
 
 def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor; a tied tensor once, and stacked experts as one tensor."""
-    for node_position in node_tree.walk():
-        counted_op = node_position.counted_op
-        if counted_op is not None and not (
-            node_position.optional_part and node_position.optional_part not in included_parts
-        ):
+    for position in node_tree.walk():
+        counted_op = position.counted_op
+        if counted_op is not None and not (position.optional_part and position.optional_part not in included_parts):
             for tensor in counted_op.tensors():
                 yield TrainedTensor(
                     tensor,
-                    node_position.kind,
-                    node_position.copies,
-                    _path_without_indices(node_position),
-                    is_in_layer(node_position),
+                    position.kind,
+                    position.copies,
+                    _path_without_indices(position),
+                    is_in_layer(position),
                 )
 
 

@@ -163,19 +163,17 @@ class UnreplayedBytes:
 
 def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> MemoryTerm:
     """Returns the term, with the weakest verification status of the run's evidence."""
-    term_status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
-    if memory_term.belongs_to_runtime or term_status == memory_term.status:
+    status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
+    if memory_term.belongs_to_runtime or status == memory_term.status:
         return memory_term
-    if term_status == "untested":
-        return replace(
-            memory_term, status=term_status, witness=f"no measurement of {evidence_names(evidence, term_status)}"
-        )
-    checks_text = witness_texts(evidence, term_status)
+    if status == "untested":
+        return replace(memory_term, status=status, witness=f"no measurement of {evidence_names(evidence, status)}")
+    checks_text = witness_texts(evidence, status)
     if memory_term.witness == META_MEASUREMENT:
-        checks_text = f"torch on meta, and {checks_text}" if term_status == "source" else checks_text
+        checks_text = f"torch on meta, and {checks_text}" if status == "source" else checks_text
     else:
         checks_text = f"{memory_term.witness}; {checks_text}"
-    return replace(memory_term, status=term_status, witness=checks_text)
+    return replace(memory_term, status=status, witness=checks_text)
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
@@ -324,9 +322,7 @@ class CountedRun:
         The allocator's blocks have at least the bytes of their tensors. context_bytes: bytes of the CUDA context.
         unreplayed_bytes: bytes that the replay does not see.
         """
-        whole_run_bytes = sum(
-            unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.phases == REPLAY_PHASES
-        )
+        whole_run_bytes = sum(entry.bytes for entry in unreplayed_bytes if entry.phases == REPLAY_PHASES)
         return self.replay_result.peak[1].bytes + whole_run_bytes + context_bytes
 
     def memory(
@@ -337,12 +333,10 @@ class CountedRun:
         encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
         """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
-        replay_result, allocator_overhead = self.replay_result.copy(), self._allocator_overhead
-        replay_result.rounding_bytes = allocator_overhead.rounding_bytes
-        replay_result.rounding_bytes_after = allocator_overhead.rounding_bytes_after
-        replay_result.reserved_bytes = (
-            replay_result.peak[1].bytes + allocator_overhead.rounding_bytes + allocator_overhead.free_bytes
-        )
+        replay_result, overhead = self.replay_result.copy(), self._allocator_overhead
+        replay_result.rounding_bytes = overhead.rounding_bytes
+        replay_result.rounding_bytes_after = overhead.rounding_bytes_after
+        replay_result.reserved_bytes = replay_result.peak[1].bytes + overhead.rounding_bytes + overhead.free_bytes
         _add_unreplayed_bytes(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
         return summarize_memory(replay_result, context_bytes, self.stacks, tensor_term, self.replays_all_layers)
@@ -380,11 +374,9 @@ class CountedRun:
     def _allocator_overhead(self) -> AllocatorOverhead:
         """The bytes that the allocator adds to the tensors, extrapolated to all layers."""
         with without_garbage_collection():
-            allocator_overhead = (
-                self._overhead_with_layers({}) if self.replays_all_layers else self._extrapolated_overhead()
-            )
+            overhead = self._overhead_with_layers({}) if self.replays_all_layers else self._extrapolated_overhead()
         self.repeat_analyses = []  # their events are no longer needed
-        return allocator_overhead
+        return overhead
 
     def _extrapolated_overhead(self) -> AllocatorOverhead:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
@@ -449,16 +441,14 @@ def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
 
 def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
     """Adds the unreplayed bytes to the result of a replay."""
-    for unreplayed_entry in unreplayed_bytes:
-        replay_result.set_up_bytes += unreplayed_entry.bytes
-        replay_result.reserved_bytes += unreplayed_entry.bytes
-        replay_result.final_bytes += unreplayed_entry.bytes if unreplayed_entry.stays_after_run else 0
+    for entry in unreplayed_bytes:
+        replay_result.set_up_bytes += entry.bytes
+        replay_result.reserved_bytes += entry.bytes
+        replay_result.final_bytes += entry.bytes if entry.stays_after_run else 0
         for allocation_place, peak in replay_result.peaks.items():
-            if allocation_place.phase in unreplayed_entry.phases:
-                peak.bytes += unreplayed_entry.bytes
-                peak.by_kind[unreplayed_entry.kind] = (
-                    peak.by_kind.get(unreplayed_entry.kind, 0) + unreplayed_entry.bytes
-                )
+            if allocation_place.phase in entry.phases:
+                peak.bytes += entry.bytes
+                peak.by_kind[entry.kind] = peak.by_kind.get(entry.kind, 0) + entry.bytes
 
 
 def _add_encoders(
@@ -467,9 +457,7 @@ def _add_encoders(
     """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
-    cache_bytes = sum(
-        unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.kind == "cache"
-    )
+    cache_bytes = sum(entry.bytes for entry in unreplayed_bytes if entry.kind == "cache")
     for encoder_peak in encoder_peaks:
         peak = MemoryPeak()
         peak.bytes = replay_result.set_up_bytes + encoder_peak.bytes

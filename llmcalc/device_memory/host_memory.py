@@ -30,16 +30,14 @@ def host_terms(
 
     recompute_period: as in `device_memory`.
     """
-    memory_terms: list[MemoryTerm] = []
+    terms: list[MemoryTerm] = []
     if training_config.offloads_activations:
         offloaded_tensor_bytes = offloaded_bytes(spec, training_config, recompute_period)
         source_file = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
-        memory_terms.append(MemoryTerm("activations (pinned)", offloaded_tensor_bytes, "source", source_file))
+        terms.append(MemoryTerm("activations (pinned)", offloaded_tensor_bytes, "source", source_file))
     if paged_bytes(memory_use):
-        memory_terms.append(
-            MemoryTerm("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE)
-        )
-    return tuple(memory_terms)
+        terms.append(MemoryTerm("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE))
+    return tuple(terms)
 
 
 PAGED_SOURCE = "bitsandbytes/functional.py, get_paged: managed memory, on the device while it has room"

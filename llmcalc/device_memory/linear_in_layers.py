@@ -135,11 +135,9 @@ def _module_in_longer_run(
 
 def _module_in_full_model(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> AllocationPlace:
     """Returns the full model's module that matches a module of a shortened run."""
-    for layer_stack in stacks:
-        if layer_stack.is_extrapolated:
-            allocation_place = _module_in_longer_run(
-                allocation_place, layer_stack, layer_stack.repeat_count - SHORT_RUN_REPEATS
-            )
+    for stack in stacks:
+        if stack.is_extrapolated:
+            allocation_place = _module_in_longer_run(allocation_place, stack, stack.repeat_count - SHORT_RUN_REPEATS)
     return allocation_place
 
 

@@ -381,10 +381,8 @@ def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags
 
 def _with_receipt_notes(engine_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     """Adds the notes about the measured log to the memory of a layout option."""
-    engine_memory = engine_option.memory
-    return replace(
-        engine_option, memory=replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
-    )
+    memory = engine_option.memory
+    return replace(engine_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
 def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:

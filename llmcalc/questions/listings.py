@@ -95,11 +95,9 @@ def ask_presets(
         ]
         if not matching_presets:
             raise InputError(f"--stale: every preset was checked within {FRESH_PERIOD.days} days; expected no --stale")
-    listed_presets = sorted(select_presets(model_filter, matching_presets), key=SORT_KEYS[sort])
+    presets = sorted(select_presets(model_filter, matching_presets), key=SORT_KEYS[sort])
     lists_in_full = shows_details or is_exact
-    return ListAnswer(
-        tuple(listed_presets), lambda: report(listed_presets, lists_in_full), prints_all_fields=lists_in_full
-    )
+    return ListAnswer(tuple(presets), lambda: report(presets, lists_in_full), prints_all_fields=lists_in_full)
 
 
 def ask_hardware(requested_names: Sequence[str] = ()) -> ListAnswer:

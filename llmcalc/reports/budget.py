@@ -52,10 +52,8 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     notes = [*warnings, memory_note if has_memory_check else ""]
     model_targets = dict.fromkeys(budget_check.target for budget_check in budget_checks)
     model_tables = [
-        Table(
-            model_target, COLUMNS, _bound_rows_of_model(model_target, budget_checks), name="bounds", target=model_target
-        )
-        for model_target in model_targets
+        Table(target, COLUMNS, _bound_rows_of_model(target, budget_checks), name="bounds", target=target)
+        for target in model_targets
     ]
     summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
     tables = with_notes_below([summary_table, *model_tables], notes)

@@ -476,9 +476,7 @@ def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
 
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
     data_keys = ("flag", "kv_tokens", "max_concurrency", "starts")
-    return [
-        {data_key: getattr(flag_change, data_key) for data_key in data_keys} for flag_change in engine_use.flag_changes
-    ]
+    return [{data_key: getattr(change, data_key) for data_key in data_keys} for change in engine_use.flag_changes]
 
 
 def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: bool = False) -> list[tuple[str, Any]]:

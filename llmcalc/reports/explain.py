@@ -387,9 +387,7 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
 
 def _section_heading(formula_section: FormulaSection) -> str:
     """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
-    repeat_count = sum(
-        formula_node.copies for formula_node in formula_section.formula_nodes if not formula_node.optional_part
-    )
+    repeat_count = sum(node.copies for node in formula_section.formula_nodes if not node.optional_part)
     shared_names: list[str] = []
     for name_parts in zip(*(reversed(path.name.split(".")) for path in formula_section.formula_nodes), strict=False):
         if len(set(name_parts)) > 1:

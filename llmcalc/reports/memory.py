@@ -299,12 +299,10 @@ def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
     kind_name = KIND_NAMES[memory_kind]
     if memory_kind == "weights" and memory_use.adapters is not None:
         return "weights and adapters"
-    kind_formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
+    formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
     if memory_kind == "optimizer" and memory_use.optimizer is not None:
         return f"optimizer ({memory_use.optimizer.name})"
-    return (
-        f"{kind_name} ({units.short_dtype(kind_formats[memory_kind])})" if kind_formats.get(memory_kind) else kind_name
-    )
+    return f"{kind_name} ({units.short_dtype(formats[memory_kind])})" if formats.get(memory_kind) else kind_name
 
 
 def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str, int]]) -> list[Row]:
@@ -358,12 +356,10 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
 
 def _points_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
     """Returns the memory peaks of modules without children, in execution order."""
-    parent_paths = {memory_point.module_path.rpartition(".")[0] for memory_point in memory_points}
+    parent_paths = {point.module_path.rpartition(".")[0] for point in memory_points}
     for module_path in list(parent_paths):
         while module_path := module_path.rpartition(".")[0]:
             parent_paths.add(module_path)
     return [
-        memory_point
-        for memory_point in memory_points
-        if memory_point.module_path and memory_point.module_path not in parent_paths
+        point for point in memory_points if point.module_path and point.module_path not in parent_paths
     ] or memory_points

@@ -103,22 +103,16 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
     """Returns a warning if training is counted in a format other than the format of the checkpoint's weights."""
-    quantization_method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
+    method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
     frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
-    if (
-        memory_use.phase != "training"
-        or not quantization_method
-        or quantization_method in (*CONVERTED_METHODS, "bitsandbytes")
-    ):
+    if memory_use.phase != "training" or not method or method in (*CONVERTED_METHODS, "bitsandbytes"):
         return []
     if frozen_base != "none":
         return [
-            f"the checkpoint is quantized by {quantization_method}; its frozen weights are counted as {frozen_base}, "
+            f"the checkpoint is quantized by {method}; its frozen weights are counted as {frozen_base}, "
             "which differs in scales"
         ]
-    return [
-        f"the checkpoint is quantized by {quantization_method}; its training is counted over {memory_use.dtype} weights"
-    ]
+    return [f"the checkpoint is quantized by {method}; its training is counted over {memory_use.dtype} weights"]
 
 
 CONVERTED_METHODS = ("fp8", "mxfp4")

@@ -251,21 +251,19 @@ def _layout_row(
     shared_words: Sequence[str] = (),
 ) -> Row:
     framework_text = f" ({framework_title})" if framework_title else ""
-    row_cells = [
+    cells = [
         candidate_cell(candidate.layout, candidate.recompute, shared_words) + framework_text,
         candidate.micro_batches,
     ]
     if plan.training_times is None:
-        row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
-        return Row(row_cells)
+        cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
+        return Row(cells)
     seconds_range = plan.step_time_range(candidate)
     if seconds_range is None:
-        return row(*row_cells, None, None, "", candidate.device_bytes, candidate.headroom)
+        return row(*cells, None, None, "", candidate.device_bytes, candidate.headroom)
     seconds_cell = DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3))
     seconds_text = range_ends_text(seconds_range)
-    return row(
-        *row_cells, seconds_cell, seconds_text, "=" if is_tie else "", candidate.device_bytes, candidate.headroom
-    )
+    return row(*cells, seconds_cell, seconds_text, "=" if is_tie else "", candidate.device_bytes, candidate.headroom)
 
 
 def _order_notes(plan: LayoutPlan) -> list[str]:
@@ -327,15 +325,11 @@ def _exchange_notes(plan: LayoutPlan) -> list[str]:
         or first_candidate.layout.ep == 1
     ):
         return []
-    training_times = first_plan.training_times.with_memory(
-        first_plan.estimates.with_recompute(first_candidate.recompute).memory
-    )
+    times = first_plan.training_times.with_memory(first_plan.estimates.with_recompute(first_candidate.recompute).memory)
     return other_exchange_notes(
-        training_times.stack,
+        times.stack,
         first_candidate.seconds,
-        lambda software_stack: training_times.seconds_on(
-            software_stack, first_candidate.layout, first_candidate.micro_batches
-        ),
+        lambda software_stack: times.seconds_on(software_stack, first_candidate.layout, first_candidate.micro_batches),
         "the first layout takes ",
     )
 

@@ -45,9 +45,7 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
 
 def pass_kinds_of(timetable: Timetable) -> list[PassKind]:
     """Returns the kinds of passes (forward, backward, …) in a pipeline schedule."""
-    present_letters = {
-        action.pass_kind for actions_of_rank in timetable.pipeline.actions_by_rank for action in actions_of_rank
-    }
+    present_letters = {action.pass_kind for actions in timetable.pipeline.actions_by_rank for action in actions}
     return [pass_letter for pass_letter in PASS_NAMES if pass_letter in present_letters]
 
 
@@ -55,11 +53,7 @@ def costs_text(timetable: Timetable) -> str:
     """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
     pass_costs = timetable.pass_durations
     pass_texts = [f"{pass_letter} {pass_costs.duration(pass_letter):g}" for pass_letter in pass_kinds_of(timetable)]
-    if any(
-        pass_action.is_overlapped
-        for actions_of_rank in timetable.pipeline.actions_by_rank
-        for pass_action in actions_of_rank
-    ):
+    if any(pass_action.is_overlapped for actions in timetable.pipeline.actions_by_rank for pass_action in actions):
         pass_texts.append(f"F and B that overlap {pass_costs.overlapped_duration():g}")
     return ", ".join([*pass_texts, f"a send {pass_costs.send_time:g}"])
 

@@ -22,17 +22,15 @@ RESERVED_LINES = 3
 
 def trim_to_screen(report: Report) -> Report:
     """Returns the report with only the tables and rows that fit a screen."""
-    table_groups: list[list[Table]] = []
+    groups: list[list[Table]] = []
     for table in report.tables:
-        is_answer_start = (
-            table.answer and any(grouped_table.answer for grouped_table in table_groups[-1]) if table_groups else True
-        )
-        if is_answer_start and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
-            table_groups.append([])
-        table_groups[-1].append(table)
+        is_answer_start = table.answer and any(grouped_table.answer for grouped_table in groups[-1]) if groups else True
+        if is_answer_start and not (groups and table.target and table.target == groups[-1][-1].target):
+            groups.append([])
+        groups[-1].append(table)
     if report.counts_note_lines:
-        table_groups = [_trim_tables_and_notes(table_group, report.warnings) for table_group in table_groups]
-    return report._replace(tables=[table for table_group in table_groups for table in _trim_group(table_group)])
+        groups = [_trim_tables_and_notes(table_group, report.warnings) for table_group in groups]
+    return report._replace(tables=[table for table_group in groups for table in _trim_group(table_group)])
 
 
 def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:

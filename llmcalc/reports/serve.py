@@ -202,21 +202,17 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     chosen_server = servers.chosen_server
     table_rows = []
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
-        server, load_point = servers.servers[server_index], servers.load_points[server_index]
+        server, point = servers.servers[server_index], servers.load_points[server_index]
         is_within_limits = servers.limit_verdicts[server_index]
-        shown_point = (
-            load_point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
-        )
+        shown_point = point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
         if not is_within_limits:
             verdict = "no"
         elif serve_study.latency_limits.are_at_risk(shown_point.ttft):
             verdict = AT_RISK_VERDICT
         else:
             verdict = "ok"
-        row_cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
-        table_rows.append(
-            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
-        )
+        cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
+        table_rows.append(Row(cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index))
     return table_rows
 
 
@@ -247,10 +243,8 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
         if serve_study.price is not None:
             rate_or_cost = _token_cost_of_trace(serve_study, server, trace_times)
         verdict = "ok" if servers.limit_verdicts[server_index] else "no"
-        row_cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
-        table_rows.append(
-            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
-        )
+        cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
+        table_rows.append(Row(cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index))
     return table_rows
 
 

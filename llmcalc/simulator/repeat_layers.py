@@ -601,10 +601,7 @@ class RepeatedEvents:
                 yield _events_of_allocator(memory_events), SINGLE_REPEAT
             yield (
                 _events_of_allocator(
-                    [
-                        (recorded_storage, nbytes, event_detail)
-                        for recorded_storage, _, nbytes, event_detail in inner_events
-                    ]
+                    [(recorded_storage, nbytes, detail) for recorded_storage, _, nbytes, detail in inner_events]
                 ),
                 repeat_order[1:-1],
             )

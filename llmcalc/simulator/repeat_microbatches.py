@@ -89,11 +89,9 @@ class EventMeter(Meter):
         allocator_steps = pass_trace.allocator_steps
         if pass_trace.releases_of_other_passes:
             allocator_steps = list(allocator_steps)
-            for (model_chunk, pass_kind, pass_offset), storage_releases in pass_trace.releases_of_other_passes.items():
+            for (chunk, pass_kind, pass_offset), storage_releases in pass_trace.releases_of_other_passes.items():
                 other_pass_id = (
-                    previous_pass_id
-                    if pass_kind == PREVIOUS_PASS
-                    else (model_chunk, pass_kind, pass_id[2] + pass_offset)
+                    previous_pass_id if pass_kind == PREVIOUS_PASS else (chunk, pass_kind, pass_id[2] + pass_offset)
                 )
                 other_first_storage: int | None = first_storage_number
                 if other_pass_id != pass_id:

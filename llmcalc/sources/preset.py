@@ -163,10 +163,8 @@ class Preset(Record):
         if self.config is None:
             from ..flow.module_names import Checkpoint
 
-            quantization_table = self.quantization_config
-            return (
-                None if quantization_table is None else Checkpoint({"quantization_config": quantization_table}, {}, {})
-            )
+            table = self.quantization_config
+            return None if table is None else Checkpoint({"quantization_config": table}, {}, {})
         from .huggingface.checkpoint import checkpoint_of
 
         return checkpoint_of(self.config)
@@ -176,10 +174,8 @@ class Preset(Record):
         """The config table that describes the storage of the published weights; None for unquantized weights."""
         if self.config is None:
             return self.quantization_config
-        config_sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
-        quantization_tables = (
-            section.get("quantization_config") for section in config_sections if isinstance(section, dict)
-        )
+        sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
+        quantization_tables = (section.get("quantization_config") for section in sections if isinstance(section, dict))
         return next(
             (quantization_table for quantization_table in quantization_tables if isinstance(quantization_table, dict)),
             None,

@@ -469,12 +469,10 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
     schemes_of_publisher = SCHEMES_OF_MLX if "mlx" in checkpoint_name.lower() else ()
     schemes_in_tags, separators = (SCHEMES_IN_TAGS, "[-_.:]") if ":" in last_segment else ((), "[-_.]")
     for scheme_pattern, quantization_scheme in (*schemes_of_publisher, *SCHEMES_IN_NAMES, *schemes_in_tags):
-        name_match = re.fullmatch(
-            rf"(?P<model>.{{2,200}}?){separators}(?:{scheme_pattern})", last_segment, re.IGNORECASE
-        )
-        preset = None if name_match is None else find_model(name_match["model"])
-        if name_match is not None and preset is not None:
-            scheme_words = name_match.groupdict()
+        match = re.fullmatch(rf"(?P<model>.{{2,200}}?){separators}(?:{scheme_pattern})", last_segment, re.IGNORECASE)
+        preset = None if match is None else find_model(match["model"])
+        if match is not None and preset is not None:
+            scheme_words = match.groupdict()
             published_config = preset.quantization_config or {}
             if scheme_pattern == _ANY_GGUF and published_config and not _is_in_fp8(published_config):
                 if published_config.get("quant_method") != "mxfp4":

@@ -510,12 +510,10 @@ class LayoutOrder:
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
-        recompute_modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
+        modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (
-                self._fitting_candidate(candidate.layout, candidate.micro_batches, recompute_modes)
-                if recompute_modes
-                else None
+                self._fitting_candidate(candidate.layout, candidate.micro_batches, modes) if modes else None
             )
         except InputError:
             return None

@@ -193,11 +193,9 @@ class TrainingTimes:
             )
 
     def _set_timers(self) -> None:
-        spec, fast_host_stack = self.memory.spec, self.stack.on_fastest_host
+        spec, stack = self.memory.spec, self.stack.on_fastest_host
         self.step_timer: StepTimer = StepTimer(spec, self.device, self.stack)
-        self.fast_host_timer: StepTimer | None = (
-            None if fast_host_stack is None else StepTimer(spec, self.device, fast_host_stack)
-        )
+        self.fast_host_timer: StepTimer | None = None if stack is None else StepTimer(spec, self.device, stack)
 
     def with_memory(self, memory: Memory) -> TrainingTimes:
         """Returns the time estimates of the same model with another recomputation setting."""

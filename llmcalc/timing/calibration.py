@@ -261,15 +261,13 @@ class ErrorStatistics:
                 (estimated_seconds, measured_run.seconds)
             )
         layout_choices = [
-            layout_group
-            for factor_name, layout_group in groups_by_setting.items()
-            if factor_name and len(layout_group) >= LEAST_LAYOUTS
+            group for factor_name, group in groups_by_setting.items() if factor_name and len(group) >= LEAST_LAYOUTS
         ]
         return cls(
             median(log_errors),
             log_errors[min(len(log_errors) - 1, int(0.9 * len(log_errors)))],
-            mean(_regret(layout_group, 1) for layout_group in layout_choices) if layout_choices else None,
-            mean(_regret(layout_group, 3) for layout_group in layout_choices) if layout_choices else None,
+            mean(_regret(group, 1) for group in layout_choices) if layout_choices else None,
+            mean(_regret(group, 3) for group in layout_choices) if layout_choices else None,
         )
 
 

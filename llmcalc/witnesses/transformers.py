@@ -264,9 +264,7 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
-    module_patterns = [
-        re.escape(module_pattern).replace(r"\*", r"\d+") for module_pattern in family.uncounted_modules.split(" + ")
-    ]
+    module_patterns = [re.escape(pattern).replace(r"\*", r"\d+") for pattern in family.uncounted_modules.split(" + ")]
     path_pattern = re.compile(rf"({'|'.join(module_patterns)})\.")
     return {name: parameter.numel() for name, parameter in model.named_parameters() if path_pattern.match(f"{name}.")}
 
@@ -315,12 +313,8 @@ def class_inputs(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dic
         "input_ids": input_ids[:, None] if class_name.endswith("ForMultipleChoice") else input_ids
     }  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
-        encoder_stem = spec.encoder.stem
-        inputs = {
-            encoder_stem.input_name: torch.empty(
-                encoder_stem.input_shape(batch, seq), dtype=torch.bfloat16, device="meta"
-            )
-        }
+        stem = spec.encoder.stem
+        inputs = {stem.input_name: torch.empty(stem.input_shape(batch, seq), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
         inputs |= {"decoder_input_ids": input_ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
     elif denoises_after_prompt(model):

@@ -82,17 +82,15 @@ class AdapterLayer(Block):
                 self._record_idle(recorder, sublayer_name, component, x)
                 continue
             recorder.hold(x=x)
-            residual_branch = normed_x = (
+            branch = normed_x = (
                 x if self.norm_placement == "post" else self._normalize(recorder, f"{sublayer_name}_pre_norm", x)
             )
-            residual_branch = recorder.part(
-                sublayer_name, component, residual_branch, **self._cross_arguments(recorder, sublayer_name)
-            )
+            branch = recorder.part(sublayer_name, component, branch, **self._cross_arguments(recorder, sublayer_name))
             is_feed_forward = component is self.feed_forward
-            residual_branch = recorder.dropout(
-                residual_branch, "feed_forward" if is_feed_forward else "attention_output", ends_sublayer=True
+            branch = recorder.dropout(
+                branch, "feed_forward" if is_feed_forward else "attention_output", ends_sublayer=True
             )
-            x = recorder.add(x, residual_branch)
+            x = recorder.add(x, branch)
             recorder.hold(x=x)
             if is_feed_forward:
                 return self._add_adapter_output(recorder, x, normed_x)

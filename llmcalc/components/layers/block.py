@@ -305,21 +305,19 @@ class Block(Layer):
             if sublayer_name == "cross_attn" and self.idle_cross_attention:
                 self._record_idle(recorder, sublayer_name, component, x)
                 continue
-            residual_branch = layer_input if self.parallel else x
+            branch = layer_input if self.parallel else x
             if shared_input is not None:
-                residual_branch = shared_input
+                branch = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                residual_branch = self._normalize(recorder, f"{sublayer_name}_pre_norm", residual_branch)
-            residual_branch = recorder.part(
-                sublayer_name, component, residual_branch, **self._cross_arguments(recorder, sublayer_name)
-            )
-            residual_branch = recorder.dropout(
-                residual_branch,
+                branch = self._normalize(recorder, f"{sublayer_name}_pre_norm", branch)
+            branch = recorder.part(sublayer_name, component, branch, **self._cross_arguments(recorder, sublayer_name))
+            branch = recorder.dropout(
+                branch,
                 "feed_forward" if component is self.feed_forward else "attention_output",
                 ends_sublayer=True,
             )
-            recorder.hold(y=residual_branch)
-            x = self._residual_sum(recorder, sublayer_name, x, residual_branch)
+            recorder.hold(y=branch)
+            x = self._residual_sum(recorder, sublayer_name, x, branch)
             recorder.hold(x=x, y=x)
         return x
 

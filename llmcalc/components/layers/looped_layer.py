@@ -144,16 +144,14 @@ class LoopedLayer(PreNormLayer):
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
         recorder.hold(x=x)
-        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x, role=sublayer_role)
-        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second_loop=is_second_loop)
-        x = recorder.add(x, recorder.dropout(residual_branch, "attention_output"))
+        branch = recorder.part("self_attn_pre_norm", self.norm, x, role=sublayer_role)
+        branch = recorder.part("self_attn", self.attention, branch, is_second_loop=is_second_loop)
+        x = recorder.add(x, recorder.dropout(branch, "attention_output"))
         recorder.hold(x=x)
-        residual_branch = recorder.part("mlp_pre_norm", self.norm, x, role=sublayer_role)
+        branch = recorder.part("mlp_pre_norm", self.norm, x, role=sublayer_role)
         return recorder.add(
             x,
-            recorder.dropout(
-                recorder.part("mlp", self.feed_forward, residual_branch, role=sublayer_role), "feed_forward"
-            ),
+            recorder.dropout(recorder.part("mlp", self.feed_forward, branch, role=sublayer_role), "feed_forward"),
         )
 
     def describe(self, hidden_size: int) -> str:

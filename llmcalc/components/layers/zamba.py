@@ -100,10 +100,8 @@ class SharedBlock(Part):
 
         recorder.hold(x=x)
         normed_x = recorder.part("self_attn_pre_norm", norm, x)
-        attention_adapter = record_adapter if self.attention_adapters else None
-        attn_output = recorder.part(
-            "self_attn", self.attention, normed_x, output_axes=output_axes, adapter=attention_adapter
-        )
+        adapter = record_adapter if self.attention_adapters else None
+        attn_output = recorder.part("self_attn", self.attention, normed_x, output_axes=output_axes, adapter=adapter)
         recorder.hold(y=attn_output)
         attn_output = recorder.part("mlp_pre_norm", norm, attn_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
@@ -138,14 +136,12 @@ class SharedBlock(Part):
             adapters_scope.has_parameters_per_layer = True
             adapter_output = record_projections()
         if other_adapters is not None:
-            adapter_count, adapter_role = other_adapters
+            adapter_count, role = other_adapters
             adapter_indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
             with recorder.scope(
-                "adapters", repeat=adapter_count, indices=adapter_indices, role=adapter_role, **node_fields
+                "adapters", repeat=adapter_count, indices=adapter_indices, role=role, **node_fields
             ) as other_adapters_scope:
-                other_adapters_scope.has_parameters_per_layer = (
-                    adapter_role == "kept"
-                )  # the layers that run them create them
+                other_adapters_scope.has_parameters_per_layer = role == "kept"  # the layers that run them create them
                 record_projections()
         return adapter_output
 

@@ -116,10 +116,8 @@ class SharedEntryAttention(EntryAttention):
         if indexer is not None:
             field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field_name
             if indexer.finds is not None or indexer.candidates is not None:
-                candidate_spec = indexer.finds or indexer.candidates
-                field_by_result["candidates", candidate_spec] = (
-                    "" if indexer.finds is not None else "indexer.candidates"
-                )
+                spec = indexer.finds or indexer.candidates
+                field_by_result["candidates", spec] = "" if indexer.finds is not None else "indexer.candidates"
         return field_by_result
 
     def dependency_field(self) -> str:
@@ -255,16 +253,14 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
     block_config = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
     rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
     shared_fields = {"compress_rate": 1, "entries_shared": True}
-    changes_by_example: dict[str, dict[str, Any]] = {
+    changes: dict[str, dict[str, Any]] = {
         "local": {},
         "computing": rate_two_fields,
         "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": block_config})},
         "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": block_config})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {
-        name: local_example.model_copy(update=changed_fields) for name, changed_fields in changes_by_example.items()
-    }
+    return {name: local_example.model_copy(update=changed_fields) for name, changed_fields in changes.items()}
 
 
 @cache

@@ -162,10 +162,8 @@ class Conformer(TowerPart):
             )
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=NO_ROWS)
-        layer_indices = range(layer_count) if isinstance(layer_count, int) else None
-        x = recorder.layers(
-            x, lambda v: self._record_layer(recorder, v, bias), layer_count, layer_indices, kind="layer"
-        )
+        indices = range(layer_count) if isinstance(layer_count, int) else None
+        x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_count, indices, kind="layer")
         if self.segment is not None:
             x = x.view(*x.axes, new_rows=frame_rows)
         x = x.view(*x.axes, new_rows=StridedConvolutionRows(source_rows=frame_rows, stride=self.reduction))

@@ -50,10 +50,8 @@ class Perceiver(LearnedQueries):
             hidden_axis, new_rows=MultipliedRows(name="queries", source_rows=IMAGES, rows_per_source=self.queries)
         )
         depth = self.num_hidden_layers
-        layer_indices = range(depth) if isinstance(depth, int) else None
-        latents = recorder.layers(
-            latents, lambda v: self._record_layer(recorder, v, x), depth, layer_indices, kind="layer"
-        )
+        indices = range(depth) if isinstance(depth, int) else None
+        latents = recorder.layers(latents, lambda v: self._record_layer(recorder, v, x), depth, indices, kind="layer")
         return recorder.part("norm", self.norm, latents)
 
     def _record_layer(self, recorder: Flow, latents: Value, patches: Value) -> Value:

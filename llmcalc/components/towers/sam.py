@@ -268,10 +268,8 @@ def _reference_class() -> type[nn.Module]:
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
-                self.get_submodule(f"{projection_letter}_proj")(x)
-                .unflatten(-1, (self.heads, -1))
-                .permute(0, 3, 1, 2, 4)
-                for projection_letter in "qkv"
+                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
+                for letter in "qkv"
             )
             scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
             if hasattr(self, "row_distances"):

@@ -259,11 +259,9 @@ def quantized_size(
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     parts_by_component: dict[str, StoredBytes] = {}
-    for weight_tensor, stored_parts in stored_tensors(
-        spec, quantization_scheme, dtype, included_parts, module_names_of
-    ):
-        parts_by_component[weight_tensor.kind] = (
-            parts_by_component.get(weight_tensor.kind, NO_STORED_BYTES) + stored_parts * weight_tensor.copies
+    for tensor, stored_parts in stored_tensors(spec, quantization_scheme, dtype, included_parts, module_names_of):
+        parts_by_component[tensor.kind] = (
+            parts_by_component.get(tensor.kind, NO_STORED_BYTES) + stored_parts * tensor.copies
         )
     total_parts = sum(parts_by_component.values(), NO_STORED_BYTES)
     return QuantizedSize(

@@ -237,25 +237,19 @@ def _read_dynamic_rules(config: ConfigFields, bits: int, group_size: int | None)
     """
     module_rules = config.get_table("dynamic") or NO_FIELDS
     for module_pattern in module_rules.table_data:
-        module_rule = module_rules.get_table(module_pattern)
+        rule = module_rules.get_table(module_pattern)
         regular_expression = module_pattern.removeprefix("-:").removeprefix("+:")
         modules = ModuleList([f"re:{regular_expression}"], "compressed-tensors", "dynamic")
         if module_pattern.startswith("-:"):
             yield LayerGroup(None, modules)
             continue
-        if module_rule is None:
+        if rule is None:
             raise config.value_error("dynamic", module_pattern, "a table of fields for each pattern without -:")
-        module_rule.ignore(
-            "sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential"
-        )
-        module_bits = module_rule.get("bits", bits)
-        group_columns = (
-            module_rule.get_group_size("group_size", group_size)
-            if "group_size" in module_rule.table_data
-            else group_size
-        )
-        module_rule.check_all_read()
-        module_rule.check_choice("bits", module_bits, 2, 3, 4, 8)
+        rule.ignore("sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential")
+        module_bits = rule.get("bits", bits)
+        group_columns = rule.get_group_size("group_size", group_size) if "group_size" in rule.table_data else group_size
+        rule.check_all_read()
+        rule.check_choice("bits", module_bits, 2, 3, 4, 8)
         yield LayerGroup(GPTQ(module_bits, group_columns), modules)
 
 

@@ -131,11 +131,7 @@ class EngineMemory:
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
-        return sum(
-            memory_term.bytes
-            for memory_term in self.terms
-            if memory_term.name == term_name and device in (None, memory_term.device)
-        )
+        return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))
 
 
 class EngineVersion(NamedTuple):

@@ -22,9 +22,7 @@ OFFLOAD_DEVICE_KEYS = ("offload_optimizer_device", "offload_param_device")
 
 def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
     """Returns the config of `accelerate launch` with the command's arguments; empty for another launcher."""
-    launcher_index = next(
-        (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
-    )
+    launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
     arguments = parse_arguments(

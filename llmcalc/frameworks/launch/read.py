@@ -215,9 +215,9 @@ ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(
 
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
-    for launch_file in launch_file_kinds():
-        if launch_file.read_python is not None and launch_file.is_python(file_text):
-            return read_with_options(launch_file, launch_file.read_python, file_text, source_file, options)
+    for kind in launch_file_kinds():
+        if kind.read_python is not None and kind.is_python(file_text):
+            return read_with_options(kind, kind.read_python, file_text, source_file, options)
     if ARGUMENT_PARSER.search(file_text) is not None:
         if source_file.arguments:
             command_text = f"python {shlex.join([source_file.name_in_errors, *source_file.arguments])}"
@@ -230,9 +230,7 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             "--per_device_train_batch_size …', or the script or YAML file that has them"
         )
     known_titles_text = ", ".join(
-        launch_file.title
-        for launch_file in launch_file_kinds()
-        if launch_file.read_python is not None and launch_file not in REFUSED_LAUNCH_FILES
+        kind.title for kind in launch_file_kinds() if kind.read_python is not None and kind not in REFUSED_LAUNCH_FILES
     )
     raise InputError(
         f"{source_file.name_in_errors}: a Python file of no program that is read (it is never run); expected "
@@ -260,10 +258,8 @@ def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
     launchers = (framework(program_folder).launcher for program_folder in FRAMEWORK_NAMES)
     commands = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
-    program_regex = "|".join(
-        (*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands)
-    )
-    return re.compile(rf"^[^#\n:]*\b({program_regex}|torch\.distributed\.(run|launch))\s", re.M)
+    regex = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands))
+    return re.compile(rf"^[^#\n:]*\b({regex}|torch\.distributed\.(run|launch))\s", re.M)
 
 
 def starts_python(file_text: str) -> bool:
@@ -511,22 +507,17 @@ def _read_python_of_command(
     options: Mapping[str, Any],
 ) -> Launch | None:
     """Returns the training run of the Python file that a command runs, if it is beside the script and trains."""
-    for program_line in command_lines:
-        source_file = source_function(program_line)
-        if not program_line.path or is_unresolved(program_line.path):
+    for line in command_lines:
+        source_file = source_function(line)
+        if not line.path or is_unresolved(line.path):
             continue
         try:
-            file_path, file_text = (
-                ("", "") if source_file.read_text is None else source_file.read_text(program_line.path)
-            )
+            file_path, file_text = ("", "") if source_file.read_text is None else source_file.read_text(line.path)
         except InputError:
             continue
-        if any(
-            launch_file.read_python is not None and launch_file.is_python(file_text)
-            for launch_file in launch_file_kinds()
-        ):
+        if any(kind.read_python is not None and kind.is_python(file_text) for kind in launch_file_kinds()):
             return _read_python(
-                file_text, replace(source_file, name_in_errors=file_path, arguments=program_line.words), options
+                file_text, replace(source_file, name_in_errors=file_path, arguments=line.words), options
             )
     return None
 
@@ -611,24 +602,18 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
 def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program starts."""
-    program_lines = [program_line for command in commands if (program_line := parse_command_line(command)) is not None]
+    program_lines = [line for command in commands if (line := parse_command_line(command)) is not None]
     return [
-        program_line
-        if (file_kind := _kind_with_launcher(program_line)) is None
-        else file_kind.with_launcher(program_line)
-        for program_line in program_lines
+        line if (file_kind := _kind_with_launcher(line)) is None else file_kind.with_launcher(line)
+        for line in program_lines
     ]
 
 
 def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
-    installed_program = "" if command_line.path else command_line.program.partition(" ")[0]
+    program = "" if command_line.path else command_line.program.partition(" ")[0]
     return next(
-        (
-            file_kind
-            for file_kind in launch_file_kinds()
-            if file_kind.launcher and file_kind.launcher == installed_program
-        ),
+        (file_kind for file_kind in launch_file_kinds() if file_kind.launcher and file_kind.launcher == program),
         None,
     )
 
@@ -708,10 +693,8 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
     for option_name, option_value in pairwise([*launcher, ""]):
         if option_name.startswith("--include"):  # localhost:0,1,2,3
             devices_text = (option_name.partition("=")[2] or option_value).rpartition(":")[2]
-    device_list_match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
-    visible_count = (
-        devices_of_machine(launcher) if device_list_match is None else len(devices_text.strip(",").split(","))
-    )
+    match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
+    visible_count = devices_of_machine(launcher) if match is None else len(devices_text.strip(",").split(","))
     if visible_count is None:
         return None
     machine_count_texts = [

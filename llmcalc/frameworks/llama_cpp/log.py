@@ -205,9 +205,7 @@ def _llama_server_flags(log_values: LogValues, memory_terms: Sequence[LogTerm]) 
 
     Layers are divided over several devices by their memory, which stands for what of it was free.
     """
-    numbered_devices = {
-        log_term.device for log_term in memory_terms if re.fullmatch(r"[A-Za-z]+[0-9]{1,3}", log_term.device or "")
-    }
+    numbered_devices = {term.device for term in memory_terms if re.fullmatch(r"[A-Za-z]+[0-9]{1,3}", term.device or "")}
     device_count = int(log_values.last_text("devices") or len(numbered_devices) or 1)
     device_bytes = _device_memory_sizes(log_values)
     if len(device_bytes) == device_count:

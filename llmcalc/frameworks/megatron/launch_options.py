@@ -149,13 +149,11 @@ def _argument_number(config: Table, argument_name: str) -> int | None:
 
 def _with_changed_arguments(config: Table, argument_changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values, without arguments whose new value is None."""
-    table_key, arguments_table = _find_arguments(config)
+    table_key, table = _find_arguments(config)
     dropped_arguments = set(argument_changes) | (
         {"recompute_activations"} if "recompute_granularity" in argument_changes else set()
     )
-    arguments = {
-        flag: value for flag, value in arguments_table.items() if _argument_name(str(flag)) not in dropped_arguments
-    }
+    arguments = {flag: value for flag, value in table.items() if _argument_name(str(flag)) not in dropped_arguments}
     arguments |= {
         f"--{argument_name.replace('_', '-')}": argument_value
         for argument_name, argument_value in argument_changes.items()

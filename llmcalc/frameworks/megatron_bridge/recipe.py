@@ -132,18 +132,14 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Raises `InputError` for a command, with the recipe's file and overrides to type instead."""
-    command_words = list(command_line.words)
-    flag_index = next((i for i, command_word in enumerate(command_words) if command_word == "--recipe"), None)
-    typed_recipe = (
-        command_words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(command_words) else "RECIPE"
-    )
+    words = list(command_line.words)
+    flag_index = next((i for i, command_word in enumerate(words) if command_word == "--recipe"), None)
+    typed_recipe = words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(words) else "RECIPE"
     if is_unresolved(typed_recipe):
         raise InputError(
             f"{source_file.name_in_errors}: line {command_line.line}: --recipe: {unresolved_reason(typed_recipe)}"
         )
-    override_words = [
-        word for word in command_words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)
-    ]
+    override_words = [word for word in words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)]
     typed_text = printable(" ".join([typed_recipe, *dict.fromkeys(override_words)]), 600)
     raise InputError(
         f"{source_file.name_in_errors}: line {command_line.line} runs the recipe {typed_recipe[:60]}, whose settings "

@@ -262,10 +262,8 @@ class OllamaServer:
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
         server = self._server_before_fit(**self._llama_server_flags(sequence_count, DEFAULT_BATCH))
-        tensor_devices = server.placement
-        used_bytes = sum(server.model_buffers(tensor_devices).values()) + sum(
-            server.cache_buffers(tensor_devices).values()
-        )
+        devices = server.placement
+        used_bytes = sum(server.model_buffers(devices).values()) + sum(server.cache_buffers(devices).values())
         free_bytes = server.free_bytes * len(server.devices)
         for context_limit, default_batch, larger_batch, largest_percent in BATCH_RULES:
             has_free_memory = (

@@ -157,9 +157,7 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
             continue
         flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
         named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
-        if all(named_flags) and any(
-            matched_flag is not None and not matched_flag.flag.is_memory_neutral for matched_flag in named_flags
-        ):
+        if all(named_flags) and any(flag is not None and not flag.flag.is_memory_neutral for flag in named_flags):
             return program.engine
     return ""
 

@@ -149,9 +149,7 @@ def _compose_servers(
             env=environment_variables(expanded_fields["environment"]),
             gpu_count=_reserved_accelerator_count(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
             mounts={
-                container_folder: host_folder
-                for volume in volume_list
-                for container_folder, host_folder in parse_mount(volume).items()
+                folder: host_folder for volume in volume_list for folder, host_folder in parse_mount(volume).items()
             },
         )
         command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.command_words)

@@ -58,10 +58,8 @@ def servers_of_file(
     typed_engine: the engine that is typed beside the file; empty for the file's.
     Raises `InputError`, which names file, place, flag and fix.
     """
-    typed_launch_file, launch_text, launch_folder = _read_launch(path)
-    return servers_of_text(
-        launch_text, typed_launch_file, allows_unknown_flags, launch_folder, typed_flags, typed_engine
-    )
+    typed_launch_file, launch_text, folder = _read_launch(path)
+    return servers_of_text(launch_text, typed_launch_file, allows_unknown_flags, folder, typed_flags, typed_engine)
 
 
 def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
@@ -343,16 +341,14 @@ def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Itera
     for variable_name, variable_value in env.items():
         if variable_name.startswith(program.variable_prefix):
             flag_words = variable_name.removeprefix(program.variable_prefix).lower().replace("_", "-")
-            flag_spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
-            matched_flag = find_flag(flags_by_name, flag_spelling)
+            spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
+            matched_flag = find_flag(flags_by_name, spelling)
             is_switch = matched_flag is None or matched_flag.flag.value_kind == "switch"
             if is_switch and variable_value.lower() in OFF_VALUES:
-                yield f"--no-{flag_spelling[2:]}"
+                yield f"--no-{spelling[2:]}"
             else:
                 yield (
-                    flag_spelling
-                    if is_switch and variable_value.lower() in ON_VALUES
-                    else f"{flag_spelling}={variable_value}"
+                    spelling if is_switch and variable_value.lower() in ON_VALUES else f"{spelling}={variable_value}"
                 )
 
 

@@ -121,9 +121,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     ]
     memory_terms += [LogTerm("other_processes", other_process_bytes)] if other_process_bytes else []
     total_bytes = log_values.last_size("total")
-    term_at_fault, flag = _diagnose_shortage(
-        {memory_term.name: memory_term.value for memory_term in memory_terms}, total_bytes or 0
-    )
+    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in memory_terms}, total_bytes or 0)
     return ParsedLog(
         program="torch" if trainer_log is None else trainer_log.program,
         title="torch" if trainer_log is None else trainer_log.title,

@@ -217,16 +217,12 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
 
 def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
     """Returns the arguments, with the entries of `model_init_kwargs` as arguments of the script."""
-    model_arguments = reader.table(config, "model_init_kwargs")
-    for argument_name, argument_value in model_arguments.items():
+    arguments = reader.table(config, "model_init_kwargs")
+    for argument_name, argument_value in arguments.items():
         if argument_name not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
             reader.refuse(f"model_init_kwargs.{argument_name}"[:100], "it is modelled without")
     return {
-        **{
-            argument_name: model_arguments[argument_name]
-            for argument_name in MODEL_ARGUMENTS
-            if argument_name in model_arguments
-        },
+        **{argument_name: arguments[argument_name] for argument_name in MODEL_ARGUMENTS if argument_name in arguments},
         **config,
     }
 

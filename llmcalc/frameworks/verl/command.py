@@ -187,13 +187,11 @@ def _uses_megatron(reader: LaunchReader, config: Table, base_names: Sequence[str
 
     Source: verl/trainer/config/ppo_trainer.yaml at its head of 2026-08-22, whose actor is `${model_engine}_actor`.
     """
-    model_engine = config.get("model_engine", "dp")
-    if model_engine not in ("dp", "megatron"):
-        raise reader.argument_error(
-            "model_engine", f"{short_repr(model_engine)} is not read; expected dp (FSDP) or megatron"
-        )
+    engine = config.get("model_engine", "dp")
+    if engine not in ("dp", "megatron"):
+        raise reader.argument_error("model_engine", f"{short_repr(engine)} is not read; expected dp (FSDP) or megatron")
     return (
-        model_engine == "megatron"
+        engine == "megatron"
         or config.get(f"{ACTOR_PREFIX}.strategy") == "megatron"
         or any("megatron" in base_name for base_name in base_names)
     )

@@ -97,10 +97,8 @@ class BlockPool:
         """
         if first_page_bytes := self.groups[0].page_bytes:
             request_bytes = sum(
-                layer_group.page_bytes
-                * layer_group.blocks(request_length, self.block_size, tokens_in_flight)
-                // layer_group.group_count
-                for layer_group in self.groups
+                group.page_bytes * group.blocks(request_length, self.block_size, tokens_in_flight) // group.group_count
+                for group in self.groups
             )
             return block_count / -(-request_bytes // first_page_bytes)
         return self.max_concurrency(block_count, request_length, tokens_in_flight)

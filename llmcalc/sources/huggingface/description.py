@@ -413,13 +413,9 @@ def _uncounted_encoder_remarks(model_type: str, root_config: Mapping[str, Any]) 
     """Returns a remark for each encoder that is not counted because the config's class is not supported."""
     from .towers import TOWER_SECTIONS
 
-    encoder_remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
-    encoder_sections = (
-        section_name for section_name in TOWER_SECTIONS if isinstance(root_config.get(section_name), dict)
-    )
-    return [
-        f"{name}: {encoder_remark}" for name in encoder_sections if name not in family_of(model_type).uncounted_fields
-    ]
+    remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
+    sections = (section_name for section_name in TOWER_SECTIONS if isinstance(root_config.get(section_name), dict))
+    return [f"{name}: {remark}" for name in sections if name not in family_of(model_type).uncounted_fields]
 
 
 def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,5 @@ def _wrapper_type_of(text_model_type: str) -> str:
     Only wrappers that are read in the text type's own file are searched.
     """
     model_types = TYPES_BY_FILE[FILE_BY_TYPE[text_model_type]]
-    wrapper_types = (model_type for model_type in model_types if family_of(model_type).text_type == text_model_type)
-    return next(
-        (model_type for model_type in wrapper_types if family_of(model_type).write_tower_sections is not None), ""
-    )
+    types = (model_type for model_type in model_types if family_of(model_type).text_type == text_model_type)
+    return next((model_type for model_type in types if family_of(model_type).write_tower_sections is not None), "")

@@ -249,15 +249,13 @@ class RankProcess:
 
     def _end_stages_group(self) -> Any:
         """Returns the process group of the first and the last pipeline stage."""
-        layout, group_of_rank = self.training_job.layout, None
+        layout, group = self.training_job.layout, None
         for tp in range(layout.tp):
             for dp in range(layout.dp):
                 ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
                 end_stage_group = dist.new_group(ranks)
-                group_of_rank = (
-                    end_stage_group if (tp, dp) == (self.coordinates.tp, self.coordinates.dp) else group_of_rank
-                )
-        return group_of_rank
+                group = end_stage_group if (tp, dp) == (self.coordinates.tp, self.coordinates.dp) else group
+        return group
 
     # --- building ---------------------------------------------------------------------------------------------------
 

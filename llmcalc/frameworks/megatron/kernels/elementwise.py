@@ -46,10 +46,7 @@ class ElementwiseKernels(AttentionKernels):
 
     def _is_gate(self, program_value: Value) -> bool:
         """Whether a value is a gate that a later operation multiplies."""
-        return any(
-            consumer_step.verb == "mul"
-            for consumer_step, _ in self.readers_by_storage.get(id(program_value.storage), ())
-        )
+        return any(step.verb == "mul" for step, _ in self.readers_by_storage.get(id(program_value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""

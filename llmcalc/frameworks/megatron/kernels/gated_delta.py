@@ -80,10 +80,8 @@ class DeltaKernels(MambaKernels):
         q, k, v, log_decay, gate, beta_sigmoid = self._prepare_delta_inputs(
             delta_op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
-        delta_rule = (
-            chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_without_norms
-        )
-        delta_output = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
+        rule = chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_without_norms
+        delta_output = rule(aten, q, k, v, log_decay, beta_sigmoid)
         output_projection = named_steps["o_proj"]
         self.store_without_reshape(
             output_projection.output_values[0],

@@ -94,14 +94,12 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         self, discardable_function: DiscardableFunction, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments, and returns the outputs and `DiscardedOutputs`."""
-        autograd_graph = self.graph
-        if not is_recorded(autograd_graph, arguments):
+        graph = self.graph
+        if not is_recorded(graph, arguments):
             return discardable_function(arguments), None
-        with autograd_graph.no_grad():
+        with graph.no_grad():
             function_outputs = discardable_function(arguments)
-        discarded_outputs = DiscardedOutputs(
-            autograd_graph, discardable_function, arguments, function_outputs, input_storage_id
-        )
+        discarded_outputs = DiscardedOutputs(graph, discardable_function, arguments, function_outputs, input_storage_id)
         self.record_node("checkpoint", arguments, function_outputs, discarded_outputs.backward, *arguments)
         return function_outputs, discarded_outputs
 

@@ -152,10 +152,8 @@ class BasicKernels(Lowering):
         elif len(normed_shape) > 1:
             x = self.flat_tensor(recorded_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
-        group_count, weight_owner = operation.options.get("groups"), operation.options.get("like")
-        module_path, norm_name = (
-            (self.module_path(), operation.name) if weight_owner is None else self.modules[id(weight_owner)]
-        )
+        group_count, owner = operation.options.get("groups"), operation.options.get("like")
+        module_path, norm_name = (self.module_path(), operation.name) if owner is None else self.modules[id(owner)]
         self.modules[id(operation.output_values[0])] = module_path, norm_name
         y = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)
         self.store_tensor(operation.output_values[0], self.aten.transpose(y, 1, 2) if is_heads_first else y)

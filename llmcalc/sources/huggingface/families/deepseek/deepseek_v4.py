@@ -101,11 +101,9 @@ def _rotary_dims(config: Config) -> int:
 
 def _compression_rates(config: Config) -> dict[str, int]:
     """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
-    rates_by_type = (
-        config.table("compress_rates") if config.has("compress_rates") else {SPARSE_TYPE: 4, HEAVY_TYPE: 128}
-    )
+    rates = config.table("compress_rates") if config.has("compress_rates") else {SPARSE_TYPE: 4, HEAVY_TYPE: 128}
     location = f"{config.location}compress_rates."
-    compression_rates = Config(rates_by_type, {}, config.model_type, config.head_kind, location)
+    compression_rates = Config(rates, {}, config.model_type, config.head_kind, location)
     older_names = {SPARSE_TYPE: "compress_rate_csa", HEAVY_TYPE: "compress_rate_hca"}
     return {
         layer_kind: config.integer(older_name) if config.has(older_name) else compression_rates.integer(layer_kind)

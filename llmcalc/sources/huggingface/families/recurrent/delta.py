@@ -287,11 +287,9 @@ def _read_olmo_hybrid(config: Config) -> Table:
 
 def _has_rope(config: Config) -> bool:
     """Whether the config sets a RoPE base. Released checkpoints set none and so have no positions."""
-    rope_parameters = config.config_fields.get("rope_parameters")
+    parameters = config.config_fields.get("rope_parameters")
     return (
-        rope_parameters.get("rope_theta")
-        if isinstance(rope_parameters, dict)
-        else config.config_fields.get("rope_theta")
+        parameters.get("rope_theta") if isinstance(parameters, dict) else config.config_fields.get("rope_theta")
     ) is not None
 
 
