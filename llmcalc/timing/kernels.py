@@ -224,16 +224,16 @@ class RankWork:
     @property
     def forward_flops(self) -> Number:
         """FLOPs of the forward pass through all layers."""
-        return sum(
-            kernel.flops[0] * kernel.runs_per_layer * self.layer_count(kernel.layer_kind_index)
-            for kernel in self.kernels
-        )
+        return self._flops(is_backward=False)
 
     @property
     def backward_flops(self) -> Number:
         """FLOPs of the backward pass through all layers."""
+        return self._flops(is_backward=True)
+
+    def _flops(self, is_backward: bool) -> Number:
         return sum(
-            kernel.flops[1] * kernel.runs_per_layer * self.layer_count(kernel.layer_kind_index)
+            kernel.flops[is_backward] * kernel.runs_per_layer * self.layer_count(kernel.layer_kind_index)
             for kernel in self.kernels
         )
 

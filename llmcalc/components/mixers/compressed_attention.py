@@ -284,20 +284,11 @@ def _reference_class() -> type[nn.Module]:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             kv_entries = self.compressor(x, pass_state)
-            complete_entry_counts = (
-                pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1
-            ) // spec.compress_rate
-            allowed_mask = torch.arange(kv_entries.shape[1], device=x.device)[None] < complete_entry_counts[:, None]
-            if spec.indexer is None:
-                return kv_entries, allowed_mask
-            selected_entries = self.indexer(x, compressed_query, allowed_mask, pass_state)
-            if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, gather_index), allowed_mask[:, : selected_entries.shape[-1]]
-            selected_mask = torch.zeros_like(allowed_mask).expand(x.shape[0], -1, -1)
-            selected_mask = selected_mask.scatter(-1, selected_entries, True)
-            return kv_entries, (allowed_mask & selected_mask)[:, None]
+            is_visible = self._visible_entries(x, kv_entries, pass_state)
+            if self.spec.indexer is None:
+                return kv_entries, is_visible
+            selection = self.indexer(x, compressed_query, is_visible, pass_state)
+            return self._selected_entries(x, kv_entries, is_visible, selection, pass_state)
 
     return CompressedAttentionReference

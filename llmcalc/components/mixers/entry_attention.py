@@ -270,6 +270,22 @@ def entry_attention_class() -> Any:
             """Returns the entries, and the mask [.., tokens, entries] of the entries that each token attends to."""
             raise NotImplementedError
 
+        def _visible_entries(self, x: Tensor, kv_entries: Tensor, pass_state: PassState) -> Tensor:
+            """Returns whether each token sees each entry, all of whose tokens it has passed, [tokens, entries]."""
+            positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + x.shape[1], x.device)
+            entry_counts = (positions + 1) // self.spec.compress_rate
+            return torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
+
+        def _selected_entries(
+            self, x: Tensor, kv_entries: Tensor, is_visible: Tensor, selection: Tensor, pass_state: PassState
+        ) -> tuple[Tensor, Tensor]:
+            """Returns the entries to read, and the mask of those that are selected for each token."""
+            if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
+                gather_index = selection[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
+                return kv_entries.gather(1, gather_index), is_visible[:, : selection.shape[-1]]
+            selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selection, True)
+            return kv_entries, (is_visible & selected_mask)[:, None]
+
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             compressed_query = self.q_a_norm(self.q_a_proj(x))

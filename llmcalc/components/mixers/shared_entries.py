@@ -429,24 +429,14 @@ def _reference_class() -> type[nn.Module]:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            spec = self.spec
-            end_position = pass_state.past_tokens + x.shape[1]
-            shared_values = pass_state.shared_values
-            latent = None
+            spec, shared_values, latent = self.spec, pass_state.shared_values, None
             if not spec.entries_shared:
                 latent, shared_values["entries"] = self.compressor(x, pass_state)
             kv_entries: Tensor = shared_values["entries"]
-            visible_entry_counts = (
-                pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1
-            ) // spec.compress_rate
-            is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < visible_entry_counts[:, None]
+            is_visible = self._visible_entries(x, kv_entries, pass_state)
             if spec.indexer is not None:
                 shared_values["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)
-            selected_entries = shared_values["selected entries"]
-            if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, gather_index), is_visible[:, : selected_entries.shape[-1]]
-            selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
-            return kv_entries, (is_visible & selected_mask)[:, None]
+            selection = shared_values["selected entries"]
+            return self._selected_entries(x, kv_entries, is_visible, selection, pass_state)
 
     return SharedEntryReference
