@@ -134,9 +134,7 @@ class Command(TyperCommand):
             len(rows_by_panel.keys() - {ARGUMENTS_PANEL}) <= MOST_JOINED_PANELS
         ):  # a command with few options needs no headings
             panels = sorted(rows_by_panel, key=PANEL_ORDER.index)
-            all_records = [
-                panel_record for panel in panels if panel != ARGUMENTS_PANEL for panel_record in rows_by_panel[panel]
-            ]
+            all_records = [record for panel in panels if panel != ARGUMENTS_PANEL for record in rows_by_panel[panel]]
             rows_by_panel = {
                 panel: panel_records for panel, panel_records in rows_by_panel.items() if panel == ARGUMENTS_PANEL
             } | {OTHER_PANEL: all_records}

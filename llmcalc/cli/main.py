@@ -111,9 +111,7 @@ class LazyGroup(TyperGroup):
                 return None
             group_name = f"llmcalc{self.parent_command.replace('.', ' ')}"
             if _is_model_name(cmd_name):
-                example_command = next(
-                    command_name for command_name in ("memory", "params") if command_name in self.command_names
-                )
+                example_command = next(name for name in ("memory", "params") if name in self.command_names)
                 raise InputError(
                     f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )

@@ -59,9 +59,7 @@ def tensors_from_layer(
         if layer is None or (node_position.optional_part and node_position.optional_part not in included_parts):
             continue
         layer_indices = range(int(layer.copies)) if layer.node.indices is None else layer.node.indices
-        copy_count = (
-            node_position.copies * sum(layer_index >= first_layer for layer_index in layer_indices) // int(layer.copies)
-        )
+        copy_count = node_position.copies * sum(index >= first_layer for index in layer_indices) // int(layer.copies)
         if copy_count and node_position.counted_op is not None:
             for tensor in node_position.counted_op.tensors():
                 yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))

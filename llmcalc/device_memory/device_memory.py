@@ -291,9 +291,7 @@ class CountedRun:
     ) -> None:
         self.cuda_runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating_stacks: list[int] = [
-            stack_index for stack_index, stack in enumerate(self.stacks) if stack.is_extrapolated
-        ]
+        self.repeating_stacks: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
         self.repeat_analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         layer_limit = MOST_LAYERS_IN_SEARCH if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
         self.replays_all_layers: bool = (
@@ -344,8 +342,7 @@ class CountedRun:
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats of the layer pattern, or with all layers if the repeats differ."""
         short_run_repeats = {
-            stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
-            for stack_index in self.repeating_stacks
+            index: self.stacks[index].repeats_of_layer_types(RECORDED_REPEATS) for index in self.repeating_stacks
         }
         try:
             return [
@@ -382,21 +379,15 @@ class CountedRun:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating_stacks
         shorter_repeats, longer_repeats = (
-            {
-                stack_index: max(SHORT_RUN_REPEATS, layer_count // stacks[stack_index].layer_period)
-                for stack_index in repeating_stacks
-            }
+            {index: max(SHORT_RUN_REPEATS, layer_count // stacks[index].layer_period) for index in repeating_stacks}
             for layer_count in LAYERS_OF_SHORTER_RUNS
         )
         longer_repeats = {
-            stack_index: min(
-                stacks[stack_index].repeat_count, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
-            )
-            for stack_index in repeating_stacks
+            index: min(stacks[index].repeat_count, max(longer_repeats[index], shorter_repeats[index] + 1))
+            for index in repeating_stacks
         }
         added_layers = sum(
-            (longer_repeats[stack_index] - shorter_repeats[stack_index]) * stacks[stack_index].layer_period
-            for stack_index in repeating_stacks
+            (longer_repeats[index] - shorter_repeats[index]) * stacks[index].layer_period for index in repeating_stacks
         )
         missing_layers = sum(
             (stacks[stack_index].repeat_count - longer_repeats[stack_index]) * stacks[stack_index].layer_period

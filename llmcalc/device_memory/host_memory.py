@@ -65,9 +65,7 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
 def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
-    short_run_repeats = {
-        stack_index: SHORT_RUN_REPEATS for stack_index, stack in enumerate(stacks) if stack.is_extrapolated
-    }
+    short_run_repeats = {index: SHORT_RUN_REPEATS for index, stack in enumerate(stacks) if stack.is_extrapolated}
     short_run_bytes = _offloaded_bytes_of_pass(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(
         (stacks[stack_index].repeat_count - SHORT_RUN_REPEATS)

@@ -321,9 +321,7 @@ def replay_inference(
     memory_meter.peaks = {}
     inference_run.run_passes()
     replay_result.peaks = {
-        allocation_place: peak
-        for allocation_place, peak in memory_meter.peaks.items()
-        if allocation_place.phase in inference_run.pass_names
+        place: peak for place, peak in memory_meter.peaks.items() if place.phase in inference_run.pass_names
     }
     replay_result.final_bytes = memory_meter.live_bytes
     if device is not None:

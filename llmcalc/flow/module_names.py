@@ -385,12 +385,8 @@ def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | No
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     alternatives_in_entry = [
-        [
-            name
-            for name in alternative_text.partition("/")[0].replace(" - ", " + -").split(" + ")
-            if not name.startswith("-")
-        ]
-        for alternative_text in _split_alternatives(joined_names)
+        [name for name in text.partition("/")[0].replace(" - ", " + -").split(" + ") if not name.startswith("-")]
+        for text in _split_alternatives(joined_names)
     ]
     if layer_level_names is None:
         return alternatives_in_entry
@@ -412,9 +408,7 @@ def _modules_without_parts(alternative: list[str], part_names: Iterable[str]) ->
     """Returns an alternative's modules, without the modules that are themselves parts of the node."""
     if len(alternative) == 1:
         return alternative
-    return [
-        module_name for module_name in alternative if f".{module_name.removeprefix('.')}" not in part_names
-    ] or alternative
+    return [name for name in alternative if f".{name.removeprefix('.')}" not in part_names] or alternative
 
 
 def _paths_below(

@@ -106,11 +106,7 @@ class MicroBatchBytes:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         peaks_by_path = self.backward_peaks.bytes_by_path.items()
         return max(
-            (
-                peak
-                for module_path, peak in peaks_by_path
-                if module_path not in ("", "loss") and not is_layer_path(module_path)
-            ),
+            (peak for path, peak in peaks_by_path if path not in ("", "loss") and not is_layer_path(path)),
             default=0,
         )
 

@@ -360,9 +360,7 @@ def ask_engine_fit(
         engine_options[0] = _with_receipt_notes(best_option, receipt)
 
     def report() -> Report:
-        token_times = [
-            decoded_token_time(preset, engine, version, engine_option, user_count) for engine_option in engine_options
-        ]
+        token_times = [decoded_token_time(preset, engine, version, option, user_count) for option in engine_options]
         return fit_report(engine_use, engine_options, token_times, user_count, named_hardware is not None, user_limit)
 
     return ReportedAnswer(engine_options, report, best_option.serves_all_users)

@@ -97,9 +97,7 @@ class UsualEngine:
         if settings.phase not in SERVING_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMAT_SETTINGS}
-        typed_options = {
-            field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
-        }
+        typed_options = {name: format_name for name, format_name in format_settings.items() if format_name is not None}
         seq = int(memory.states.workload.seq)
         return cls(preset, engine_records[0], hardware, settings, seq, typed_options, default_context=default_context)
 
@@ -211,9 +209,7 @@ class UsualEngine:
         memory_changes: list[SettingChange] = []
         if memory_fit.verdict == "no":
             for settings in chain(*single_setting_changes(run_memory, self.hardware, batch, seq)):
-                format_settings = {
-                    format_field: settings[format_field] for format_field in FORMAT_SETTINGS if format_field in settings
-                }
+                format_settings = {field: settings[field] for field in FORMAT_SETTINGS if field in settings}
                 changed_engine = replace(
                     self, seq=settings.get("seq", self.seq), options={**self.options, **format_settings}
                 )

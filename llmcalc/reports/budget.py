@@ -80,9 +80,7 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
 
 def _check_name(budget_check: BudgetCheck) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
-    settings_text = ", ".join(
-        f"{setting_name} {setting_value}" for setting_name, setting_value in budget_check.settings.items()
-    )
+    settings_text = ", ".join(f"{name} {value}" for name, value in budget_check.settings.items())
     check_name = f"fits on {budget_check.accelerator}" if budget_check.accelerator else budget_check.key
     return f"{check_name} ({settings_text})" if settings_text else check_name
 

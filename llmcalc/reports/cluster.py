@@ -262,8 +262,7 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
     if launched_run.assumed_defaults:
         version_text = f" {launched_run.version}" if launched_run.version else ""
         defaults_text = ", ".join(
-            f"{setting_name} {_value_text(default_value)}"
-            for setting_name, default_value in launched_run.assumed_defaults.items()
+            f"{name} {_value_text(default_value)}" for name, default_value in launched_run.assumed_defaults.items()
         )
         notes.insert(0, f"defaults of {launched_run.program}{version_text}: {defaults_text}")
     return notes

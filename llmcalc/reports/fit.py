@@ -87,11 +87,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     engine_options = [hardware_option for hardware_option in hardware_options if hardware_option.engine_title]
     has_single_macs = any(is_whole_computer(hardware_option.fit.hardware) for hardware_option in engine_options)
     most_macs_text = "one" if has_single_macs else f"up to {MOST_COMPUTERS}"
-    replica_note = (
-        "dp: replicas, which share the users"
-        if any(hardware_option.users for hardware_option in hardware_options)
-        else ""
-    )
+    replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
     if engine_options:
         names_text = ", ".join(hardware_option.fit.hardware.name for hardware_option in engine_options)
         engine_note = (

@@ -282,10 +282,7 @@ def phase_columns_and_rows(device: DeviceMemory, memory_use: MemoryUse | None = 
             if memory_kind == "optimizer" and memory_use is not None:
                 table_rows += _optimizer_rows(memory_use, list(phases.values()))
     allocator_terms = estimated_parts(device, includes_runtime=False)
-    table_rows += [
-        row(f"of these: {term_name}", *(byte_count for _ in phases), depth=1)
-        for term_name, byte_count in allocator_terms
-    ]
+    table_rows += [row(f"of these: {name}", *(count for _ in phases), depth=1) for name, count in allocator_terms]
     table_rows.append(
         row("peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values()), is_bold=True, is_sum=True)
     )
@@ -325,10 +322,7 @@ def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str,
         for state_name, byte_count in optimizer_state.states.items()
         if state_name != "step"
     ]
-    state_names = [
-        f"{state_name} ({units.short_dtype(dtype)})" if dtype else state_name
-        for state_name, dtype, _ in optimizer_parts
-    ]
+    state_names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
     return [
         row(state_name, *(byte_count for _ in bytes_by_phase), depth=1)
         for state_name, (_, _, byte_count) in zip(state_names, optimizer_parts, strict=True)

@@ -191,8 +191,7 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     """Returns notes on adapters and a quantized base of a projection whose weight the scan's kernel reads directly."""
     adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
-        is_read_by_scan(node_position)
-        for node_position, _ in linear_layers(parameter_count.tree, parameter_count.include)
+        is_read_by_scan(position) for position, _ in linear_layers(parameter_count.tree, parameter_count.include)
     ):
         return []
     notes = []
@@ -302,8 +301,7 @@ def _execution_note(run_memory: Memory) -> str:
         kernel_texts.append(f"recompute {execution_entry['recompute']} (--recompute)")
         if execution_entry["dropout"]:
             dropouts_text = ", ".join(
-                f"{probability:g} ({dropout_place})"
-                for dropout_place, probability in execution_entry["dropout"].items()
+                f"{probability:g} ({place})" for place, probability in execution_entry["dropout"].items()
             )
             kernel_texts.append(f"dropout {dropouts_text} (--dropout)")
         kernel_texts.append(f"{execution_entry['optimizer']} {execution_entry['optimizer_impl']} (--optimizer-impl)")

@@ -117,9 +117,7 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
             )
         )
     json_document = _plan_data(preset, plan) | ({} if order_position is None else {"where": order_position})
-    deferred_values = {
-        "unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in ranked_layouts.unreplayed]
-    }
+    deferred_values = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in ranked_layouts.unreplayed]}
     report = Report(
         json_document,
         tables,
@@ -429,13 +427,9 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
             for framework_plan, layout_candidate, is_tie in _rows_with_ties(plan)
         ],
         "other_frameworks": [
-            {"framework": compared_layout.framework_name, "fits": compared_layout.candidate is not None}
-            | (
-                {}
-                if compared_layout.candidate is None
-                else candidate_data(compared_layout.candidate, compared_layout.time_range)
-            )
-            for compared_layout in plan.compared_layouts
+            {"framework": layout.framework_name, "fits": layout.candidate is not None}
+            | ({} if layout.candidate is None else candidate_data(layout.candidate, layout.time_range))
+            for layout in plan.compared_layouts
         ],
         "unreplayed": [],
         "feasible_with_recompute": plan.recomputed,

@@ -74,8 +74,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     peak_column = Column("in_flight", "peak")
     in_flight_counts = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peak_texts = [
-        [in_flight_text(in_flight, chunk_index) for chunk_index in range(pipeline.chunk_count)]
-        for in_flight in in_flight_counts
+        [in_flight_text(in_flight, index) for index in range(pipeline.chunk_count)] for in_flight in in_flight_counts
     ]
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
@@ -86,8 +85,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_rows = []
     for rank in range(pipeline.ranks):
         chart_lines = [
-            timetable_chart.draw_line(timetable.spans_by_rank[rank], chunk_index)
-            for chunk_index in range(pipeline.chunk_count)
+            timetable_chart.draw_line(timetable.spans_by_rank[rank], index) for index in range(pipeline.chunk_count)
         ]
         for model_chunk, chart_line in enumerate(chart_lines):
             stage_cells = [

@@ -205,9 +205,7 @@ def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
     seconds_on, device = timed_run.seconds_on, timed_run.device
     if timed_run.layout.ep == 1 or seconds_on is None:
         return []
-    return other_exchange_notes(
-        timed_run.stack, timed_run.seconds, lambda software_stack: seconds_on(device, software_stack)
-    )
+    return other_exchange_notes(timed_run.stack, timed_run.seconds, lambda stack: seconds_on(device, stack))
 
 
 def other_exchange_notes(
@@ -352,9 +350,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
     run_time_unit = duration_unit(timed_run.seconds)
     time_parts = [
-        (part_name, seconds)
-        for part_name, seconds in timed_run.seconds_by_part.items()
-        if seconds or part_name in ("work", "kernels")
+        (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
     ]
     seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda bound_and_seconds: -bound_and_seconds[1])
     table_rows: list[Row] = []

@@ -196,11 +196,7 @@ class Lowering(ProgramLowering):
     @property
     def carried_tensors(self) -> dict[Any, Tensor]:
         """The tensors that a layer passes to the next layer besides its output."""
-        return {
-            memo_key: tensor
-            for memo_key, tensor in self.pass_memo.items()
-            if self.carries_tensors and memo_key[0] == CARRIED_KEY
-        }
+        return {key: tensor for key, tensor in self.pass_memo.items() if self.carries_tensors and key[0] == CARRIED_KEY}
 
     def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the tensors carried to the next layer."""

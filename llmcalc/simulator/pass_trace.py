@@ -110,9 +110,7 @@ class PassTrace:
         """Whether another trace has the same events, except for numbers of the previous pass's storages."""
         releases_of_traces = (
             {
-                pass_id: [release_event_index for release_event_index, _ in releases]
-                if pass_id[1] == PREVIOUS_PASS
-                else releases
+                pass_id: [index for index, _ in releases] if pass_id[1] == PREVIOUS_PASS else releases
                 for pass_id, releases in pass_trace.releases_of_other_passes.items()
             }
             for pass_trace in (self, other_trace)
@@ -138,8 +136,7 @@ class PassTrace:
             return None
         renumbered_releases = {
             (model_chunk, PREVIOUS_PASS, 0): [
-                (event_index, new_storage_numbers[old_storage_number])
-                for event_index, old_storage_number in storage_releases
+                (index, new_storage_numbers[old_storage_number]) for index, old_storage_number in storage_releases
             ]
         }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

@@ -184,9 +184,7 @@ def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -
 
 def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
     """Adds two tables of bytes by kind of memory."""
-    return {
-        memory_kind: byte_count + second_counts.get(memory_kind, 0) for memory_kind, byte_count in first_counts.items()
-    }
+    return {kind: count + second_counts.get(kind, 0) for kind, count in first_counts.items()}
 
 
 class PassPlayer(PassCounter):

@@ -34,9 +34,7 @@ PARTIAL_ENDING = "Partial"
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
     member_classes = (
-        part_class
-        for field_name in ("block", "variants")
-        for part_class in models_of_field(Stack.model_fields[field_name])
+        part_class for name in ("block", "variants") for part_class in models_of_field(Stack.model_fields[name])
     )
     layer_class_names = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
     class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}

@@ -256,9 +256,7 @@ def _preset_of_tag(tag: str) -> str | None:
     longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_prefix)]
     active_size_pattern = re.compile(rf"{re.escape(tag_prefix)}a[0-9.]+b")
     names_with_active_size = [
-        preset_name
-        for preset_name in longer_names
-        if active_size_pattern.fullmatch(normalized_with_points(preset_name))
+        name for name in longer_names if active_size_pattern.fullmatch(normalized_with_points(name))
     ]
     matching_names = names_with_active_size or longer_names
     return matching_names[0] if len(matching_names) == 1 else None
@@ -563,7 +561,5 @@ def _presets_by_repository() -> dict[str, str]:
                 _VERSION_ENDING.sub("", short_name) if _has_size(short_name) else short_name,
             }:
                 presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
-    unique_short_names = {
-        name: min(preset_names) for name, preset_names in presets_of_short_names.items() if len(preset_names) == 1
-    }
+    unique_short_names = {name: min(names) for name, names in presets_of_short_names.items() if len(names) == 1}
     return unique_short_names | presets_of_full_names

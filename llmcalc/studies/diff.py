@@ -94,8 +94,7 @@ def diff(
         quantities.append(QuantityChange(quantity_name, old_value, new_value, quantity_unit))
     fields = tuple(_changed_fields(earlier_preset, later_preset))
     components = {
-        quantity_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, quantity_name))
-        for quantity_name in COMPARED_COSTS
+        name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, name)) for name in COMPARED_COSTS
     }
     return ModelDifference(earlier_preset, later_preset, seq, cache_dtype, fields, tuple(quantities), components)
 

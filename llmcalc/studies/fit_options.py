@@ -283,9 +283,7 @@ def _hardware_option(
             return hardware_option
     while too_large_runs:
         least_bytes, run_index, device_run = smallest_run = min(too_large_runs, key=lambda skipped_run: skipped_run[:2])
-        if tried_options and least_bytes > min(
-            hardware_option.fit.needed_bytes for _, hardware_option in tried_options
-        ):
+        if tried_options and least_bytes > min(option.fit.needed_bytes for _, option in tried_options):
             break
         too_large_runs.remove(smallest_run)
         lower_bound_bytes = device_run.least_bytes(default_runtime)

@@ -542,9 +542,7 @@ class LayoutOrder:
                 continue
             assert candidate is not None
             unfit_candidates.append(candidate)
-        index_of_layout = {
-            layout_run: layout_index for layout_index, layout_run in enumerate(self.layout_search.possible_layouts)
-        }
+        index_of_layout = {layout_run: index for index, layout_run in enumerate(self.layout_search.possible_layouts)}
 
         def candidate_key(candidate: Candidate) -> tuple[bool, bool, int]:
             layout_position = 0 if candidate.is_replayed else index_of_layout[candidate.layout, candidate.micro_batches]

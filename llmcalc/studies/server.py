@@ -70,9 +70,7 @@ class LayoutSizes:
         """Returns the layout of a replica. Raises `InputError` for contradictory sizes."""
         layers_per_stage = None
         if layers % self.pp:
-            layers_per_stage = tuple(
-                layers // self.pp + (stage_index < layers % self.pp) for stage_index in range(self.pp)
-            )
+            layers_per_stage = tuple(layers // self.pp + (index < layers % self.pp) for index in range(self.pp))
         etp = self.tp * self.dp // self.ep if self.ep > 1 else None
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=layers_per_stage)
 

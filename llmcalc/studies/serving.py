@@ -349,9 +349,7 @@ class ServeStudy:
         request_limits = (request_capacity, engine.request_limit(model_memory), model_memory.requests_with_states)
         requests_per_rank = min(request_limit for request_limit in request_limits if request_limit is not None)
         most_requests = max(1, requests_per_rank) * layout_sizes.dp
-        engine_flags = {
-            flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
-        }
+        engine_flags = {name: value for name, value in used_flags.items() if name != "quantize"}
         return Server(
             layout_sizes,
             quantize,

@@ -146,9 +146,7 @@ class ShapeFamily:
     def scaled_to(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `width_step`."""
         stack = self.spec.main
-        scaled_blocks = {
-            layer_kind: self._scaled_block(block, hidden_size) for layer_kind, block in stack.variants.items()
-        }
+        scaled_blocks = {kind: self._scaled_block(block, hidden_size) for kind, block in stack.variants.items()}
         changed_fields = {
             "num_hidden_layers": num_hidden_layers,
             "block": self._scaled_block(stack.block, hidden_size),

@@ -61,9 +61,7 @@ FULL_OVERLAP = Overlap()
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
     """Returns the name of an accelerator vendor's time stack for a phase; empty without such a stack."""
-    return next(
-        (stack_name for stack_name in stack_names(phase) if vendor in software_stacks()[stack_name].vendors), ""
-    )
+    return next((name for name in stack_names(phase) if vendor in software_stacks()[name].vendors), "")
 
 
 def with_attention(software_stack: SoftwareStack, implementation: str | None) -> SoftwareStack:
@@ -206,8 +204,7 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
         "ep": FULL_OVERLAP.ep,
     }
     hidden_share_by_group = {
-        group_name: hidden_share if group_name in overlapped_groups else 0.0
-        for group_name, hidden_share in usual_hidden_shares.items()
+        name: hidden_share if name in overlapped_groups else 0.0 for name, hidden_share in usual_hidden_shares.items()
     }
     return software_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
 

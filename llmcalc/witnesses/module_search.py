@@ -180,8 +180,7 @@ class _ModuleSearch:
         for module_name in self.family_names.get(list_key, self.usual_names["layers"]).split(" | "):
             for root_path in root_modules:
                 module_lists = [
-                    self._modules_of_lists(root_path, module_name, len(layer_indices))
-                    for module_name in module_name.split(" & ")
+                    self._modules_of_lists(root_path, name, len(layer_indices)) for name in module_name.split(" & ")
                 ]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))

@@ -277,11 +277,7 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     module_names_of_text, module_names_of_wrapper = (
         {} if family_record is None else family_record.modules for family_record in (family, outer_family)
     )
-    head_names = {
-        node_path: module_name
-        for node_path, module_name in module_names_of_wrapper.items()
-        if node_path.startswith("lm_head")
-    }
+    head_names = {path: name for path, name in module_names_of_wrapper.items() if path.startswith("lm_head")}
     return find_modules_of_nodes(
         spec.tree(), class_paths, spec.kind, base_path, {**module_names_of_text, **head_names}, module_names_of_wrapper
     )
@@ -432,9 +428,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument_name: stored_cache})
     module_states = [
-        state_tensor
-        for module_path, state_tensor in _module_states(model).items()
-        if states_before.get(module_path) is not state_tensor
+        tensor for module_path, tensor in _module_states(model).items() if states_before.get(module_path) is not tensor
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return MeasuredPass(

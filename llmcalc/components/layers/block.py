@@ -234,9 +234,7 @@ class Block(Layer):
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
             self.cross_attention.check_cross_attention()
-        norm_names = [
-            f"{sublayer_name}_{position}_norm" for sublayer_name, _ in self.sublayers() for position in ("pre", "post")
-        ]
+        norm_names = [f"{name}_{position}_norm" for name, _ in self.sublayers() for position in ("pre", "post")]
         for sublayer_name in self.without_norms:
             if sublayer_name not in norm_names:
                 raise ValueError(

@@ -119,16 +119,14 @@ class CompressedAttention(EntryAttention):
         window_axes = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (delayed_gate_series, current_gate_series) = (
-                recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim))
-                for series_value in (kv, gate)
+                recorder.split(value, (rate_axis, head_dim), (rate_axis, head_dim)) for value in (kv, gate)
             )
             zero_windows = (
                 recorder.zeros(delayed_series, state_name="last_window"),
                 recorder.zeros(delayed_gate_series, state_name="last_window"),
             )
             first_window, first_gate = (
-                recorder.resumed(zero_window, "last_window", window_index)
-                for window_index, zero_window in enumerate(zero_windows)
+                recorder.resumed(zero_window, "last_window", index) for index, zero_window in enumerate(zero_windows)
             )
             recorder.hold(first=first_window, gate_first=first_gate)
             op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=token_rows)

@@ -197,8 +197,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (
-                self._split_heads(projection_letter, projected_x, pass_state)
-                for projection_letter, projected_x in projections.items()
+                self._split_heads(letter, projected_x, pass_state) for letter, projected_x in projections.items()
             )
             del projections
             stored_state = self.recurrent_state.only_tensor(pass_state)

@@ -241,8 +241,7 @@ def _reference_class() -> type[nn.Module]:
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (
-                self._gather_block_keys(self.get_submodule(projection_name)(kv_input), tokens)
-                for projection_name in ("k_proj", "v_proj")
+                self._gather_block_keys(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj")
             )
             mask, bias = self._shared_bias(pass_state, tokens, x.device)
             attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]

@@ -211,8 +211,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._project_streams(projection_name, x)
-                for projection_name in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(pass_state, k, v)
             query_count, end_position = q.shape[2], keys.shape[2]

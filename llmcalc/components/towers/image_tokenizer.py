@@ -245,8 +245,7 @@ class ImageTokenizer(TowerPart):
         with recorder.scope(norm_name):
             normed_x, resized_codes = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
             code_scale, code_shift = (
-                recorder.conv(projection_name, resized_codes, *x.axes, kernel=1, bias=True)
-                for projection_name in ("scale", "shift")
+                recorder.conv(name, resized_codes, *x.axes, kernel=1, bias=True) for name in ("scale", "shift")
             )
             return recorder.add(recorder.mul(normed_x, code_scale), code_shift)
 

@@ -286,9 +286,7 @@ def stored_tensors(
     params = list(weight_tensors_of(node_tree, included_parts))
     if quantization_scheme.depends_on_names:
         module_names_of = module_names_of or ModuleNames(node_tree, spec.kind, {})
-        params = [
-            replace(weight_tensor, published_names=module_names_of(weight_tensor.path)) for weight_tensor in params
-        ]
+        params = [replace(tensor, published_names=module_names_of(tensor.path)) for tensor in params]
         included_paths = {weight_tensor.path for weight_tensor in params}
         for tensor_path in (
             weight_tensor.path

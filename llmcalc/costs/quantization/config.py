@@ -207,11 +207,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     module_list = None
     if quantized_modules is not None:
         listed_names: list[Any] = (
-            [
-                module_name
-                for block_modules in quantized_modules
-                for module_name in (block_modules if isinstance(block_modules, list) else [block_modules])
-            ]
+            [name for modules in quantized_modules for name in (modules if isinstance(modules, list) else [modules])]
             if isinstance(quantized_modules, list)
             else [None]
         )
@@ -258,9 +254,7 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    is_4_bit, is_8_bit = (
-        config.get(field_name, config.get(f"_{field_name}", False)) for field_name in ("load_in_4bit", "load_in_8bit")
-    )
+    is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
     block_size = config.get_group_size("bnb_4bit_blocksize", BNB_BLOCK)

@@ -387,9 +387,7 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
     row_group = config.get_group_size("out_group_size", 1) or 1
     codebook_count, code_bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
     config.check_choice("nbits_per_codebook", code_bits, *range(1, 17))
-    module_names = [
-        weight_name.removesuffix(".weight") for weight_name in config.get_strings("linear_weights_not_to_quantize")
-    ]
+    module_names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
     skipped_modules = ModuleList(module_names, config_field="linear_weights_not_to_quantize")
     storage_format = AQLM(column_group, row_group, codebook_count, code_bits)
     return LinearScheme(

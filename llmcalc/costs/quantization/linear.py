@@ -209,9 +209,7 @@ def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearSche
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
     no list, or if the list names it.
     """
-    has_module_list = any(
-        config.get(field_name) is not None for field_name in field_names or ("modules_to_not_convert",)
-    )
+    has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
     return replace(
         quantization_scheme,
         converts_head=has_module_list,

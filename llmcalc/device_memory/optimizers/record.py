@@ -135,10 +135,7 @@ class OptimizerState:
 
     def combined_with(self, other_state: OptimizerState) -> OptimizerState:
         """Returns the optimizer state of these tensors plus other tensors."""
-        joined_states = {
-            state_name: add(state_size, other_state.states[state_name])
-            for state_name, state_size in self.states.items()
-        }
+        joined_states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
         return replace(self, states=joined_states, paged_bytes=add(self.paged_bytes, other_state.paged_bytes))
 
     @property

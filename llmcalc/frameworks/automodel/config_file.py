@@ -318,9 +318,7 @@ def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> La
     strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
-    tp, cp, pp, ep = (
-        _group_size(reader, distributed_table, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep")
-    )
+    tp, cp, pp, ep = (_group_size(reader, distributed_table, f"{name}_size") for name in ("tp", "cp", "pp", "ep"))
     replica_count = _group_size(reader, distributed_table, "dp_replicate_size")
     fewest_devices = tp * cp * pp * max(_group_size(reader, distributed_table, "dp_size"), replica_count)
     world_size = _device_count(reader, config, max(fewest_devices, ep * pp))

@@ -65,9 +65,7 @@ def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> Launc
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(
-        settings={
-            option: option_value for option, option_value in launch_settings.settings.items() if option != "batch"
-        }
+        settings={option: value for option, value in launch_settings.settings.items() if option != "batch"}
     )
 
 
@@ -81,8 +79,6 @@ def read_trainer(
     format_flags = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
     launch_settings = read_deepspeed_section(reader, table, world_size, {**command_settings, **format_flags})
     settings = {
-        name: option_value
-        for name, option_value in command_settings.items()
-        if name not in ("precision", "dtype", "optimizer_impl")
+        name: value for name, value in command_settings.items() if name not in ("precision", "dtype", "optimizer_impl")
     }
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))

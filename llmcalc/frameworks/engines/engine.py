@@ -268,11 +268,7 @@ class Engine:
         """
         if vendor in self.plugin_stacks:
             return self.plugin_stacks[vendor]
-        return [
-            software_stack
-            for first_version, software_stack in self.stacks_by_version
-            if first_version <= version_numbers
-        ][-1]
+        return [stack for first_version, stack in self.stacks_by_version if first_version <= version_numbers][-1]
 
     def version(self, version_text: str) -> EngineVersion:
         """Returns the typed version (the newest for an empty text), and the range of versions with the same rules."""

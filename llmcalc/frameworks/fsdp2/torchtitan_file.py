@@ -354,9 +354,7 @@ def _stage_layers_from_split_points(
         split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
     if not split_points:
         return None
-    layer_numbers = [
-        split_point.removeprefix("layers.") if isinstance(split_point, str) else "" for split_point in split_points
-    ]
+    layer_numbers = [point.removeprefix("layers.") if isinstance(point, str) else "" for point in split_points]
     stage_bounds = [
         0,
         *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers),

@@ -315,11 +315,7 @@ class GgufModel:
             return loaded_tensors
         return (
             *loaded_tensors,
-            *(
-                tied_tensor._replace(name=OUTPUT_TENSOR)
-                for tied_tensor in loaded_tensors
-                if tied_tensor.name == EMBEDDING_TENSOR
-            ),
+            *(tensor._replace(name=OUTPUT_TENSOR) for tensor in loaded_tensors if tensor.name == EMBEDDING_TENSOR),
         )
 
     @cached_property

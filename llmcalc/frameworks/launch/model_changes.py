@@ -134,11 +134,7 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
         target_node.elts[0] if isinstance(target_node, ast.Tuple) and target_node.elts else target_node
         for target_node in target_nodes
     ]
-    return {
-        variable_node.id
-        for variable_node in name_nodes
-        if isinstance(variable_node, ast.Name) and OTHER_MODEL_NAME.search(variable_node.id) is None
-    }
+    return {node.id for node in name_nodes if isinstance(node, ast.Name) and OTHER_MODEL_NAME.search(node.id) is None}
 
 
 def _record_adapters(

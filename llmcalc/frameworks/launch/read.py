@@ -143,9 +143,7 @@ def launch_from_text(
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         shell_script = read_script(file_text, name_in_errors, shell_variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", file_text, re.MULTILINE)
-        sbatch_words = [
-            command_word for option_words in sbatch_options for command_word in option_words if command_word
-        ]
+        sbatch_words = [word for words in sbatch_options for word in words if word]
         return _read_script(shell_script, launch_source, sbatch_words, options)
     if shell_variables or arguments:
         typed_word = next(iter(shell_variables or arguments))
@@ -400,9 +398,7 @@ def _read_training_command(
 
     for launch_file in launch_file_kinds():
         if launch_file.read_command is not None:
-            matching_lines = [
-                program_line for program_line in command_lines if launch_file.starts_program(program_line)
-            ]
+            matching_lines = [line for line in command_lines if launch_file.starts_program(line)]
             matching_lines = [
                 command for command in matching_lines if launch_file.is_training_command(command)
             ] or matching_lines
@@ -421,9 +417,7 @@ def _read_training_command(
             return _read_config(config_file_and_range[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
         if program_line.program == "tune run":
-            recipe_name = next(
-                (command_word for command_word in program_line.words if not command_word.startswith("-")), "NAME"
-            )
+            recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
@@ -433,9 +427,7 @@ def _read_training_command(
         config_kind = _table_kind(program_line)
         if config_kind is not None and config_kind.read_tables is not None:
             command_words = parse_arguments(program_line.words, name_in_errors)
-            arguments_table = {
-                keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
-            }
+            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
             arguments_table = {**_implied_values(program_line), **arguments_table}
             return read_with_options(
                 config_kind, config_kind.read_tables, arguments_table, source_of_command(program_line), options
@@ -476,10 +468,7 @@ def _read_by_arguments(
         return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
-        (command.line, command_word)
-        for command in start_commands
-        for command_word in command.words
-        if is_unresolved(command_word)
+        (command.line, word) for command in start_commands for word in command.words if is_unresolved(word)
     )
     line_number, unresolved_word = next(unresolved_words, (0, ""))
     reason_text = f" (line {line_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
@@ -533,17 +522,14 @@ def _single_command(program_commands: list[CommandLine], name_in_errors: str) ->
     distinct_values_by_variable = {
         variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()
     }
-    varying_loops = {
-        variable: flag_values for variable, flag_values in distinct_values_by_variable.items() if len(flag_values) > 1
-    }
+    varying_loops = {variable: values for variable, values in distinct_values_by_variable.items() if len(values) > 1}
     line_numbers_text = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         assignments_text = " ".join(
             f"{variable}={printable(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
         )
         loops_text = "; ".join(
-            f"{variable}: {', '.join(map(printable, loop_values[:6]))}"[:120]
-            for variable, loop_values in varying_loops.items()
+            f"{variable}: {', '.join(map(printable, values[:6]))}"[:120] for variable, values in varying_loops.items()
         )
         raise InputError(
             f"{name_in_errors}: a loop trains several times (line {line_numbers_text}; {loops_text}); expected one of "

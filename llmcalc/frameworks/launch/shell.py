@@ -396,9 +396,7 @@ class StatementReader(WordReader):
         elif first_word == "eval" and self.depth < 3:
             StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_all()
         elif first_word == "read" and self.here_string is not None:
-            variable_names = [
-                variable_name for variable_name in command_words[1:] if VARIABLE_NAME.fullmatch(variable_name)
-            ]
+            variable_names = [name for name in command_words[1:] if VARIABLE_NAME.fullmatch(name)]
             if "-d" in command_words and variable_names:  # the whole text
                 self.script.variables[variable_names[-1]] = self.here_string.strip()
             else:

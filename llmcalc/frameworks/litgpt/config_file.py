@@ -55,9 +55,7 @@ def is_litgpt(config: Table) -> bool:
     """Whether a table is a config of LitGPT."""
     table = config.get("train")
     has_batch_sizes = isinstance(table, Mapping) and ("micro_batch_size" in table or "global_batch_size" in table)
-    return has_batch_sizes and any(
-        argument_name in config for argument_name in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
-    )
+    return has_batch_sizes and any(name in config for name in ("checkpoint_dir", "model_name", "lora_r", "logger_name"))
 
 
 def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:

@@ -136,11 +136,7 @@ def _argument_name(flag: str) -> str:
 def _argument_number(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
     argument_value = next(
-        (
-            argument_value
-            for flag, argument_value in _find_arguments(config)[1].items()
-            if _argument_name(str(flag)) == argument_name
-        ),
+        (value for flag, value in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
         None,
     )
     number_text = str(argument_value)
@@ -154,9 +150,5 @@ def _with_changed_arguments(config: Table, argument_changes: Mapping[str, Any]) 
         {"recompute_activations"} if "recompute_granularity" in argument_changes else set()
     )
     arguments = {flag: value for flag, value in table.items() if _argument_name(str(flag)) not in dropped_arguments}
-    arguments |= {
-        f"--{argument_name.replace('_', '-')}": argument_value
-        for argument_name, argument_value in argument_changes.items()
-        if argument_value is not None
-    }
+    arguments |= {f"--{name.replace('_', '-')}": value for name, value in argument_changes.items() if value is not None}
     return {**config, table_key: arguments} if table_key else arguments

@@ -302,9 +302,7 @@ class RankRun:
         self.sharded_weights.set_up(weights_by_path)
         self.updated_element_counts = self.sharded_weights.updated_element_counts
         self.states_per_parameter = [2] * len(self.updated_element_counts)
-        zero_storages = [
-            self.allocate_storage(4 * element_count, "temporary") for element_count in self.updated_element_counts
-        ]
+        zero_storages = [self.allocate_storage(4 * count, "temporary") for count in self.updated_element_counts]
         self._make_optimizer_states()
         del zero_storages
         self.graph.leaf_gradient_hook = self._accumulate_in_bucket

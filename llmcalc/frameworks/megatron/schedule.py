@@ -101,9 +101,7 @@ class InterleavedSchedule:
         self.chunk_order: list[int] = []
         for first_microbatch in range(0, microbatch_count, group_size):
             group_microbatches = min(group_size, microbatch_count - first_microbatch)
-            self.chunk_order += [
-                chunk_index for chunk_index in range(self.chunk_count) for _ in range(group_microbatches)
-            ]
+            self.chunk_order += [index for index in range(self.chunk_count) for _ in range(group_microbatches)]
         self.forward_pass_count: int = microbatch_count * self.chunk_count
         self.warmup_pass_count: int = min(
             self.forward_pass_count, (self.pp - stage_index - 1) * 2 + (self.chunk_count - 1) * group_size

@@ -284,8 +284,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         None,
     )
     tp, pp, cp = (
-        config_size(f"model.{parallel_kind}_parallel_size", 1)
-        for parallel_kind in ("tensor_model", "pipeline_model", "context")
+        config_size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
@@ -309,8 +308,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
-            config_value(f"{section_name}.use_distributed_optimizer", True) is not False
-            for section_name in ("ddp", "optimizer")
+            config_value(f"{name}.use_distributed_optimizer", True) is not False for name in ("ddp", "optimizer")
         ),
         batch=batch,
         seq=config_size(_length_key(reader, config), 4096),
@@ -434,9 +432,7 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: number formats of the states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
-    state_formats = {
-        _number_format(config.get(f"optimizer.exp_avg{state_suffix}_dtype")) for state_suffix in ("", "_sq")
-    }
+    state_formats = {_number_format(config.get(f"optimizer.exp_avg{suffix}_dtype")) for suffix in ("", "_sq")}
     if len(state_formats) > 1:
         reader.refuse("optimizer.exp_avg_dtype", "moments of two formats are not modelled")
     return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats.pop()}

@@ -147,9 +147,7 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             {name: reader.table(merged_config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)}
         )
         policy_table = {
-            key.removeprefix("policy."): policy_value
-            for key, policy_value in flat_values.items()
-            if key.startswith("policy.")
+            key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")
         }
         _check_keys(reader, policy_table)
         model_id = str(policy_table.get("model_name") or "")

@@ -150,11 +150,7 @@ class OllamaServer:
     def number_of_gpus(self) -> int:
         """The number of GPUs that Ollama uses."""
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return (
-            1
-            if visible_devices is None
-            else len([device_name for device_name in str(visible_devices).split(",") if device_name.strip()])
-        )
+        return 1 if visible_devices is None else len([name for name in str(visible_devices).split(",") if name.strip()])
 
     @cached_property
     def num_ctx(self) -> int:

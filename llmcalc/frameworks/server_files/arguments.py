@@ -139,10 +139,7 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
         *([Flag(("--hf-file", "-hff"))] if "--hf-repo" in server_program.model_flags else []),
         Flag((f"--{CONFIG_FLAG}", *server_program.config_flags)),
         *(Flag((ignored_spelling,), is_memory_neutral=True) for ignored_spelling in server_program.ignored_flags),
-        *(
-            Flag((ignored_spelling,), "switch", is_memory_neutral=True)
-            for ignored_spelling in server_program.ignored_switches
-        ),
+        *(Flag((spelling,), "switch", is_memory_neutral=True) for spelling in server_program.ignored_switches),
         *serving_engine.known_flags(),
     )
 

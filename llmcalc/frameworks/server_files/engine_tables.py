@@ -185,11 +185,7 @@ def inner_table(outer_table: Mapping[str, Any], *nested_keys: str) -> Mapping[st
 
 
 def _environment_texts(environment_table: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        str(variable_name): str(variable_value)
-        for variable_name, variable_value in environment_table.items()
-        if isinstance(variable_value, str | int | float)
-    }
+    return {str(name): str(value) for name, value in environment_table.items() if isinstance(value, str | int | float)}
 
 
 def _texts_of_list(list_value: Any) -> list[str]:

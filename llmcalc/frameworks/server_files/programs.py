@@ -267,11 +267,7 @@ def program_of_image(image_reference: str) -> ServerProgram | None:
     """
     image_name = re.sub(r"(?<![^/])[^/]*-project/", "", image_reference.lower().partition("@")[0])
     return next(
-        (
-            program
-            for program in PROGRAMS
-            if any(image_name_part in image_name for image_name_part in program.image_names)
-        ),
+        (program for program in PROGRAMS if any(part in image_name for part in program.image_names)),
         None,
     )
 

@@ -175,11 +175,7 @@ def _daemon_servers_without_start(
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables whose values are known without running the file."""
-    return {
-        variable_name: variable_value
-        for variable_name, variable_value in env.items()
-        if not is_unresolved(variable_value)
-    }
+    return {variable_name: value for variable_name, value in env.items() if not is_unresolved(value)}
 
 
 def _modelfile_servers(script: ShellScript, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:

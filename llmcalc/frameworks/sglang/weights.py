@@ -35,9 +35,7 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
 
 def unused_segment_bytes(engine_rank: EngineRank) -> int:
     """Returns the unused bytes in the allocator's segments of weights; 0 where ranks divide blocks with one scale."""
-    return sum(
-        remainder_bytes * segment_count for remainder_bytes, segment_count in segment_remainders(engine_rank).items()
-    )
+    return sum(remainder_bytes * count for remainder_bytes, count in segment_remainders(engine_rank).items())
 
 
 def copied_projection_bytes(engine_rank: EngineRank, element_bytes: int, is_nvidia: bool) -> int:

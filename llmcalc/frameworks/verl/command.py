@@ -408,9 +408,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         return reader.integer(config, f"{section_name}.{size_name}", 1)
 
     override_section = f"{section_name}.override_transformer_config"
-    tp, pp, cp = (
-        section_size(f"{size_name}_parallel_size") for size_name in ("tensor_model", "pipeline_model", "context")
-    )
+    tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
     batch, tokens = _micro_batch_shape(reader, config, cp)
     fusion_key = f"{override_section}.bias_activation_fusion"
     fused_model_types = (

@@ -71,8 +71,7 @@ class BlockPool:
     def aligns_states(self) -> bool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
         return any(
-            layer_group.state_blocks is not None and layer_group.state_blocks.storage_mode == "align"
-            for layer_group in self.groups
+            group.state_blocks is not None and group.state_blocks.storage_mode == "align" for group in self.groups
         )
 
     def blocks(self, available_bytes: int) -> int:
@@ -115,8 +114,7 @@ class BlockPool:
         if version_rules.printed_tokens == "blocks x block_size":
             return block_count * self.block_size
         has_current_states = any(
-            layer_group.state_blocks is not None and layer_group.state_blocks.storage_mode == "current"
-            for layer_group in self.groups
+            group.state_blocks is not None and group.state_blocks.storage_mode == "current" for group in self.groups
         )
         smallest_block_tokens = min(self.block_size, request_length) if has_current_states else self.block_size
         return block_count // sum(layer_group.group_count for layer_group in self.groups) * smallest_block_tokens

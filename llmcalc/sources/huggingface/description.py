@@ -176,9 +176,7 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
     )
-    stated_tying = next(
-        (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
-    )
+    stated_tying = next((root_config[name] for name in tying_fields if root_config.get(name) is not None), None)
     if stated_tying is None and tying_source == "wrapper":
         default_tying, text_section = family.defaults.get("tie_word_embeddings"), root_config.get(family.text_section)
         states_no_tying = text_section is None or tying_fields.keys().isdisjoint(text_section)
@@ -510,9 +508,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         (family,) if section_path or root_model_type == model_type else (family, family_of(root_model_type))
     )
     uncounted_towers = {
-        field_name: tower_notes
-        for family in family_records
-        for field_name, tower_notes in family.uncounted_fields.items()
+        name: tower_notes for family in family_records for name, tower_notes in family.uncounted_fields.items()
     }
     uncounted_encoders = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (

@@ -155,9 +155,7 @@ def typed_config(
 
 def model_type_of_class_name(class_name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next(
-        (model_type for model_type, class_names in library_class_names().items() if class_name in class_names), ""
-    )
+    return next((model_type for model_type, names in library_class_names().items() if class_name in names), "")
 
 
 def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:

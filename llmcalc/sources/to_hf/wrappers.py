@@ -31,9 +31,7 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
     except (LookupError, AttributeError, TypeError):  # an encoder, or a part of one, that only this wrapper has
         return config
     lacks_head = config["architectures"][0].endswith("Model")
-    text_config = {
-        field_name: field_value for field_name, field_value in config.items() if field_name != "architectures"
-    }
+    text_config = {name: value for name, value in config.items() if name != "architectures"}
     class_fields = {"model_type": model_type, "architectures": wrapper_names(model_type, lacks_head)[:1]}
     return {
         **class_fields,

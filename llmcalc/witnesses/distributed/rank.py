@@ -126,9 +126,7 @@ class RankStorageTracker(CpuStorageTracker):
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
     """Waits until other threads have dropped their references to the tensors."""
     deadline = time.monotonic() + RELEASE_SECONDS
-    while any(
-        tensor._use_count() > reference_count for tensor, reference_count in zip(tensors, reference_counts, strict=True)
-    ):
+    while any(tensor._use_count() > count for tensor, count in zip(tensors, reference_counts, strict=True)):
         if time.monotonic() > deadline:
             return
         time.sleep(0.0001)

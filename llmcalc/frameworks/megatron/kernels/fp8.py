@@ -75,11 +75,7 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
     Three belong to the input, weight and output, two to gradients.
     """
     return (
-        [
-            4 * tensor_count
-            for group_size in (3, 2)
-            for tensor_count in (group_size, group_size * kernel_choices.amax_history_length)
-        ]
+        [4 * tensor_count for size in (3, 2) for tensor_count in (size, size * kernel_choices.amax_history_length)]
         if kernel_choices.fp8_recipe == "delayed"
         else []
     )

@@ -53,9 +53,7 @@ class DeltaKernels(MambaKernels):
         aten, delta_op, batch = self.aten, delta_step.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
         named_steps = steps_by_name(module_scope)
-        projection_widths = [
-            named_steps[projection_name].output_values[0].width for projection_name in FUSED_PROJECTIONS
-        ]
+        projection_widths = [named_steps[name].output_values[0].width for name in FUSED_PROJECTIONS]
         query_projection = named_steps[FUSED_PROJECTIONS[0]]
         input_value = query_projection.input_values[0]
         x = self.tensor_of(input_value)

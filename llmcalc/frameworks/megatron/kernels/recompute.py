@@ -238,17 +238,13 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             super().run_items(items)
             return
         alternative_items = [module_item for module_item in items if isinstance(module_item, AlternativeBranches)]
-        if not alternative_items or all(
-            module_item.name != "kv_a_proj" for module_item in items if isinstance(module_item, Step)
-        ):
+        if not alternative_items or all(item.name != "kv_a_proj" for item in items if isinstance(item, Step)):
             super().run_items(items)
             return
         branches_index = items.index(alternative_items[0])
         branch_items = self.choose_branch(alternative_items[0]).items
         attention_index = next(
-            i
-            for i, module_item in enumerate(branch_items)
-            if isinstance(module_item, Step) and module_item.verb == "attention"
+            i for i, item in enumerate(branch_items) if isinstance(item, Step) and item.verb == "attention"
         )
         attention_step = branch_items[attention_index]
         assert isinstance(attention_step, Step)

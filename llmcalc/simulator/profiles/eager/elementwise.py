@@ -55,9 +55,7 @@ class ElementwiseKernels(BasicKernels):
             return x
         value_axes, leading_axis_count = list(recorded_value.axes), len(x.shape) - len(recorded_value.axes)
         missing_axes = [
-            axis_index
-            for axis_index, axis in enumerate(axes)
-            if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
+            index for index, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
             missing_axes = list(range(len(recorded_value.axes), axis_count - leading_axis_count))

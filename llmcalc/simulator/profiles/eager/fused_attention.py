@@ -52,8 +52,7 @@ class FusedAttention(AttentionKernels):
         """Whether an operation of that name in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(scope_item, Step) and scope_item.verb == verb and recorded_value in scope_item.input_values
-            for scope_item in scope_items
+            isinstance(item, Step) and item.verb == verb and recorded_value in item.input_values for item in scope_items
         )
 
     def attention_AttentionCore(self, operation: Step) -> None:

@@ -116,9 +116,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     The ratios may include the prediction module's.
     """
-    default_layer_kinds = [
-        "heavy" if layer_index < 2 or layer_index % 2 == 0 else "sparse" for layer_index in range(depth)
-    ]
+    default_layer_kinds = ["heavy" if index < 2 or index % 2 == 0 else "sparse" for index in range(depth)]
     if config.has("compress_ratios") and not config.has("layer_types"):
         compression_ratios = config.integers("compress_ratios")
         if len(compression_ratios) < depth or not {*compression_ratios} <= {*KIND_BY_RATIO}:

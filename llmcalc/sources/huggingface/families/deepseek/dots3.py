@@ -52,8 +52,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     full_kind = "full" if selects_keys is False else "indexed"
     has_windows = config.flag("use_sliding_window")
     default_layer_kinds = [
-        full_kind if not has_windows or layer_index < 2 or layer_index % 4 == 1 else "sliding"
-        for layer_index in range(depth)
+        full_kind if not has_windows or index < 2 or index % 4 == 1 else "sliding" for index in range(depth)
     ]
     layer_kinds = listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
     if selects_keys is None and config.has("per_layer_config"):
@@ -69,8 +68,7 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
         raise config.error("moe_layer_freq", expert_interval, f"an interval, or {depth} whole numbers")
     expert_period = config.integer("moe_layer_freq") if expert_flags is None else 1
     layer_has_experts = [
-        bool(expert_flags[layer_index]) if expert_flags is not None else layer_index % expert_period == 0
-        for layer_index in range(depth)
+        bool(expert_flags[index]) if expert_flags is not None else index % expert_period == 0 for index in range(depth)
     ]
     default_layer_kinds = [
         "moe" if layer_index >= first_expert_layer and layer_has_experts[layer_index] else "dense"
@@ -88,22 +86,14 @@ def _window_sizes(config: Config) -> Table:
     per_layer_config = config.get("per_layer_config")
     if per_layer_config is not None:
         layer_tables = config.table("per_layer_config")
-        first_layer_fields = next(
-            (layer_fields for layer_fields in layer_tables.values() if isinstance(layer_fields, dict)), {}
-        )
+        first_layer_fields = next((fields for fields in layer_tables.values() if isinstance(fields, dict)), {})
         location = f"{config.location}per_layer_config."
         window_config = Config(first_layer_fields, {}, config.model_type, location=location)
         return {
-            field_name: window_config.integer(field_name)
-            if window_config.has(field_name)
-            else config.integer(field_name)
-            for field_name in LATENT_SIZES
+            name: window_config.integer(name) if window_config.has(name) else config.integer(name)
+            for name in LATENT_SIZES
         }
-    latent_sizes = {
-        field_name: config.integer(f"swa_{field_name}")
-        for field_name in LATENT_SIZES
-        if field_name != "qk_rope_head_dim"
-    }
+    latent_sizes = {name: config.integer(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
     rotary_dim = config.optional_integer("swa_qk_rope_head_dim")
     if rotary_dim is None:
         rotary_dim = config.integer("swa_head_dim") - latent_sizes["qk_nope_head_dim"]

@@ -46,13 +46,10 @@ def _read_flint(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     if config.get("mlp_only_layers") is None:  # the class replaces null by its default
         config.config_fields = {
-            field_name: field_value
-            for field_name, field_value in config.config_fields.items()
-            if field_name != "mlp_only_layers"
+            name: value for name, value in config.config_fields.items() if name != "mlp_only_layers"
         }
     default_layer_kinds = [
-        "full" if layer_index < 2 or layer_index % 4 == 1 or layer_index == depth - 1 else "sliding"
-        for layer_index in range(depth)
+        "full" if index < 2 or index % 4 == 1 or index == depth - 1 else "sliding" for index in range(depth)
     ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     sliding = {"attention": {"sliding_window": config.integer("sliding_window")}}

@@ -83,8 +83,7 @@ def _read_laguna(config: Config) -> Table:
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     has_varying_heads = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
     layer_kinds = [
-        f"{attention_kind}{head_count}" if has_varying_heads else attention_kind
-        for attention_kind, head_count in zip(attention_kinds, heads, strict=True)
+        f"{kind}{count}" if has_varying_heads else kind for kind, count in zip(attention_kinds, heads, strict=True)
     ]
     window_changes = {"full": {}, "sliding": _window_field(config)}
     attention_changes = {

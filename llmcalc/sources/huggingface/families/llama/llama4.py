@@ -42,11 +42,9 @@ def _read_llama4_text(config: Config) -> Table:
         chunk_field = {"attention_chunk_size": config.integer("attention_chunk_size")}
     attention_fields: Table = {"chunked": chunk_field, "full": {}, "rope": rope_fields, "nope": {}}
     attention_changes = {
-        f"{attention_range}_{position_kind}": {
-            "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}
-        }
+        f"{attention_range}_{kind}": {"attention": {**attention_fields[attention_range], **attention_fields[kind]}}
         for attention_range in KIND_BY_LAYER_TYPE.values()
-        for position_kind in ("rope", "nope")
+        for kind in ("rope", "nope")
     }
     if config.get("moe_layers") is None:
         expert_interval = config.integer("interleave_moe_layer_step")
@@ -63,8 +61,7 @@ def _read_llama4_text(config: Config) -> Table:
     ffn_kinds = ["moe" if layer_index in expert_layers else "dense" for layer_index in range(depth)]
     block = layer_table(mixer, glu(config, ffn_width=config.integer("intermediate_size_mlp")), norm)
     layer_kinds = [
-        f"{attention_range}_{position_kind}"
-        for attention_range, position_kind in zip(attention_kinds, position_kinds, strict=True)
+        f"{attention_range}_{kind}" for attention_range, kind in zip(attention_kinds, position_kinds, strict=True)
     ]
     return decoder_of_kinds(
         config,

@@ -89,8 +89,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     default_layer_kinds = ["linear" if (layer_index + 1) % attention_period else "full" for layer_index in range(depth)]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     layer_kinds = [
-        layer_kind + ("_moe" if has_experts else "")
-        for layer_kind, has_experts in zip(mixer_kinds, expert_flags, strict=True)
+        kind + ("_moe" if has_experts else "") for kind, has_experts in zip(mixer_kinds, expert_flags, strict=True)
     ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, layer_kinds))
@@ -143,9 +142,7 @@ def linear_attention_config(config: Config, field_defaults: Table | None = None)
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(TOP_LEVEL_NAMES.values())
     outer_fields = {
-        linear_field: config.integer(field_name)
-        for linear_field, field_name in TOP_LEVEL_NAMES.items()
-        if linear_field not in stated_config
+        field: config.integer(name) for field, name in TOP_LEVEL_NAMES.items() if field not in stated_config
     }
     field_path_prefix = f"{config.location}linear_attn_config."
     defaults = {**outer_fields, **(field_defaults or {})}
@@ -187,8 +184,7 @@ def read_ling_3(config: Config) -> Table:
         config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields
     )
     default_layer_kinds = [
-        "linear" if (layer_index + 1) % attention_period else "full"
-        for layer_index in range(config.integer("num_hidden_layers"))
+        "linear" if (index + 1) % attention_period else "full" for index in range(config.integer("num_hidden_layers"))
     ]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     return latent_decoder(config, linear_attention, latent_attention(config, output_gate={"per": "head"}), mixer_kinds)

@@ -88,8 +88,7 @@ def _read_lfm2_moe(config: Config) -> Table:
     dense_layer_count = config.count("num_dense_layers")
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     layer_kinds = [
-        f"{mixer_kind}_{'dense' if layer_index < dense_layer_count else 'moe'}"
-        for layer_index, mixer_kind in enumerate(mixer_kinds)
+        f"{kind}_{'dense' if index < dense_layer_count else 'moe'}" for index, kind in enumerate(mixer_kinds)
     ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
@@ -105,8 +104,7 @@ def _read_lfm3(config: Config) -> Table:
         **({} if sliding_window is None else {"sliding_window": config.integer("sliding_window")}),
     }
     default_layer_kinds = [
-        "full" if layer_index % 4 == 2 else "sliding" if layer_index % 4 == 0 and layer_index > 0 else "conv"
-        for layer_index in range(depth)
+        "full" if index % 4 == 2 else "sliding" if index % 4 == 0 and index > 0 else "conv" for index in range(depth)
     ]
     kind_by_type = {**CONV_OR_FULL, "sliding_attention": "sliding"}
     layer_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)

@@ -46,9 +46,7 @@ def _read_deepseek(config: Config) -> Table:
 def _read_bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    layer_kinds = [
-        "dense" if layer_index < config.count("first_k_dense_replace") else "moe" for layer_index in range(depth)
-    ]
+    layer_kinds = ["dense" if index < config.count("first_k_dense_replace") else "moe" for index in range(depth)]
     return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
 
@@ -126,8 +124,7 @@ def _read_klear(config: Config) -> Table:
     dense_indices = set(config.integers("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, expert_width = config.integer("decoder_sparse_step"), config.integer("moe_intermediate_size")
     layer_kinds = [
-        "dense" if layer_index in dense_indices or (layer_index + 1) % expert_interval else "moe"
-        for layer_index in range(depth)
+        "dense" if index in dense_indices or (index + 1) % expert_interval else "moe" for index in range(depth)
     ]
     shared_width = expert_width * config.integer("n_shared_experts")
     experts = gated_experts(config, expert_width, shared_width, shared_expert_mix=True, **SIGMOID_ROUTING)

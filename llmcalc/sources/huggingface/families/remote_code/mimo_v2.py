@@ -68,8 +68,7 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
         for field_name in SLIDING_SIZE_FIELDS
     }
     sliding_sizes = {
-        field_name: config.integer(f"swa_{field_name}") if config.has(f"swa_{field_name}") else head_size
-        for field_name, head_size in head_fields.items()
+        name: config.integer(f"swa_{name}") if config.has(f"swa_{name}") else size for name, size in head_fields.items()
     }
     window = config.integer("sliding_window_size", "sliding_window")
     sink_fields = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
