@@ -6,9 +6,9 @@ figure is absent, never guessed.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from .errors import InputError
 from .frozen import frozen
@@ -165,8 +165,7 @@ class Hardware(Record):
             return None
         return -(-gpu_bytes // 2**20)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
         memory_configurations: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
@@ -184,7 +183,6 @@ class Hardware(Record):
                         f"{rate_field}: '{format_name}' is not a number format; "
                         f"expected one of {', '.join(PEAK_DTYPES)}"
                     )
-        return self
 
     @property
     def multiplies_bfloat16(self) -> bool:

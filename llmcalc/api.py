@@ -390,10 +390,8 @@ def memory(
     from .questions.runs import ask_memory
 
     parsed_options = sort_options(options, memory, run=True, layout=True)
-    run_question = run_question_of(
-        parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers
-    )
-    return ask_memory(run_question, parsed_options.read_draft(draft))
+    question = run_question_of(parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers)
+    return ask_memory(question, parsed_options.read_draft(draft))
 
 
 def _check_engine_options(**options: Any) -> None:

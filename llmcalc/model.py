@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from .algebra import is_zero
 from .components.base import (
@@ -118,8 +118,7 @@ class ModelSpec(Part):
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"pooler_labels": "pooler = { num_labels = … }"}
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.encoder is None and self.decoder is None:
             raise ValueError(
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
@@ -161,7 +160,6 @@ class ModelSpec(Part):
         for output_component in self.output_parts():
             output_component.check_output(model_output)
         check_widths(self.towers)
-        return self
 
     def _check_embedding_kernel(self) -> None:
         """Raises `ValueError` for a projection of neighbouring embeddings that does not fit the model."""
@@ -238,10 +236,8 @@ class ModelSpec(Part):
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the embeddings of an encoder-decoder do not fit the encoder's input."""
         has_separate_input = encoder.vocab_size is not None or encoder.stem is not None
-        stack_positions = (encoder.position, None if self.decoder is None else self.decoder.position)
-        if self.shared_positions and (
-            stack_positions[0] != stack_positions[1] or getattr(stack_positions[0], "type", "") != "learned"
-        ):
+        positions = (encoder.position, None if self.decoder is None else self.decoder.position)
+        if self.shared_positions and (positions[0] != positions[1] or getattr(positions[0], "type", "") != "learned"):
             raise ValueError("shared_positions: expected the same learned positions in encoder and decoder")
         if encoder.input_size is not None:
             raise ValueError(

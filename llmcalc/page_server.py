@@ -141,10 +141,8 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
         build_script = [sys.executable, str(web_folder / "build.py")]
         build_result = subprocess.run(build_script, stderr=subprocess.PIPE, text=True, check=False)
         if build_result.returncode:
-            failure_reason = (
-                build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
-            )
-            raise InputError(f"the page is not built: {failure_reason}")
+            reason = build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
+            raise InputError(f"the page is not built: {reason}")
         return page_folder, build_result.stderr.strip().splitlines()[-1]
     return page_folder, "note: the page is older than this checkout; --rebuild builds it anew" if _is_outdated(
         page_folder, web_folder

@@ -5,7 +5,7 @@ Annotations are not strings here: pydantic would compile those of a base class o
 
 from collections.abc import Mapping
 from datetime import date
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -49,6 +49,14 @@ class Record(BaseModel):
             and getattr(cls.model_fields.get(field_name), "annotation", None) is not str
         ]
         return table | dict.fromkeys(fields_with_none) if fields_with_none else table
+
+    @model_validator(mode="after")
+    def _with_checked_fields(self) -> Self:
+        self.check_fields()
+        return self
+
+    def check_fields(self) -> None:
+        """Checks the fields against each other. Raises `ValueError` with the field and what was expected."""
 
 
 class FigureSource(Record):

@@ -41,8 +41,6 @@ def command(
         preset_names = [preset.name for preset, _ in models] if everything else targets or []
         models = [(target_options.load(preset_name), None) for preset_name in preset_names]
     accelerator = None if hardware is None else find_hardware(hardware)
-    comparison_answer = ask_compare(
-        models, seq, kv_dtype, sort, LAYOUT_BY_FORMAT[output_options.fmt], accelerator, users
-    )
+    answer = ask_compare(models, seq, kv_dtype, sort, LAYOUT_BY_FORMAT[output_options.fmt], accelerator, users)
     # every model is printed; a narrow terminal splits them into several tables
-    output_options.show_answer(comparison_answer, listing=True)
+    output_options.show_answer(answer, listing=True)

@@ -67,9 +67,7 @@ class EngineCommand(Command):
             engine, _ = engine_and_version(engine_texts[0])
             options = self._llmcalc_options(ctx)
             option_names = [argument.partition("=")[0] for argument in args if argument.startswith("-")]
-            spellings = {
-                option_name: llmcalc_spelling(option_name, OTHER_OPTION_NAMES, options) for option_name in option_names
-            }
+            spellings = {name: llmcalc_spelling(name, OTHER_OPTION_NAMES, options) for name in option_names}
             remaining_arguments, flag_values = split_arguments(
                 engine.title,
                 engine.known_flags(),
@@ -171,13 +169,11 @@ def show_servers(
     from ..questions.engines import ask_servers, engine_questions
     from ..sources.preset import target_in_errors
 
-    launch_file, table_name, target, engines = (
-        context.params[parameter_name] for parameter_name in ("launch", "table", "target", "engine")
-    )
-    if launch_file is None and not target:
+    file, table_name, target, engines = (context.params[name] for name in ("launch", "table", "target", "engine"))
+    if file is None and not target:
         raise InputError(f"missing argument TARGET ({context.command_path} --help explains)")
     server_questions = engine_questions(
-        launch_file,
+        file,
         target_options.load,
         target=target,
         engine_names=engines or (),
@@ -187,8 +183,6 @@ def show_servers(
         receipt=context.params["receipt"],
         allow_unknown=target_options.allow_unknown,
     )
-    with nullcontext() if launch_file is not None else target_in_errors(server_questions[0].preset):
+    with nullcontext() if file is not None else target_in_errors(server_questions[0].preset):
         servers_answer = ask_servers(server_questions, ask_question)
-    output_options.show_answer(
-        servers_answer, table_name, None if launch_file is not None else server_questions[0].preset
-    )
+    output_options.show_answer(servers_answer, table_name, None if file is not None else server_questions[0].preset)

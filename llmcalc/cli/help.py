@@ -124,7 +124,7 @@ class Command(TyperCommand):
                 panel, option_label = ARGUMENTS_PANEL, str(parameter.metavar or parameter.name)
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or (
-                    "Output" if _is_help_option(parameter) else OTHER_PANEL
+                    "Output" if parameter.name in ("help", "help_all") else OTHER_PANEL
                 )
                 option_label = panel_record[0] if shows_all_options else _short_name(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
@@ -134,9 +134,7 @@ class Command(TyperCommand):
             len(rows_by_panel.keys() - {ARGUMENTS_PANEL}) <= MOST_JOINED_PANELS
         ):  # a command with few options needs no headings
             panels = sorted(rows_by_panel, key=PANEL_ORDER.index)
-            all_records = [
-                panel_record for panel in panels if panel != ARGUMENTS_PANEL for panel_record in rows_by_panel[panel]
-            ]
+            all_records = [record for panel in panels if panel != ARGUMENTS_PANEL for record in rows_by_panel[panel]]
             rows_by_panel = {
                 panel: panel_records for panel, panel_records in rows_by_panel.items() if panel == ARGUMENTS_PANEL
             } | {OTHER_PANEL: all_records}
@@ -171,10 +169,6 @@ def _first_sentence(full_text: str) -> str:
     return f"{first_sentence.rstrip('.')}{end_mark}{default_text}"
 
 
-def _is_help_option(option: Any) -> bool:
-    return option.name in ("help", "help_all")
-
-
 def _show_all_options(ctx: typer.Context, is_requested: bool) -> None:
     if is_requested and not ctx.resilient_parsing:
         ctx.meta[HELP_ALL_KEY] = True
@@ -199,11 +193,9 @@ def with_help_all_option(command: Callable[..., None]) -> Callable[..., None]:
     def run(*, help_all: bool = False, **typed_values: Any) -> None:
         command(**typed_values)
 
-    type_hints = get_type_hints(command, include_extras=True)
+    hints = get_type_hints(command, include_extras=True)
     parameters = [
-        argument.replace(
-            kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(argument_name, argument.annotation)
-        )
+        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(argument_name, argument.annotation))
         for argument_name, argument in signature.parameters.items()
     ]
     return with_signature(run, command, [*parameters, parameter])

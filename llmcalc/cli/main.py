@@ -111,9 +111,7 @@ class LazyGroup(TyperGroup):
                 return None
             group_name = f"llmcalc{self.parent_command.replace('.', ' ')}"
             if _is_model_name(cmd_name):
-                example_command = next(
-                    command_name for command_name in ("memory", "params") if command_name in self.command_names
-                )
+                example_command = next(name for name in ("memory", "params") if name in self.command_names)
                 raise InputError(
                     f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )
@@ -231,11 +229,6 @@ def _handle_closed_pipe() -> int:
     return 0
 
 
-def _command_options(context: Any) -> set[str]:
-    """Returns the options of the running command."""
-    return _option_names(context.command)
-
-
 def _option_names(command: Any) -> set[str]:
     return {option_name for parameter in command.params for option_name in parameter.opts}
 
@@ -337,7 +330,7 @@ def _usage_message(usage_error: Any) -> str:
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
+        typed_option, options = str(getattr(usage_error, "option_name", "")), _option_names(context.command)
         usual_spelling = typed_option.replace("_", "-")
         from ..questions.other_names import OTHER_OPTION_NAMES, llmcalc_spelling
 

@@ -29,10 +29,7 @@ def settings_options(**defaults: str) -> dict[str, OptionOfCommand]:
     defaults: setting → its default in words, where a command has another one.
     """
     options, declarations = options_of_settings(Settings), declarations_of(Settings)
-    options |= {
-        setting_name: option_of_setting(declarations[setting_name], default=default)
-        for setting_name, default in defaults.items()
-    }
+    options |= {name: option_of_setting(declarations[name], default=default) for name, default in defaults.items()}
     options["phase"] = options["phase"]._replace(default=None)
     return options | {option_name: option_of_setting(setting) for option_name, setting in SETTINGS_BY_SHORTHAND.items()}
 

@@ -79,8 +79,7 @@ def options_of_settings(settings: type, field_names: Iterable[str] = ()) -> dict
     """Returns the options for the settings of a class. field_names: the settings' names, empty for all."""
     declarations = declarations_of(settings)
     return {
-        field_name: option_of_setting(declarations[field_name], getattr(settings, field_name))
-        for field_name in field_names or declarations
+        name: option_of_setting(declarations[name], getattr(settings, name)) for name in field_names or declarations
     }
 
 

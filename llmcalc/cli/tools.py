@@ -60,13 +60,9 @@ class Tool(NamedTuple):
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
         common_schemas = {
-            argument_name: value_schema
-            for argument_name, value_schema in self.arguments.items()
-            if argument_name in self.common_arguments
+            name: value_schema for name, value_schema in self.arguments.items() if name in self.common_arguments
         }
-        other_names_text = ", ".join(
-            argument_name for argument_name in self.arguments if argument_name not in self.common_arguments
-        )
+        other_names_text = ", ".join(name for name in self.arguments if name not in self.common_arguments)
         note_texts: list[str] = []
         if other_names_text:
             note_texts.append(
@@ -103,9 +99,7 @@ def _tool_of_command(command_name: str) -> Tool:
         command_name,
         " ".join((command.help or "").split()),
         {argument_name: _argument_schema(argument_name, parameter) for argument_name, parameter in parameters.items()},
-        frozenset(
-            argument_name for argument_name, parameter in parameters.items() if parameter.name not in command.uncommon
-        ),
+        frozenset(name for name, parameter in parameters.items() if parameter.name not in command.uncommon),
         tuple(argument_name for argument_name, parameter in parameters.items() if parameter.required),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..algebra import exact_div
 from ..flow.axis import Axis, JoinedShapes, Shape
@@ -41,13 +41,11 @@ class SubsamplingStem(Stem):
     conv_channels: InnerWidth
     conv_kernel_sizes: tuple[Size, ...] = Field(min_length=1, max_length=16)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.conv_channels % 2:
             raise ValueError(f"conv_channels: {self.conv_channels}; expected an even number")
         if any(kernel_size % 2 == 0 for kernel_size in self.conv_kernel_sizes):
             raise ValueError(f"conv_kernel_sizes: {self.conv_kernel_sizes}; expected odd numbers")
-        return self
 
     def input_frames(self) -> Value:
         rows_per_source = 2 ** len(self.conv_kernel_sizes)

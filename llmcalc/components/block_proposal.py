@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from .. import ops
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
@@ -55,15 +53,13 @@ class Proposal(OutputPart):
     selector_top_k: Vocab | None = None
     state_size: InnerSize | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if (self.gru_size is None) != (self.gru_rank is None):
             raise ValueError("gru_size and gru_rank: a GRU has both; expected both or none")
         if (self.selector_rank is None) != (self.selector_top_k is None):
             raise ValueError("selector_rank and selector_top_k: a selector has both; expected both or none")
         if self.markov_rank is None and (self.markov != "vanilla" or self.confidence_reads_token):
             raise ValueError("markov_rank: missing; markov and confidence_reads_token are about its bias")
-        return self
 
     def check_output(self, model_output: ModelOutput) -> None:
         if model_output.kind != "decoder" or not isinstance(model_output.head, LMHead):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -49,13 +49,11 @@ class Classifier(Component):
     transform: Transform | None = None
     similarity_numbers: int = Field(default=0, ge=0, le=2, strict=True)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.transform is not None and self.transform.size is not None:
             raise ValueError("transform.size: only an untied language-model head can have one; expected none")
         if self.transform is not None and self.transform.bottleneck_size is not None:
             raise ValueError("transform.bottleneck_size: only a language-model head can have one; expected none")
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         transform, scored_rows = self.transform, SEQUENCES if self.over == "sequence" else LOGITS

@@ -6,9 +6,7 @@ A depthwise convolution along the frames, between a gated linear unit and a proj
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING
 
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
@@ -56,8 +54,7 @@ class ConformerConvolution(Part):
     batch_norm: Flag = False
     centred: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.multiplier > 1 and not self.separable:
             raise ValueError(
                 f"multiplier: {self.multiplier} requires a projection back to hidden_size; expected separable = true"
@@ -68,7 +65,6 @@ class ConformerConvolution(Part):
             raise ValueError("centred: a separable convolution reads earlier frames only; expected one of them")
         if self.centred and self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size: {self.kernel_size} has no centre; expected an odd number")
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         hidden_axes = x.axes

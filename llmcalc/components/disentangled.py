@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from .. import ops
 from ..algebra import Number
 from ..flow.axis import Axis
@@ -66,8 +64,7 @@ class DisentangledScores(AttentionPosition):
     key_bias: Flag = True
     within_sequence: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.share_att_key and not (self.c2p and self.p2c):
             raise ValueError("share_att_key: expected c2p and p2c")
         bucket_count, max_distance = self.position_buckets, self.max_relative_positions
@@ -76,7 +73,6 @@ class DisentangledScores(AttentionPosition):
                 f"position_buckets: {bucket_count} with max_relative_positions {max_distance}; expected 2 or more, "
                 f"half of them fewer than {max_distance - 1}"
             )
-        return self
 
     @property
     def span(self) -> Number:
@@ -194,11 +190,9 @@ class SideConvolution(StackPart):
     conv_act: Activation = "tanh"
     norm: Norm = Norm(type="layernorm")
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.conv_kernel_size % 2 == 0:
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
-        return self
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         conv_groups_path = f"{stack_position.error_path}.conv_groups"

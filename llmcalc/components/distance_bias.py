@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -114,8 +114,7 @@ class DistanceBuckets(Part):
     relative_attention_max_distance: Positions = 128
     bias_in_sdpa: Flag = False
 
-    @model_validator(mode="after")
-    def _check_buckets(self) -> Self:
+    def check_fields(self) -> None:
         bucket_count, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if bucket_count < 4:
             raise ValueError(
@@ -128,7 +127,6 @@ class DistanceBuckets(Part):
                 f"relative_attention_num_buckets {bucket_count}"
             )
             raise ValueError(f"relative_attention_max_distance: {max_distance} is among {range_text}; expected more")
-        return self
 
 
 class LayerBias(DistanceBuckets, AttentionPosition):
@@ -208,23 +206,16 @@ class RelativeBias(DistanceBuckets, StackPart):
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         bucket_count, max_distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        bias = _reference_classes()["relative"](
-            bucket_count, max_distance, self.num_attention_heads, model_properties.is_causal
-        )
+
+        def bias_table(buckets: int) -> nn.Module:
+            heads, is_causal = self.num_attention_heads, model_properties.is_causal
+            return _reference_classes()["relative"](buckets, max_distance, heads, is_causal)
+
+        bias = bias_table(bucket_count)
         if self.of_blocks:
-            bias.add_module(
-                "blocks",
-                _reference_classes()["relative"](
-                    bucket_count, max_distance, self.num_attention_heads, model_properties.is_causal
-                ),
-            )
+            bias.add_module("blocks", bias_table(bucket_count))
         for table_index, table_bucket_count in enumerate(self.other_buckets):
-            bias.add_module(
-                f"other_{table_index}",
-                _reference_classes()["relative"](
-                    table_bucket_count, max_distance, self.num_attention_heads, model_properties.is_causal
-                ),
-            )
+            bias.add_module(f"other_{table_index}", bias_table(table_bucket_count))
         return bias
 
     @classmethod

@@ -68,10 +68,7 @@ class MedusaHeads(DraftHeads):
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, draft_vocab: Axis) -> list[Value]:
         head_states = [self._record_residual_layers(recorder, x, head_index) for head_index in range(self.num_heads)]
         if not self.shared_projection:
-            return [
-                recorder.linear(f"lm_heads_{head_index}", state, draft_vocab)
-                for head_index, state in enumerate(head_states)
-            ]
+            return [recorder.linear(f"lm_heads_{index}", state, draft_vocab) for index, state in enumerate(head_states)]
         total_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.num_heads)
         first_logits = recorder.linear("lm_heads_0", head_states[0], draft_vocab, counted_rows=total_rows)
         return [first_logits, *(recorder.apply_again(head_state, first_logits) for head_state in head_states[1:])]

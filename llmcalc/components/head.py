@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -79,8 +79,7 @@ class LMHead(Component):
     medusa: MedusaHeads | None = None
     mlp_speculator: SpeculatorHeads | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.more_columns and (self.transform is None or self.transform.size is not None):
             raise ValueError("more_columns: needs a transform without a size; expected false")
         if self.clusters is not None and (self.bias or self.transform is not None or self.draft_vocab_size is not None):
@@ -90,7 +89,6 @@ class LMHead(Component):
             raise ValueError(
                 "medusa, mlp_speculator: stand alone; expected one of them, without bias, transform and clusters"
             )
-        return self
 
     @property
     def draft_heads(self) -> MedusaHeads | SpeculatorHeads | None:

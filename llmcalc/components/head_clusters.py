@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from .. import ops
 from ..algebra import exact_div
@@ -20,8 +20,6 @@ from ..workload.rows import Rows
 from .base import ModelProperties, Part
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from torch import Tensor, nn
 
 
@@ -37,14 +35,12 @@ class Clusters(Part):
     num_centroids: int = Field(ge=1, le=2**24, strict=True)
     centroid_intermediate_top_k: int = Field(ge=1, le=2**24, strict=True)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.centroid_intermediate_top_k > self.num_centroids:
             raise ValueError(
                 f"centroid_intermediate_top_k: {self.centroid_intermediate_top_k} is more than the "
                 f"{self.num_centroids} clusters; expected at most num_centroids"
             )
-        return self
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises `ValueError` if the clusters cannot have equally many tokens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
@@ -32,11 +32,9 @@ class InputFeatures(StackPart):
     vocab_sizes: tuple[Size, ...] = Field(max_length=16)
     embedding_sizes: tuple[Size, ...] = Field(max_length=16)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if len(self.embedding_sizes) != len(self.vocab_sizes):
             raise ValueError(f"embedding_sizes: expected {len(self.vocab_sizes)}, one for each table")
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection of the concatenated embeddings. x: the token embeddings."""

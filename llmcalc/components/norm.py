@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from .. import ops
 from ..algebra import Number
@@ -60,8 +60,7 @@ class Norm(Component):
     scales_x: Flag = False
     gate_rank: StepRank | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         for field_name in ("unit_offset", "float32_product"):
             copies_input = field_name == "float32_product" and self.type == "layernorm"
             if getattr(self, field_name) and not self.weight and not copies_input:
@@ -70,7 +69,6 @@ class Norm(Component):
             raise ValueError("groups: an affine norm normalizes nothing; expected 1")
         if self.scales_x and self.type != "rmsnorm":
             raise ValueError(f"scales_x: type is '{self.type}'; expected false, or type = \"rmsnorm\"")
-        return self
 
     @property
     def has_bias(self) -> bool:

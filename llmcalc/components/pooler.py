@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import model_validator
-
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -37,11 +35,9 @@ class Pooler(OutputPart):
     dense: Flag = True
     num_labels: Labels | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if not self.dense and self.num_labels is None:
             raise ValueError("num_labels: missing; a pooler without a dense map has scores, or is left out")
-        return self
 
     def flow(self, recorder: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
         """Records the pooler and returns each sequence's vector. x: the hidden states. rows: the axis of sequences."""

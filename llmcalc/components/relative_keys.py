@@ -28,7 +28,8 @@ from .base import (
     TokenMixer,
     UnscalableError,
 )
-from .runtime import PassState, softmax_core_class
+from .mixers.grouped_query import record_queries_keys_values
+from .runtime import PassState, projected_heads, softmax_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -102,10 +103,7 @@ class RelativeKeyAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (
-            recorder.linear(projection_name, x, heads, head_dim, bias=self.bias)
-            for projection_name in ("q_proj", "k_proj", "v_proj")
-        )
+        q, k, v = record_queries_keys_values(recorder, x, heads, head_dim, bias=self.bias)
         pair_value = value_of_pairs(x.rows, heads, is_batched=True)
         keys = recorder.layer_memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
         op = ops.PairScores(q.axes[0].size, head_dim.size, x.rows)
@@ -165,10 +163,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.bias)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, k, v = (
-                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_name in ("q_proj", "k_proj", "v_proj")
-            )
+            q, k, v = (projected_heads(self, name, x) for name in ("q_proj", "k_proj", "v_proj"))
             bias = self.pairs(q, pass_state.shared_values["relative_keys"]) * q.shape[-1] ** -0.5
             return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))
 

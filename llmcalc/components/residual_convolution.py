@@ -6,10 +6,10 @@ transformers: models/inkling (`InklingShortConvolution`).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..algebra import Number
-from ..flow.axis import Axis
+from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
 from .runtime import PassState, causal_conv_class, recurrent_state_class
@@ -18,20 +18,23 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+def record_causal_convolution(
+    recorder: Flow, conv_name: str, x: Value, *channels: Axis | JoinedShapes, kernel_size: Number, **node_fields: Any
+) -> Value:
+    """Records a depthwise convolution over the last `kernel_size` tokens, and the state that keeps the inputs of it."""
+    conv_output = recorder.conv(
+        conv_name, x, *channels, kernel=kernel_size, groups=x.width, padding=kernel_size - 1, **node_fields
+    )
+    recorder.state("conv_state", *channels, Axis("kernel", kernel_size), state_kind="conv_state")
+    return conv_output
+
+
 def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel_size: Number) -> Value:
     """Records a convolution module and the addition of its input. kernel_size: the convolution's width in tokens."""
     with recorder.scope(conv_name):
-        conv_output = recorder.conv(
-            "conv",
-            x,
-            *x.axes,
-            kernel=kernel_size,
-            groups=x.width,
-            padding=kernel_size - 1,
-            state_name="conv_state",
-            kind="convolution",
+        conv_output = record_causal_convolution(
+            recorder, "conv", x, *x.axes, kernel_size=kernel_size, state_name="conv_state", kind="convolution"
         )
-        recorder.state("conv_state", *x.axes, Axis("kernel", kernel_size), state_kind="conv_state")
         return recorder.add(conv_output, x)
 
 

@@ -91,6 +91,12 @@ def apply_dropout(module: nn.Module, dropout_name: str, x: Tensor) -> Tensor:
     return dropouts[dropout_name](x) if dropout_name in dropouts else x
 
 
+def projected_heads(module: Any, projection_name: str, x: Tensor) -> Tensor:
+    """Projects x [batch, tokens, hidden] to heads, [batch, heads, tokens, head_dim], by a layer of an attention."""
+    heads: Tensor = module.get_submodule(projection_name)(x).unflatten(-1, (module.heads, -1))
+    return heads.transpose(1, 2)
+
+
 def vector_module(parameter_values: Tensor) -> Any:
     """Creates a module with one vector parameter `weight`, which is added to or multiplied with the input."""
     return _vector_class()(parameter_values)

@@ -164,8 +164,7 @@ class Stack(Component):
         }
         return {**stack_table, "variants": completed_variants}
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if BASE_LAYER_NAME in self.variants:
             raise ValueError(
                 f"variants.{BASE_LAYER_NAME}: 'block' is the name of the base layer; expected another name"
@@ -184,15 +183,10 @@ class Stack(Component):
         for component in slots.values():
             component.check_layers(layers)
         for layer_name, layer in layers.items():
-            for layer_slot, slot_fields in layer.required_stack_fields().items():
-                if layer_slot not in slots:
-                    requirement = ", ".join(
-                        f"{field_name} = {field_value!r}" for field_name, field_value in slot_fields.items()
-                    )
-                    raise ValueError(
-                        f"{layer_slot}: missing; the layers called '{layer_name}' need one with {requirement}"
-                    )
-        return self
+            for slot, slot_fields in layer.required_stack_fields().items():
+                if slot not in slots:
+                    requirement = ", ".join(f"{name} = {value!r}" for name, value in slot_fields.items())
+                    raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
 
     def _check_sharing(self) -> None:
         """Raises `ValueError` if layers cannot share parameters, or a reused result has no lower layer."""
@@ -203,9 +197,7 @@ class Stack(Component):
             for layer_name, layer in self.layers_by_kind().items()
             if isinstance(layer.attention, TokenMixer)
         }
-        if self.reads_no_embedding or not any(
-            name for field_by_result in shared_results.values() for name in field_by_result.values()
-        ):
+        if self.reads_no_embedding or not any(name for field in shared_results.values() for name in field.values()):
             return
         layers_with_scores: set[object] = set()
         for layer_name in self.layer_names():
@@ -650,10 +642,9 @@ def _reference_class() -> type[nn.Module]:
             self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in layer_names)
             self.layer_kinds = [
                 f"{name}, again"
-                if layer_names.index(name) < layer_index
-                and not getattr(self.layers[layer_index], "has_equal_repeats", True)
+                if layer_names.index(name) < index and not getattr(self.layers[index], "has_equal_repeats", True)
                 else name
-                for layer_index, name in enumerate(layer_names)
+                for index, name in enumerate(layer_names)
             ]
             for layer_index, slot_name in enumerate(layer_names):
                 if slot_name in spec.shared_layers:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
@@ -57,14 +57,12 @@ class TargetStates(ResidualStreams):
     output_norm: Norm | None = None
     masked: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.state_norm is not None and self.joined_norm is not None:
             raise ValueError("state_norm and joined_norm: the states have one or the other; expected one of them")
         has_projection = any((self.size, self.bias, self.state_norm, self.joined_norm, self.output_norm, self.masked))
         if self.start == "state" and (self.states > 1 or has_projection):
             raise ValueError("start: 'state' is one state without a projection; expected states = 1 and no other field")
-        return self
 
     @property
     def from_target(self) -> bool:

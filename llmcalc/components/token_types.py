@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -36,14 +36,12 @@ class TokenTypes(StackPart):
     task_type_vocab_size: Positions | None = None
     other_vocab_sizes: tuple[Positions, ...] = Field(default=(), max_length=64)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.type_vocab_size is None and self.task_type_vocab_size is None and not self.other_vocab_sizes:
             raise ValueError(
                 "type_vocab_size: missing; token_types have a type_vocab_size or a task_type_vocab_size, or are left "
                 "out"
             )
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the sum of token embeddings and a row of each type table. x: the token embeddings."""

@@ -235,13 +235,11 @@ def _joint_layers(
 ) -> Iterator[list[tuple[NodePosition, LinearType]]]:
     """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
-    for (_, layer_name), layer_group in groupby(
-        all_layers, lambda layer: (id(layer[0].parent), layer_name_of(layer[0]))
-    ):
+    for (_, layer_name), group in groupby(all_layers, lambda layer: (id(layer[0].parent), layer_name_of(layer[0]))):
         if layer_name:
-            yield list(layer_group)
+            yield list(group)
         else:
-            yield from ([layer] for layer in layer_group)
+            yield from ([layer] for layer in group)
 
 
 def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[NodePosition, ExpertLinear]]:

@@ -135,16 +135,14 @@ class CacheSize:
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits_by_group: dict[tuple[str, int | None, int | None], Number] = {}
         cached_bits = cache_bits_of(self.dtype)
-        for node_position in self._cache_positions():
-            op = node_position.node.op
-            tokens, vector_width = (
-                (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
-            )
+        for position in self._cache_positions():
+            op = position.node.op
+            tokens, vector_width = (_cached_tokens(op, position), op.width) if isinstance(op, KVCache) else (None, None)
             group_key = (getattr(op, "cache_kind", STATE_KIND), tokens, vector_width)
-            layers[group_key] = layers.get(group_key, 0) + node_position.copies
-            bits_by_group[group_key] = bits_by_group.get(
-                group_key, 0
-            ) + node_position.copies * node_position.cost_of_operation(cached_bits)
+            layers[group_key] = layers.get(group_key, 0) + position.copies
+            bits_by_group[group_key] = bits_by_group.get(group_key, 0) + position.copies * position.cost_of_operation(
+                cached_bits
+            )
         return [
             CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(cache_bits))
             for (cache_kind, tokens, width), cache_bits in bits_by_group.items()
@@ -159,12 +157,10 @@ class CacheSize:
         if not self.bytes:
             return []
         changed_caches = [
-            (model_change, replace(self, spec=spec, tree=_cached_tree(spec)))
-            for model_change, spec in changed_models(self.spec)
+            (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
         ]
         return [
-            WhatIf(model_change, changed_size, changed_size.bytes / self.bytes)
-            for model_change, changed_size in changed_caches
+            WhatIf(change, changed_size, changed_size.bytes / self.bytes) for change, changed_size in changed_caches
         ]
 
     @property

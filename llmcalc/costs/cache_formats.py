@@ -78,8 +78,7 @@ class CacheFormat:
         head_vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
         stored_vectors = [
-            (heads, (self.values if i else self.keys).bytes_of(head_size))
-            for i, (heads, head_size) in enumerate(head_vectors)
+            (heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(head_vectors)
         ]
         if self.pads_to_even and len(stored_vectors) == 2:
             (heads, key_size), (_, value_vector) = stored_vectors

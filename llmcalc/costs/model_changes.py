@@ -56,9 +56,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     )
     for model_change, change_mixer in changes_and_functions:
         changed_spec = with_replaced_mixers(spec, change_mixer)
-        if any(
-            getattr(changed_spec, field_name) != getattr(spec, field_name) for field_name in type(spec).model_fields
-        ):
+        if any(getattr(changed_spec, name) != getattr(spec, name) for name in type(spec).model_fields):
             yield model_change, changed_spec
 
 
@@ -70,26 +68,19 @@ def _as_multi_head_attention(mixer: TokenMixer, input_width: int) -> TokenMixer:
 def _cached_head_sizes(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
     """Returns the heads of a mixer whose cache size depends on key/value heads; None for other mixers."""
     head_sizes = mixer.head_sizes(input_width)
-    if head_sizes is None or all(
-        mixer.with_kv_heads(kv_head_count, input_width) == mixer for kv_head_count in (1, head_sizes.heads)
-    ):
+    if head_sizes is None or all(mixer.with_kv_heads(count, input_width) == mixer for count in (1, head_sizes.heads)):
         return None
     return head_sizes
 
 
 def with_replaced_mixers(spec: ModelSpec, change_mixer: MixerChange) -> ModelSpec:
     """Returns the spec after a function `change_mixer` is applied to every token mixer, including cross-attention."""
-    return spec.model_copy(
-        update={stack_name: _changed_stack(stack, change_mixer, spec) for stack_name, stack in spec.stacks()}
-    )
+    return spec.model_copy(update={name: _changed_stack(stack, change_mixer, spec) for name, stack in spec.stacks()})
 
 
 def _changed_stack(stack: Stack, change_mixer: MixerChange, spec: ModelSpec) -> Stack:
     input_width = spec.hidden_size if stack.hidden_size is None else stack.hidden_size
-    variants = {
-        variant_name: layer.with_replaced_mixers(change_mixer, input_width)
-        for variant_name, layer in stack.variants.items()
-    }
+    variants = {name: layer.with_replaced_mixers(change_mixer, input_width) for name, layer in stack.variants.items()}
     return stack.model_copy(
         update={"block": stack.block.with_replaced_mixers(change_mixer, input_width), "variants": variants}
     )

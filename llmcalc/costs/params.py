@@ -80,12 +80,10 @@ class ParameterCount:
     def left_out(self) -> dict[str, Number]:
         """Returns the parameters of each excluded optional part, by the part's name."""
         left_out_params: dict[str, Number] = {}
-        for node_position in self.tree.walk():
-            option_name = node_position.node.optional
+        for position in self.tree.walk():
+            option_name = position.node.optional
             if option_name and option_name not in self.include:
-                left_out_params[option_name] = left_out_params.get(option_name, 0) + node_position.total(
-                    total_params_of
-                )
+                left_out_params[option_name] = left_out_params.get(option_name, 0) + position.total(total_params_of)
         return left_out_params
 
 

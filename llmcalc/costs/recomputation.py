@@ -108,11 +108,7 @@ def _last_product_flops(module_scope: ModuleScope, node_position: NodePosition) 
 def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[NodePosition, ModuleScope]]:
     """Returns (node, program steps) of every kind of layer."""
     node_positions = [position for position in spec.tree().walk(run_config) if position.node.kind == "layer"]
-    layer_scopes = [
-        module_scope
-        for module_scope in spec.shared_program.root.scopes()
-        if module_scope.node_fields.get("kind") == "layer"
-    ]
+    layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.node_fields.get("kind") == "layer"]
     return zip(node_positions, layer_scopes, strict=True)
 
 

@@ -36,18 +36,16 @@ class TrainedTensor:
 
 def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor; a tied tensor once, and stacked experts as one tensor."""
-    for node_position in node_tree.walk():
-        counted_op = node_position.counted_op
-        if counted_op is not None and not (
-            node_position.optional_part and node_position.optional_part not in included_parts
-        ):
+    for position in node_tree.walk():
+        counted_op = position.counted_op
+        if counted_op is not None and not (position.optional_part and position.optional_part not in included_parts):
             for tensor in counted_op.tensors():
                 yield TrainedTensor(
                     tensor,
-                    node_position.kind,
-                    node_position.copies,
-                    _path_without_indices(node_position),
-                    is_in_layer(node_position),
+                    position.kind,
+                    position.copies,
+                    _path_without_indices(position),
+                    is_in_layer(position),
                 )
 
 
@@ -61,9 +59,7 @@ def tensors_from_layer(
         if layer is None or (node_position.optional_part and node_position.optional_part not in included_parts):
             continue
         layer_indices = range(int(layer.copies)) if layer.node.indices is None else layer.node.indices
-        copy_count = (
-            node_position.copies * sum(layer_index >= first_layer for layer_index in layer_indices) // int(layer.copies)
-        )
+        copy_count = node_position.copies * sum(index >= first_layer for index in layer_indices) // int(layer.copies)
         if copy_count and node_position.counted_op is not None:
             for tensor in node_position.counted_op.tensors():
                 yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))

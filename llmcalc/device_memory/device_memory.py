@@ -163,19 +163,17 @@ class UnreplayedBytes:
 
 def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> MemoryTerm:
     """Returns the term, with the weakest verification status of the run's evidence."""
-    term_status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
-    if memory_term.belongs_to_runtime or term_status == memory_term.status:
+    status = weakest_status([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
+    if memory_term.belongs_to_runtime or status == memory_term.status:
         return memory_term
-    if term_status == "untested":
-        return replace(
-            memory_term, status=term_status, witness=f"no measurement of {evidence_names(evidence, term_status)}"
-        )
-    checks_text = witness_texts(evidence, term_status)
+    if status == "untested":
+        return replace(memory_term, status=status, witness=f"no measurement of {evidence_names(evidence, status)}")
+    checks_text = witness_texts(evidence, status)
     if memory_term.witness == META_MEASUREMENT:
-        checks_text = f"torch on meta, and {checks_text}" if term_status == "source" else checks_text
+        checks_text = f"torch on meta, and {checks_text}" if status == "source" else checks_text
     else:
         checks_text = f"{memory_term.witness}; {checks_text}"
-    return replace(memory_term, status=term_status, witness=checks_text)
+    return replace(memory_term, status=status, witness=checks_text)
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
@@ -293,9 +291,7 @@ class CountedRun:
     ) -> None:
         self.cuda_runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating_stacks: list[int] = [
-            stack_index for stack_index, stack in enumerate(self.stacks) if stack.is_extrapolated
-        ]
+        self.repeating_stacks: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
         self.repeat_analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         layer_limit = MOST_LAYERS_IN_SEARCH if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
         self.replays_all_layers: bool = (
@@ -324,9 +320,7 @@ class CountedRun:
         The allocator's blocks have at least the bytes of their tensors. context_bytes: bytes of the CUDA context.
         unreplayed_bytes: bytes that the replay does not see.
         """
-        whole_run_bytes = sum(
-            unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.phases == REPLAY_PHASES
-        )
+        whole_run_bytes = sum(entry.bytes for entry in unreplayed_bytes if entry.phases == REPLAY_PHASES)
         return self.replay_result.peak[1].bytes + whole_run_bytes + context_bytes
 
     def memory(
@@ -337,12 +331,10 @@ class CountedRun:
         encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
         """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
-        replay_result, allocator_overhead = self.replay_result.copy(), self._allocator_overhead
-        replay_result.rounding_bytes = allocator_overhead.rounding_bytes
-        replay_result.rounding_bytes_after = allocator_overhead.rounding_bytes_after
-        replay_result.reserved_bytes = (
-            replay_result.peak[1].bytes + allocator_overhead.rounding_bytes + allocator_overhead.free_bytes
-        )
+        replay_result, overhead = self.replay_result.copy(), self._allocator_overhead
+        replay_result.rounding_bytes = overhead.rounding_bytes
+        replay_result.rounding_bytes_after = overhead.rounding_bytes_after
+        replay_result.reserved_bytes = replay_result.peak[1].bytes + overhead.rounding_bytes + overhead.free_bytes
         _add_unreplayed_bytes(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
         return summarize_memory(replay_result, context_bytes, self.stacks, tensor_term, self.replays_all_layers)
@@ -350,8 +342,7 @@ class CountedRun:
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats of the layer pattern, or with all layers if the repeats differ."""
         short_run_repeats = {
-            stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
-            for stack_index in self.repeating_stacks
+            index: self.stacks[index].repeats_of_layer_types(RECORDED_REPEATS) for index in self.repeating_stacks
         }
         try:
             return [
@@ -380,31 +371,23 @@ class CountedRun:
     def _allocator_overhead(self) -> AllocatorOverhead:
         """The bytes that the allocator adds to the tensors, extrapolated to all layers."""
         with without_garbage_collection():
-            allocator_overhead = (
-                self._overhead_with_layers({}) if self.replays_all_layers else self._extrapolated_overhead()
-            )
+            overhead = self._overhead_with_layers({}) if self.replays_all_layers else self._extrapolated_overhead()
         self.repeat_analyses = []  # their events are no longer needed
-        return allocator_overhead
+        return overhead
 
     def _extrapolated_overhead(self) -> AllocatorOverhead:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating_stacks
         shorter_repeats, longer_repeats = (
-            {
-                stack_index: max(SHORT_RUN_REPEATS, layer_count // stacks[stack_index].layer_period)
-                for stack_index in repeating_stacks
-            }
+            {index: max(SHORT_RUN_REPEATS, layer_count // stacks[index].layer_period) for index in repeating_stacks}
             for layer_count in LAYERS_OF_SHORTER_RUNS
         )
         longer_repeats = {
-            stack_index: min(
-                stacks[stack_index].repeat_count, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
-            )
-            for stack_index in repeating_stacks
+            index: min(stacks[index].repeat_count, max(longer_repeats[index], shorter_repeats[index] + 1))
+            for index in repeating_stacks
         }
         added_layers = sum(
-            (longer_repeats[stack_index] - shorter_repeats[stack_index]) * stacks[stack_index].layer_period
-            for stack_index in repeating_stacks
+            (longer_repeats[index] - shorter_repeats[index]) * stacks[index].layer_period for index in repeating_stacks
         )
         missing_layers = sum(
             (stacks[stack_index].repeat_count - longer_repeats[stack_index]) * stacks[stack_index].layer_period
@@ -449,16 +432,14 @@ def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
 
 def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
     """Adds the unreplayed bytes to the result of a replay."""
-    for unreplayed_entry in unreplayed_bytes:
-        replay_result.set_up_bytes += unreplayed_entry.bytes
-        replay_result.reserved_bytes += unreplayed_entry.bytes
-        replay_result.final_bytes += unreplayed_entry.bytes if unreplayed_entry.stays_after_run else 0
+    for entry in unreplayed_bytes:
+        replay_result.set_up_bytes += entry.bytes
+        replay_result.reserved_bytes += entry.bytes
+        replay_result.final_bytes += entry.bytes if entry.stays_after_run else 0
         for allocation_place, peak in replay_result.peaks.items():
-            if allocation_place.phase in unreplayed_entry.phases:
-                peak.bytes += unreplayed_entry.bytes
-                peak.by_kind[unreplayed_entry.kind] = (
-                    peak.by_kind.get(unreplayed_entry.kind, 0) + unreplayed_entry.bytes
-                )
+            if allocation_place.phase in entry.phases:
+                peak.bytes += entry.bytes
+                peak.by_kind[entry.kind] = peak.by_kind.get(entry.kind, 0) + entry.bytes
 
 
 def _add_encoders(
@@ -467,9 +448,7 @@ def _add_encoders(
     """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
-    cache_bytes = sum(
-        unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.kind == "cache"
-    )
+    cache_bytes = sum(entry.bytes for entry in unreplayed_bytes if entry.kind == "cache")
     for encoder_peak in encoder_peaks:
         peak = MemoryPeak()
         peak.bytes = replay_result.set_up_bytes + encoder_peak.bytes

@@ -233,13 +233,11 @@ class Memory:
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        training_config = training_run(
-            self.settings, self.spec, self.states, default_attention(self.settings, self.spec)
-        )
+        config = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
         return replace(
-            training_config,
+            config,
             kernel_choices=kernel_choices_on(
-                training_config.kernel_choices, self.cuda_runtime if cuda_runtime is None else cuda_runtime
+                config.kernel_choices, self.cuda_runtime if cuda_runtime is None else cuda_runtime
             ),
         )
 

@@ -30,16 +30,14 @@ def host_terms(
 
     recompute_period: as in `device_memory`.
     """
-    memory_terms: list[MemoryTerm] = []
+    terms: list[MemoryTerm] = []
     if training_config.offloads_activations:
         offloaded_tensor_bytes = offloaded_bytes(spec, training_config, recompute_period)
         source_file = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
-        memory_terms.append(MemoryTerm("activations (pinned)", offloaded_tensor_bytes, "source", source_file))
+        terms.append(MemoryTerm("activations (pinned)", offloaded_tensor_bytes, "source", source_file))
     if paged_bytes(memory_use):
-        memory_terms.append(
-            MemoryTerm("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE)
-        )
-    return tuple(memory_terms)
+        terms.append(MemoryTerm("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE))
+    return tuple(terms)
 
 
 PAGED_SOURCE = "bitsandbytes/functional.py, get_paged: managed memory, on the device while it has room"
@@ -67,9 +65,7 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
 def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
-    short_run_repeats = {
-        stack_index: SHORT_RUN_REPEATS for stack_index, stack in enumerate(stacks) if stack.is_extrapolated
-    }
+    short_run_repeats = {index: SHORT_RUN_REPEATS for index, stack in enumerate(stacks) if stack.is_extrapolated}
     short_run_bytes = _offloaded_bytes_of_pass(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(
         (stacks[stack_index].repeat_count - SHORT_RUN_REPEATS)

@@ -141,22 +141,20 @@ class InferenceRun:
 
     def _run_config(self, phase: Phase, inference_pass: ReplayedPass) -> RunConfig:
         """Returns the run config of a pass. A last prompt chunk of one token counts as a decoding step."""
-        inference_config = self.inference_config
+        config = self.inference_config
         if inference_pass.cached_tokens and inference_pass.new_tokens == 1:
             phase = "decode"
         if not self.caches_keys_and_values:
             phase = "forward"
-        source_tokens = (
-            inference_config.seq if inference_config.source_tokens is None else inference_config.source_tokens
-        )
+        source_tokens = config.seq if config.source_tokens is None else config.source_tokens
         workload = Workload(
-            inference_config.batch,
+            config.batch,
             inference_pass.new_tokens,
             context=inference_pass.cached_tokens,
             source=source_tokens,
             phase=phase,
         )
-        return RunConfig(workload, execution=Execution(mla=inference_config.latent_form))
+        return RunConfig(workload, execution=Execution(mla=config.latent_form))
 
     # --- the passes -------------------------------------------------------------------------------------------------
 
@@ -278,17 +276,15 @@ class InferenceRun:
         self, lowering: EagerKernels, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass
     ) -> None:
         """Runs one pass over new tokens."""
-        inference_config, inputs, memory_meter = self.inference_config, lowering.inputs, lowering.graph.meter
+        config, inputs, memory_meter = self.inference_config, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
-        inputs[TOKENS] = token_ids = empty(memory_meter, (inference_config.batch, inference_pass.new_tokens), INT64)
+        inputs[TOKENS] = token_ids = empty(memory_meter, (config.batch, inference_pass.new_tokens), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE_TOKENS] = token_ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.cached_tokens:
             lowering.create_input_frames(self.program)
             if self.program.audio_frames is None:
-                inputs[SOURCE_TOKENS] = empty(
-                    memory_meter, (inference_config.batch, lowering.run_config.workload.source), INT64
-                )
+                inputs[SOURCE_TOKENS] = empty(memory_meter, (config.batch, lowering.run_config.workload.source), INT64)
         received_input = lowering.create_stage_input(self.program)
         lowering.run(self.program)
         del received_input
@@ -325,9 +321,7 @@ def replay_inference(
     memory_meter.peaks = {}
     inference_run.run_passes()
     replay_result.peaks = {
-        allocation_place: peak
-        for allocation_place, peak in memory_meter.peaks.items()
-        if allocation_place.phase in inference_run.pass_names
+        place: peak for place, peak in memory_meter.peaks.items() if place.phase in inference_run.pass_names
     }
     replay_result.final_bytes = memory_meter.live_bytes
     if device is not None:

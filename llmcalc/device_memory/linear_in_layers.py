@@ -28,9 +28,7 @@ def extrapolate_layers(
 
     replay_run: stack → repeats of its pattern, to the result of that run.
     """
-    short_run_repeats = {
-        stack_index: SHORT_RUN_REPEATS for stack_index, stack in enumerate(stacks) if stack.is_extrapolated
-    }
+    short_run_repeats = {index: SHORT_RUN_REPEATS for index, stack in enumerate(stacks) if stack.is_extrapolated}
     short_run = replay_run(short_run_repeats)
     extrapolated_result = ReplayResult(
         short_run.set_up_bytes,
@@ -40,8 +38,7 @@ def extrapolate_layers(
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     last_peaks: dict[AllocationPlace, MemoryPeak] = {}
     longer_runs = {
-        stack_index: replay_run({**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
-        for stack_index in short_run_repeats
+        index: replay_run({**short_run_repeats, index: SHORT_RUN_REPEATS + 1}) for index in short_run_repeats
     }
     for stack_index, longer_run in longer_runs.items():
         added_repeats = stacks[stack_index].repeat_count - SHORT_RUN_REPEATS
@@ -135,11 +132,9 @@ def _module_in_longer_run(
 
 def _module_in_full_model(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> AllocationPlace:
     """Returns the full model's module that matches a module of a shortened run."""
-    for layer_stack in stacks:
-        if layer_stack.is_extrapolated:
-            allocation_place = _module_in_longer_run(
-                allocation_place, layer_stack, layer_stack.repeat_count - SHORT_RUN_REPEATS
-            )
+    for stack in stacks:
+        if stack.is_extrapolated:
+            allocation_place = _module_in_longer_run(allocation_place, stack, stack.repeat_count - SHORT_RUN_REPEATS)
     return allocation_place
 
 

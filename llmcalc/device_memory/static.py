@@ -412,19 +412,15 @@ def _training_formats(run_settings: Settings) -> tuple[str, bool]:
 
 def _checked_optimizer(run_settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
-    optimizer_record, has_momentum = optimizer(run_settings.optimizer or DEFAULT_OPTIMIZER), bool(run_settings.momentum)
-    if run_settings.momentum is not None and not optimizer_record.has_momentum:
+    record, has_momentum = optimizer(run_settings.optimizer or DEFAULT_OPTIMIZER), bool(run_settings.momentum)
+    if run_settings.momentum is not None and not record.has_momentum:
         optimizers_text = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
         )
-        raise InputError(f"--momentum: for --optimizer {optimizers_text}, not {optimizer_record.name}")
-    if run_settings.optimizer_dtype is not None and (
-        optimizer_record.state_format or (optimizer_record.has_momentum and not has_momentum)
-    ):
-        raise InputError(
-            f"--optimizer-dtype: not for --optimizer {optimizer_record.name}: {optimizer_record.state_format_note}"
-        )
-    return optimizer_record
+        raise InputError(f"--momentum: for --optimizer {optimizers_text}, not {record.name}")
+    if run_settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not has_momentum)):
+        raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
+    return record
 
 
 def _optimizer_state(

@@ -328,15 +328,13 @@ class TrainingRun:
 
     def _allocate_batch(self) -> None:
         """Allocates the token ids (also the labels), and frees the previous batch's ids."""
-        training_config, inputs = self.training_config, self.lowering.inputs
-        token_ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)
+        config, inputs = self.training_config, self.lowering.inputs
+        token_ids = empty(self.meter, (config.batch, config.seq), INT64)
         inputs[TOKENS] = token_ids
         self.lowering.create_input_frames(self.program)
         if self.spec.kind == "encoder-decoder" and self.program.audio_frames is None:
-            source_tokens = (
-                training_config.seq if training_config.source_tokens is None else training_config.source_tokens
-            )
-            inputs[SOURCE_TOKENS] = empty(self.meter, (training_config.batch, source_tokens), INT64)
+            source_tokens = config.seq if config.source_tokens is None else config.source_tokens
+            inputs[SOURCE_TOKENS] = empty(self.meter, (config.batch, source_tokens), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE_TOKENS] = token_ids
         self.labels = None if self.spec.head.type != "lm" else self.lowering.aten.flatten(token_ids)
@@ -390,10 +388,8 @@ def replay(
     device: the allocator; None (default) counts bytes of tensors only.
     repeats_by_stack, workspace_bytes: as in `TrainingRun`.
     """
-    memory_meter = Meter(device)
-    return replay_steps(
-        TrainingRun(spec, training_config, repeats_by_stack, workspace_bytes, memory_meter), memory_meter
-    )
+    meter = Meter(device)
+    return replay_steps(TrainingRun(spec, training_config, repeats_by_stack, workspace_bytes, meter), meter)
 
 
 class TrainingSteps(Protocol):
@@ -514,7 +510,7 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) 
     """
     memory_meter.parameter_events = []
     training_run.next_batch()
-    batch_events = memory_meter.take_events()
+    events = memory_meter.take_events()
     training_run.run_micro_batches()
     pass_events, set_up_events = memory_meter.take_events(), memory_meter.parameter_events
     memory_meter.parameter_events = None
@@ -523,9 +519,7 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) 
     memory_meter.place = AllocationPlace("set-up")
     training_run.lowering.allocate_unread_parameters(training_run.program)
     training_run.prepare_training()
-    return repeat_steps(
-        training_run, memory_meter, set_up_events + memory_meter.take_events(), batch_events, pass_events
-    )
+    return repeat_steps(training_run, memory_meter, set_up_events + memory_meter.take_events(), events, pass_events)
 
 
 def repeat_steps(
@@ -539,20 +533,18 @@ def repeat_steps(
     training_run.update()
     first_events = memory_meter.take_events()
     training_run.update()
-    update_events = memory_meter.take_events()
+    events = memory_meter.take_events()
     training_run.zero_grad()
     zero_grad_events = memory_meter.take_events()
     training_run.next_batch()
     next_batch_events = memory_meter.take_events()
-    if not (
-        is_repeatable(batch, pass_events, zero_grad_events, next_batch_events) and is_self_contained(update_events)
-    ):
+    if not (is_repeatable(batch, pass_events, zero_grad_events, next_batch_events) and is_self_contained(events)):
         return None
     next_batch_events += rename_events(batch, next_batch_events)
     return RecordedEvents(
         set_up_events,
         [batch, pass_events, first_events, zero_grad_events],
-        [next_batch_events, pass_events, update_events, zero_grad_events],
+        [next_batch_events, pass_events, events, zero_grad_events],
         STEP_PHASES,
     )
 

@@ -138,13 +138,11 @@ class ModuleNames:
         path_pattern = replace_numbers(module_path if layer_match is None else layer_match[3])
         if layer_match is None:
             matching_names = self._names_outside_layers.get(path_pattern, ())
-            layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", module_path)
-            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in matching_names) or (
-                module_path,
-            )
+            numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", module_path)
+            return tuple(_fill_stars(name_with_stars, numbers) for name_with_stars in matching_names) or (module_path,)
         layer_names, names_in_layer = self._layer_names(layer_match[1], int(layer_match[2]))
-        layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
-        matching_names = tuple(_fill_stars(name, layer_numbers) for name in names_in_layer.get(path_pattern, ()))
+        numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
+        matching_names = tuple(_fill_stars(name, numbers) for name in names_in_layer.get(path_pattern, ()))
         joined_names = (_name_in_layer(layer_name, name) for layer_name in layer_names for name in matching_names)
         return tuple(joined_name for joined_name in joined_names if joined_name) or (module_path,)
 
@@ -284,10 +282,8 @@ class ModuleNames:
         )
 
     def _table_names(self, table_keys: tuple[str, ...]) -> Iterator[str]:
-        name_entry = self._table_entry(table_keys)
-        return (
-            module_name for alternative in _parse_alternatives(name_entry or "", None) for module_name in alternative
-        )
+        entry = self._table_entry(table_keys)
+        return (module_name for alternative in _parse_alternatives(entry or "", None) for module_name in alternative)
 
 
 class _LayerNames(NamedTuple):
@@ -389,12 +385,8 @@ def _parse_alternatives(joined_names: str, layer_level_names: Iterable[str] | No
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     alternatives_in_entry = [
-        [
-            name
-            for name in alternative_text.partition("/")[0].replace(" - ", " + -").split(" + ")
-            if not name.startswith("-")
-        ]
-        for alternative_text in _split_alternatives(joined_names)
+        [name for name in text.partition("/")[0].replace(" - ", " + -").split(" + ") if not name.startswith("-")]
+        for text in _split_alternatives(joined_names)
     ]
     if layer_level_names is None:
         return alternatives_in_entry
@@ -416,9 +408,7 @@ def _modules_without_parts(alternative: list[str], part_names: Iterable[str]) ->
     """Returns an alternative's modules, without the modules that are themselves parts of the node."""
     if len(alternative) == 1:
         return alternative
-    return [
-        module_name for module_name in alternative if f".{module_name.removeprefix('.')}" not in part_names
-    ] or alternative
+    return [name for name in alternative if f".{name.removeprefix('.')}" not in part_names] or alternative
 
 
 def _paths_below(

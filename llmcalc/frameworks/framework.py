@@ -130,16 +130,6 @@ def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
     """Accepts every layout, as the default `Framework.check_layout`."""
 
 
-def _empty_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
-    """Returns an empty table for the JSON document, as the default `Framework.document_values`."""
-    return {}
-
-
-def _pytorch_stack(launched_run: Launch | None, is_compiled: bool, exchanges_tokens: bool) -> str:
-    """Returns the name of PyTorch's time stack, eager or compiled, as the default `Framework.stack_name`."""
-    return "torch-compile" if is_compiled else "torch"
-
-
 @frozen
 class Framework:
     """The registry record of one training framework.
@@ -195,7 +185,7 @@ class Framework:
     default_attention: AttentionImplementation | None = None
     world_communicators: bool = False
     nccl_is_known: bool = True
-    document_values: Callable[[RunOnRanks], Mapping[str, Any]] = _empty_document_values
+    document_values: Callable[[RunOnRanks], Mapping[str, Any]] = lambda training_run: {}
     check_run: Callable[[Memory, str], None] = _accept_every_run
     check_layout: Callable[[Memory, Layout], None] = _accept_every_layout
     evidence: Callable[[Layout, bool], FrameworkEvidence] | None = None
@@ -207,7 +197,9 @@ class Framework:
     replays_every_micro_batch: bool = False
     runs_inference: bool = False
     selective_recompute: str = "attention"
-    stack_name: Callable[[Launch | None, bool, bool], str] = _pytorch_stack
+    stack_name: Callable[[Launch | None, bool, bool], str] = lambda launched_run, is_compiled, exchanges_tokens: (
+        "torch-compile" if is_compiled else "torch"
+    )
     micro_batch_group: Callable[[int, int], int] | None = None
     overlapped_groups: Callable[[Launch], frozenset[str] | None] | None = None
     product_format: Callable[[Any], str] | None = None

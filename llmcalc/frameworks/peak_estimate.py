@@ -60,9 +60,7 @@ class PeakByPath(NamedTuple):
 
     def plus_bytes(self, added_bytes: int) -> PeakByPath:
         """Returns the peak bytes with the same number of bytes added to each module's peak."""
-        return PeakByPath(
-            {module_path: module_peak + added_bytes for module_path, module_peak in self.bytes_by_path.items()}
-        )
+        return PeakByPath({module_path: peak + added_bytes for module_path, peak in self.bytes_by_path.items()})
 
 
 @frozen
@@ -108,11 +106,7 @@ class MicroBatchBytes:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         peaks_by_path = self.backward_peaks.bytes_by_path.items()
         return max(
-            (
-                peak
-                for module_path, peak in peaks_by_path
-                if module_path not in ("", "loss") and not is_layer_path(module_path)
-            ),
+            (peak for path, peak in peaks_by_path if path not in ("", "loss") and not is_layer_path(path)),
             default=0,
         )
 
@@ -251,9 +245,7 @@ class PeakEstimate:
             [layer for layer in stack_scope.items if isinstance(layer, ModuleScope) and layer.name == "layers"]
             for stack_scope in parent_scopes
         ]
-        return [
-            layer_kind for layer_scopes in stack_layers if layer_scopes for layer_kind in types_of_layers(layer_scopes)
-        ]
+        return [layer_kind for scopes in stack_layers if scopes for layer_kind in types_of_layers(scopes)]
 
     @cached_property
     def largest_expert_count(self) -> int:

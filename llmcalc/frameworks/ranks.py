@@ -148,14 +148,12 @@ class Cluster:
         if self.layout.is_bidirectional:
             return self._rank_of_each_stage
         layer_names = [layer_name for _, layer_stack in self.spec.stacks() for layer_name in layer_stack.layer_names()]
-        stage_layers: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
+        layers: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
-            stage_layers[stage.pipeline_rank].append(Counter(layer_names[layer_index] for layer_index in stage.layers))
+            layers[stage.pipeline_rank].append(Counter(layer_names[layer_index] for layer_index in stage.layers))
         middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
-            if not any(
-                _has_all_layers(stage_layers[earlier_stage], stage_layers[pp]) for earlier_stage in middle_stages
-            ):
+            if not any(_has_all_layers(layers[earlier_stage], layers[pp]) for earlier_stage in middle_stages):
                 middle_stages.append(pp)
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.layout.world_size - 1}))
@@ -189,23 +187,19 @@ class Cluster:
 
     def _replay(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
         if self.trains:
-            device_memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
-            device_memory = replace(device_memory, host_terms=(*device_memory.host_terms, *self._host_terms))
+            memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
+            memory = replace(memory, host_terms=(*memory.host_terms, *self._host_terms))
         else:
             check_serving(self.layout, self.framework)
-            device_memory = rank_memory(replace(self.inference_rank(rank), cuda_runtime=cuda_runtime))
-        device_memory = with_nccl_buffers(
-            device_memory, self.layout, self.framework, cuda_runtime, self.settings.torch or ""
-        )
-        device_memory = memory_with_evidence(device_memory, self.evidence)
+            memory = rank_memory(replace(self.inference_rank(rank), cuda_runtime=cuda_runtime))
+        memory = with_nccl_buffers(memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
+        memory = memory_with_evidence(memory, self.evidence)
         frozen_model = self.run.frozen
         if frozen_model is not None:
-            run_memory = device_memory
+            run_memory = memory
             for frozen_part in frozen_model.parts:
-                device_memory = _with_frozen_model(
-                    device_memory, frozen_part, frozen_part.additional_bytes(self.memory, run_memory)
-                )
-        return RankMemory(rank, self.layout.coordinates(rank).pp, device_memory)
+                memory = _with_frozen_model(memory, frozen_part, frozen_part.additional_bytes(self.memory, run_memory))
+        return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
@@ -319,10 +313,7 @@ def _with_frozen_model(
         device_bytes=device_memory.device_bytes + frozen_bytes,
         peak_at=device_memory.peak_at._replace(bytes=device_memory.peak_at.bytes + frozen_bytes),
         by_kind=with_frozen_bytes(device_memory.by_kind),
-        timeline=tuple(
-            timeline_point._replace(bytes=timeline_point.bytes + frozen_bytes)
-            for timeline_point in device_memory.timeline
-        ),
+        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in device_memory.timeline),
         moments={name: with_frozen_bytes(bytes_by_kind) for name, bytes_by_kind in device_memory.moments.items()},
         terms=(
             tensors_term,

@@ -54,13 +54,9 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
     """Returns the framework in a layout's request, or the framework that the options imply."""
     if layout_request.framework is not None:
         return framework(layout_request.framework)
-    implied_frameworks = (
-        framework_record
-        for folder_name in FRAMEWORK_NAMES
-        if (framework_record := framework(folder_name)).implied_by is not None
-    )
+    implied_frameworks = (record for name in FRAMEWORK_NAMES if (record := framework(name)).implied_by is not None)
     return next(
-        (framework_record for framework_record in implied_frameworks if framework_record.is_implied(layout_request)),
+        (record for record in implied_frameworks if record.is_implied(layout_request)),
         framework(DEFAULT_FRAMEWORK),
     )
 

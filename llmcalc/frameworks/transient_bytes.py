@@ -166,8 +166,7 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
             gradient_element_bytes=gradient_element_bytes,
         )
     peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
-        _step_peak(training_config, gradient_type, has_gradient_copies, matrix_count) / matrix_elements
-        for matrix_count in (1, 2, 3)
+        _step_peak(training_config, gradient_type, has_gradient_copies, count) / matrix_elements for count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3_matrices - peak_of_2_matrices)
     largest_matrix_bytes = max(0.0, peak_of_1_matrix - bytes_per_parameter)

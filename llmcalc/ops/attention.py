@@ -83,14 +83,13 @@ class AttentionCore(Op):
 
         Flash attention recomputes the scores once (Dao 2023, §3.1).
         """
-        score_product_count = 3 if run_config.attention in ("flash", "sdpa") else 2
-        return (
-            2
-            * run_config.batch
-            * self.heads
-            * self.pairs(run_config)
-            * (score_product_count * self.qk_dim + 2 * self.v_dim)
-        )
+        return self._backward_flops(run_config, 2 * self.qk_dim + 2 * self.v_dim)
+
+    def _backward_flops(self, run_config: RunConfig, product_widths: Number) -> Number:
+        """Returns the FLOPs of products with these widths for each pair, and of the scores that flash recomputes."""
+        if run_config.attention in ("flash", "sdpa"):
+            product_widths += self.qk_dim
+        return 2 * run_config.batch * self.heads * self.pairs(run_config) * product_widths
 
 
 @frozen(slots=True)
@@ -102,14 +101,7 @@ class ReceivedKeysAttentionCore(AttentionCore):
 
         Flash recomputes the scores once (Dao 2023, §3.1).
         """
-        score_product_count = 2 if run_config.attention in ("flash", "sdpa") else 1
-        return (
-            2
-            * run_config.batch
-            * self.heads
-            * self.pairs(run_config)
-            * (score_product_count * self.qk_dim + self.v_dim)
-        )
+        return self._backward_flops(run_config, self.qk_dim + self.v_dim)
 
 
 @frozen(slots=True)

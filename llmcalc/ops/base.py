@@ -54,21 +54,17 @@ class Op:
 
     def __init_subclass__(cls) -> None:
         """Raises `TypeError` for a subclass whose methods do not match its declared effects."""
-        method_effects = {
-            effect for effect in EFFECTS for base_class in cls.__mro__[:-2] if effect in base_class.__dict__
-        }
+        effects = {effect for effect in EFFECTS for base_class in cls.__mro__[:-2] if effect in base_class.__dict__}
         effects_with_default_method = {
             effect for effect in ("active_params", "backward_flops") if effect in cls.effects
         }
         if cls.effects - EFFECTS:
             raise TypeError(f"{cls.__name__}.effects: {sorted(cls.effects - EFFECTS)} are no effects of an op")
-        missing_methods = cls.effects - method_effects - effects_with_default_method
+        missing_methods = cls.effects - effects - effects_with_default_method
         if missing_methods:
             raise TypeError(f"{cls.__name__}: {sorted(missing_methods)} declared without a method")
-        if method_effects - cls.effects:
-            raise TypeError(
-                f"{cls.__name__}: {sorted(method_effects - cls.effects)} defined and not declared in effects"
-            )
+        if effects - cls.effects:
+            raise TypeError(f"{cls.__name__}: {sorted(effects - cls.effects)} defined and not declared in effects")
 
     def params(self) -> Number:
         raise TypeError(f"{type(self).__name__} declares no parameters")

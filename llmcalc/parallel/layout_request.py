@@ -141,8 +141,7 @@ class LayoutRequest:
     ] = None
     etp: Annotated[int | None, Setting("Ranks that divide each expert.", "Layout", "as many as --tp")] = None
     framework: Annotated[
-        str | None,
-        Setting("Whose kernels and buffers.", "Layout", metavar="NAME", is_common=True),
+        str | None, Setting("Whose kernels and buffers.", "Layout", metavar="NAME", is_common=True)
     ] = None
     framework_version: Annotated[
         str | None,

@@ -355,16 +355,10 @@ def _embedding_messages(
     is_tied = spec.tie_word_embeddings and spec.head.type == "lm"
     if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in extra_parts)):
         return
-    for stage_chunk in stage_chunks:
-        if (
-            stage_chunk.stage is not None
-            and (stage_chunk.stage.has_embedding or stage_chunk.stage.has_head)
-            and stage_chunk.program.tables
-        ):
-            embedding_table = next(iter(stage_chunk.program.tables.values()))
-            table_elements = embedding_table.input_axes[0].size * stage_chunk.program.element_count(
-                embedding_table.output_axes
-            )
+    for chunk in stage_chunks:
+        if chunk.stage is not None and (chunk.stage.has_embedding or chunk.stage.has_head) and chunk.program.tables:
+            table = next(iter(chunk.program.tables.values()))
+            table_elements = table.input_axes[0].size * chunk.program.element_count(table.output_axes)
             yield Message(
                 "embedding", 2, "all_reduce", table_elements * gradients.gradient_element_bytes(element_bytes), 1
             )

@@ -149,38 +149,34 @@ class PlacementTracker:
 
     def _run_items(self, program_items: Iterable[ProgramItem], module_path: str, repeat_count: Number) -> None:
         """Runs through a module's operations. repeat_count: how often the module runs."""
-        for program_item in program_items:
-            if isinstance(program_item, AlternativeBranches):
-                self._run_items(next(iter(program_item.branches.values())).items, module_path, repeat_count)
+        for item in program_items:
+            if isinstance(item, AlternativeBranches):
+                self._run_items(next(iter(item.branches.values())).items, module_path, repeat_count)
                 continue
-            item_attributes = program_item.node_fields
+            item_attributes = item.node_fields
             if item_attributes.get("role") in UNEXECUTED_ROLES or (
                 item_attributes.get("optional") and item_attributes["optional"] not in self.included_parts
             ):
                 continue
-            item_path = (
-                f"{module_path}.{program_item.name}"
-                if module_path and program_item.name
-                else module_path or program_item.name
-            )
-            self.node_path, self.repeat_count = item_path or getattr(program_item, "verb", ""), repeat_count
-            if isinstance(program_item, Step):
-                self._run_step(program_item)
-                if program_item.verb not in VERBS_THAT_SAVE_NOTHING:
+            item_path = f"{module_path}.{item.name}" if module_path and item.name else module_path or item.name
+            self.node_path, self.repeat_count = item_path or getattr(item, "verb", ""), repeat_count
+            if isinstance(item, Step):
+                self._run_step(item)
+                if item.verb not in VERBS_THAT_SAVE_NOTHING:
                     self.messages_before_last_saved = len(self.messages)
                 continue
             scope_repeats, has_gradient = times(repeat_count, item_attributes.get("repeat", 1)), self.has_gradient
             self.has_gradient = has_gradient and item_attributes.get("role") != "no_grad"
-            if program_item.first_input is not None:
-                self._reduce_partial_sum(program_item.first_input)
+            if item.first_input is not None:
+                self._reduce_partial_sum(item.first_input)
             first_message_index = len(self.messages)
-            self._run_items(program_item.items, item_path, scope_repeats)
+            self._run_items(item.items, item_path, scope_repeats)
             self.has_gradient = has_gradient
             self.node_path, self.repeat_count = item_path, scope_repeats
-            if program_item.first_input is not None and program_item.output is not None:
-                self._reduce_partial_sum(program_item.output)
+            if item.first_input is not None and item.output is not None:
+                self._reduce_partial_sum(item.output)
             if item_attributes.get("kind") == "layer":
-                self._repeat_recomputed_messages(first_message_index, program_item)
+                self._repeat_recomputed_messages(first_message_index, item)
 
     def _repeat_recomputed_messages(self, first_message_index: int, layer: ModuleScope) -> None:
         """Adds the messages that a recomputed layer repeats before the backward pass.

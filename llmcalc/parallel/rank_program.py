@@ -310,11 +310,9 @@ class RankFlow(Flow):
 
     def _record_copy(self, table_weight: Weight) -> None:
         """Records the pipeline stage's copy of the embedding, before the module that reads the embedding."""
-        table_scope = self.root.items[-1]
+        scope = self.root.items[-1]
         scope_attributes = (
-            {}
-            if isinstance(table_scope, AlternativeBranches)
-            else {"optional": table_scope.node_fields.get("optional", "")}
+            {} if isinstance(scope, AlternativeBranches) else {"optional": scope.node_fields.get("optional", "")}
         )
         op = ops.Embedding(table_weight.input_axes[0].size, self.element_count(table_weight.output_axes))
         self.root.items.insert(
@@ -472,12 +470,8 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
 
 
 def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | RankChunks | None) -> RankFlow:
-    if (
-        stage is not None
-        and not (stage.has_embedding and stage.has_head)
-        and (refusal_reason := no_pipeline_reason(spec))
-    ):
-        raise InputError(f"--pp {rank_axes.layout.pp}: {refusal_reason}; expected --pp 1")
+    if stage is not None and not (stage.has_embedding and stage.has_head) and (reason := no_pipeline_reason(spec)):
+        raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
     check_experts(spec, rank_axes.layout.ep)
     rank_flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
     spec.program(rank_flow)

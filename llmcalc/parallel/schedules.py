@@ -142,10 +142,7 @@ class Pipeline:
         pass_counts = Counter(rank_passes[: weights_in_flight.index(peak_weight) + 1])
         chunks = range(self.chunk_count)
         return peak_weight, InFlightCounts(
-            tuple(
-                pass_counts["F", chunk_index] - pass_counts["B", chunk_index] - pass_counts["I", chunk_index]
-                for chunk_index in chunks
-            ),
+            tuple(pass_counts["F", index] - pass_counts["B", index] - pass_counts["I", index] for index in chunks),
             tuple(pass_counts["I", chunk_index] - pass_counts["W", chunk_index] for chunk_index in chunks),
         )
 

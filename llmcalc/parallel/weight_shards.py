@@ -61,41 +61,37 @@ def _weight_shards(
     has_expert_groups: bool,
 ) -> Iterator[WeightShard]:
     """Yields the parameters of a program's items. has_expert_groups: whether experts have separate replica groups."""
-    for scope_item in program_items:
-        if isinstance(scope_item, AlternativeBranches):
+    for item in program_items:
+        if isinstance(item, AlternativeBranches):
             yield from _weight_shards(
-                next(iter(scope_item.branches.values())).items,
+                next(iter(item.branches.values())).items,
                 module_path,
                 module_count,
                 extra_part_names,
                 has_expert_groups,
             )
             continue
-        item_attributes = scope_item.node_fields
+        item_attributes = item.node_fields
         optional_part = item_attributes.get("optional")
         if item_attributes.get("role") == "shared" or (optional_part and optional_part not in extra_part_names):
             continue
         layer_indices = item_attributes.get("indices")
         layer_indices = tuple(layer_indices) if isinstance(layer_indices, list) else layer_indices
-        child_path = (*module_path, (scope_item.name, layer_indices)) if scope_item.name else module_path
-        if not isinstance(scope_item, Step):
+        child_path = (*module_path, (item.name, layer_indices)) if item.name else module_path
+        if not isinstance(item, Step):
             yield from _weight_shards(
-                scope_item.items,
+                item.items,
                 child_path,
                 times(module_count, item_attributes.get("repeat", 1)),
                 extra_part_names,
                 has_expert_groups,
             )
-        elif scope_item.op is not None and "params" in scope_item.op.effects:
-            is_expert = (
-                has_expert_groups and scope_item.verb == "experts" and scope_item.options["experts"].name == "experts"
-            )
+        elif item.op is not None and "params" in item.op.effects:
+            is_expert = has_expert_groups and item.verb == "experts" and item.options["experts"].name == "experts"
             is_head_norm = (
-                scope_item.verb == "norm"
-                and is_divided(scope_item.input_values[0].axes)
-                and not is_divided(scope_item.options["over"])
+                item.verb == "norm" and is_divided(item.input_values[0].axes) and not is_divided(item.options["over"])
             )
-            for tensor in scope_item.op.tensors():  # type: ignore[attr-defined]
+            for tensor in item.op.tensors():  # type: ignore[attr-defined]
                 yield WeightShard(child_path, tensor, module_count, is_expert, is_head_norm)
 
 

@@ -55,11 +55,7 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
     """Returns the parts of the estimated seconds, without the part `layer waits`, which other parts include."""
-    return [
-        (part_key, seconds)
-        for part_key, seconds in timed_run.seconds_by_part.items()
-        if seconds and part_key != "layer waits"
-    ]
+    return [(key, seconds) for key, seconds in timed_run.seconds_by_part.items() if seconds and key != "layer waits"]
 
 
 def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:

@@ -44,9 +44,7 @@ def params(counts_by_model: Sequence[tuple[str, ParameterCount]], ax: Axes | Non
 def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) -> None:
     labelled_kinds: set[str] = set()
     for row_index, (_, parameter_counts) in enumerate(counts_by_model):
-        count_by_component = {
-            component: int(parameter_count) for component, parameter_count in parameter_counts.by_component.items()
-        }
+        count_by_component = {component: int(count) for component, count in parameter_counts.by_component.items()}
         component_counts = [(component, count_by_component.get(component, 0)) for component in COMPONENT_COLOURS]
         bar_start = 0.0
         for component, parameter_count in (

@@ -191,11 +191,7 @@ def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
     from .servers import plot_servers
 
     answer = compute_answer()
-    report_table = answer.report().tables[0]
+    table = answer.report().tables[0]
     if not answer.result.servers:
-        raise InputError(
-            f"{report_table.heading}: there is nothing to draw; expected more --devices or a shorter request"
-        )
-    return plot_servers(
-        report_table.heading, report_table.subtitle, answer.result, LatencyLimits(**answer.document["limits"])
-    )
+        raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")
+    return plot_servers(table.heading, table.subtitle, answer.result, LatencyLimits(**answer.document["limits"]))

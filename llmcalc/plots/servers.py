@@ -46,9 +46,7 @@ def shown_server_index(studied_servers: StudiedServers) -> int:
 def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
     curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.load_curves]
-    return [
-        (server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.pareto_front
-    ]
+    return [(index, curves[index][concurrency]) for index, concurrency in studied_servers.pareto_front]
 
 
 def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> None:

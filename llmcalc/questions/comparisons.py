@@ -75,8 +75,7 @@ def ask_compare(
                 )
             compared_quantities.append(model_quantities)
     sorted_models = [
-        (compared_models[model_index][0], compared_quantities[model_index])
-        for model_index in sort_order(compared_quantities, sort_key)
+        (compared_models[index][0], compared_quantities[index]) for index in sort_order(compared_quantities, sort_key)
     ]
     return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=decoding_load))
 

@@ -59,9 +59,7 @@ def decoded_token_time(
         "quantize": settings.get("quantize"),
         "kv_dtype": CACHE_FORMAT_BY_ENGINE_WORD[cache_formats.pop()],
     }
-    chosen_formats = {
-        field_name: format_name for field_name, format_name in settings_formats.items() if format_name is not None
-    }
+    chosen_formats = {name: format_name for name, format_name in settings_formats.items() if format_name is not None}
     decoding_question = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),

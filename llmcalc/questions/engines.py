@@ -200,16 +200,11 @@ def engine_questions(
                 launch=replace(
                     server,
                     option_overrides=overridden_flags,
-                    notes=(*server.notes, *_notes_on_model_name(preset, server)),
+                    notes=(*server.notes, *[note for note in preset.notes if server.location in note]),
                 ),
             )
         )
     return questions
-
-
-def _notes_on_model_name(preset: Preset, server: LaunchedServer) -> list[str]:
-    """Returns notes on the interpretation of a server's model name in the launch file."""
-    return [note for note in preset.notes if server.location in note]
 
 
 def _model_of_server(
@@ -365,9 +360,7 @@ def ask_engine_fit(
         engine_options[0] = _with_receipt_notes(best_option, receipt)
 
     def report() -> Report:
-        token_times = [
-            decoded_token_time(preset, engine, version, engine_option, user_count) for engine_option in engine_options
-        ]
+        token_times = [decoded_token_time(preset, engine, version, option, user_count) for option in engine_options]
         return fit_report(engine_use, engine_options, token_times, user_count, named_hardware is not None, user_limit)
 
     return ReportedAnswer(engine_options, report, best_option.serves_all_users)
@@ -386,10 +379,8 @@ def _slots_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags
 
 def _with_receipt_notes(engine_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     """Adds the notes about the measured log to the memory of a layout option."""
-    engine_memory = engine_option.memory
-    return replace(
-        engine_option, memory=replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
-    )
+    memory = engine_option.memory
+    return replace(engine_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
 def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:

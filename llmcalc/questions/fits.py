@@ -171,9 +171,7 @@ def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardw
     if run_question.default_context is not None and best_replica.seq is not None:
         preset = run_question.preset_with_context(run_question.default_context(best_replica.layout.replica_devices))
     return ReportedAnswer(
-        serving_answer,
-        lambda: serving_report(preset, serving_answer),
-        best_replica.fit.verdict != "no",
+        serving_answer, lambda: serving_report(preset, serving_answer), best_replica.fit.verdict != "no"
     )
 
 
@@ -184,11 +182,9 @@ def _fit_on_common_hardware(run_question: RunQuestion, run_memory: Memory) -> Re
     from ..studies.fit_options import hardware_options
     from .usual_engines import option_under_usual_engine
 
-    option_with_engine = partial(option_under_usual_engine, run_question.preset, run_memory, None)
+    option = partial(option_under_usual_engine, run_question.preset, run_memory, None)
     accelerators = map(load_hardware, COMMON_HARDWARE)
-    options = hardware_options(
-        run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, option_with_engine
-    )
+    options = hardware_options(run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, option)
     return ReportedAnswer(
         options, lambda: options_report(run_question.preset, run_memory, options), options[0].fit.verdict != "no"
     )

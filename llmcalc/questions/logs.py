@@ -382,10 +382,7 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
         cache_size = kv(preset.model, 1, parsed_log.cache_tokens, parsed_log.cache_dtype)
     except InputError:
         return None
-    is_uniform = all(
-        layer_group.width is not None and layer_group.tokens == parsed_log.cache_tokens
-        for layer_group in cache_size.groups
-    )
+    is_uniform = all(group.width is not None and group.tokens == parsed_log.cache_tokens for group in cache_size.groups)
     return cache_size.bytes if is_uniform else None
 
 

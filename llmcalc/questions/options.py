@@ -339,12 +339,7 @@ class CostOptions:
     ] = None
     price: PriceSetting = None
     power: Annotated[
-        float | None,
-        common_setting(
-            "Power of a device; default its TDP.",
-            parse_value=parse_watts,
-            metavar="WATTS",
-        ),
+        float | None, common_setting("Power of a device; default its TDP.", parse_value=parse_watts, metavar="WATTS")
     ] = None
     step: Annotated[
         float | None, seconds_setting("A measured training step (8.1s). By default that of the fastest layout of plan.")

@@ -183,11 +183,7 @@ def ask_plan(
         raise InputError(_impossible_layouts_text(plan, suggestion, layout.undivided_devices_text))
     if not plan.ranked_layouts.feasible:
         plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
-    return ReportedAnswer(
-        plan,
-        lambda: report(preset, plan, requested_sizes),
-        bool(plan.ranked_layouts.feasible),
-    )
+    return ReportedAnswer(plan, lambda: report(preset, plan, requested_sizes), bool(plan.ranked_layouts.feasible))
 
 
 def _impossible_layouts_text(plan: LayoutPlan, suggestion: str, unrefused_reason: str) -> str:

@@ -90,11 +90,7 @@ class ReceiptFile:
         What the log does not state is a default where the log lists the arguments, else it is as in `engine_flags`.
         """
         logged_flags, _ = read_flags(self.parsed_log, self.engine)
-        typed_flags = {
-            flag_name: flag_value
-            for flag_name, flag_value in engine_flags.items()
-            if flag_name in ("quantize", "quantization")
-        }
+        typed_flags = {name: value for name, value in engine_flags.items() if name in ("quantize", "quantization")}
         run_flags = {**(typed_flags if self.parsed_log.has_arguments else engine_flags), **logged_flags}
         try:
             engine_memory = self.engine.memory_on(self.preset, hardware, self.version, run_flags)

@@ -130,8 +130,7 @@ class RunQuestion(RunOptions):
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
-                    getattr(layout, degree_name) not in (None, 1)
-                    for degree_name in framework_record.layout_rules.untried_sizes
+                    getattr(layout, name) not in (None, 1) for name in framework_record.layout_rules.untried_sizes
                 )
                 if is_divided or (layout.zero and ADAPTER_PLAN_ZERO_STAGES[framework_record.name] is None):
                     continue
@@ -454,11 +453,7 @@ def _with_score_head(preset: Preset, score_label_count: int) -> Preset:
 
 def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a run's settings without the settings of logits, which a classification head does not have."""
-    other_settings = {
-        setting_name: setting_value
-        for setting_name, setting_value in settings.items()
-        if setting_name not in LOGIT_SETTINGS
-    }
+    other_settings = {name: value for name, value in settings.items() if name not in LOGIT_SETTINGS}
     return other_settings if settings.get("cross_entropy") is None else {**other_settings, "cross_entropy": "eager"}
 
 
@@ -563,19 +558,13 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"
         adapter_settings = {
-            setting_name: setting_value
-            for setting_name, setting_value in launched_run.settings.items()
-            if setting_name != "precision" or is_autocast
+            name: value for name, value in launched_run.settings.items() if name != "precision" or is_autocast
         }
         dtype_note = f"frozen weights in {preset.dtype}, the checkpoint's number format"
         return replace(
             launched_run, settings={**adapter_settings, "dtype": preset.dtype}, notes=(*launched_run.notes, dtype_note)
         )
-    settings = {
-        setting_name: setting_value
-        for setting_name, setting_value in launched_run.settings.items()
-        if setting_name != "precision"
-    }
+    settings = {name: value for name, value in launched_run.settings.items() if name != "precision"}
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     notes = (*launched_run.notes, dtype_note)
     return replace(launched_run, settings={**settings, "dtype": preset.dtype, "master_weights": "none"}, notes=notes)
@@ -587,9 +576,7 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
     if loss in FRAMEWORK_LOSSES and loss not in framework_record.losses:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
-        frameworks_text = " or ".join(
-            framework_name for framework_name in FRAMEWORK_NAMES if loss in framework(framework_name).losses
-        )
+        frameworks_text = " or ".join(name for name in FRAMEWORK_NAMES if loss in framework(name).losses)
         raise InputError(
             f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
         )
@@ -607,11 +594,7 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
-        supporting_frameworks = [
-            framework_name
-            for framework_name in FRAMEWORK_NAMES
-            if precision in framework(framework_name).narrow_precisions
-        ]
+        supporting_frameworks = [name for name in FRAMEWORK_NAMES if precision in framework(name).narrow_precisions]
         expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
             expected_text = f"--framework {' or '.join(supporting_frameworks)}"

@@ -68,11 +68,9 @@ def _calibration_of_options(
     from .measured_rows import calibration_of_file
 
     layout = LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp)
-    run_question = RunQuestion(
-        preset=preset, settings=settings_of(phase="decode"), layout=layout, accelerators=(hardware,)
-    )
+    question = RunQuestion(preset=preset, settings=settings_of(phase="decode"), layout=layout, accelerators=(hardware,))
     time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
-    return calibration_of_file(options.calibrate, run_question, time_options, read_model, timed_run)
+    return calibration_of_file(options.calibrate, question, time_options, read_model, timed_run)
 
 
 def serve_study(
@@ -280,12 +278,10 @@ def _parse_formats(option_name: str, formats_text: str | None) -> Sequence[str |
     """Parses a comma-separated list of number formats; None for the published format."""
     if formats_text is None:
         return [None]
-    format_words = [
-        format_word.strip() for format_word in str(formats_text)[: LARGEST_COUNT.bit_length() * 20].split(",")
-    ]
+    format_words = [word.strip() for word in str(formats_text)[: LARGEST_COUNT.bit_length() * 20].split(",")]
     if not all(format_words):
         raise InputError(
             f"{option_name}: {short_repr(formats_text)}; expected formats with commas between them, "
             f"such as {AUTO_FORMAT},fp8"
         )
-    return [None if format_word == AUTO_FORMAT else format_word for format_word in format_words]
+    return [None if word == AUTO_FORMAT else word for word in format_words]

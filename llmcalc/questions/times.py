@@ -282,9 +282,7 @@ def added_options(run_question: RunQuestion, plan: LayoutPlan) -> dict[str, str]
     typed_layout = layout_of(replace(run_question.layout, framework=plan.framework.name), run_question.preset.model)
     typed_options = typed_layout.options_by_field()
     options = {
-        field_name: option_text
-        for field_name, option_text in candidate.layout.options_by_field().items()
-        if typed_options.get(field_name) != option_text
+        name: text for name, text in candidate.layout.options_by_field().items() if typed_options.get(name) != text
     }
     return options | ({"recompute": f"--recompute {candidate.recompute}"} if candidate.recompute else {})
 
@@ -474,9 +472,7 @@ def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
     if launched_run is None:
         return () if loss_chunk is None else (f"--loss-chunk {loss_chunk}",)
     slow_variables = [
-        f"{variable_name}={variable_value}"
-        for variable_name, variable_value in SLOW_VARIABLES.items()
-        if launched_run.env.get(variable_name) == variable_value
+        f"{name}={value}" for name, value in SLOW_VARIABLES.items() if launched_run.env.get(name) == value
     ]
     is_deterministic = getattr(launched_run.framework_settings, "deterministic_mode", False)
     return (*slow_variables, *(["--deterministic-mode"] if is_deterministic else []))

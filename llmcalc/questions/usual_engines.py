@@ -92,16 +92,12 @@ class UsualEngine:
         """
         settings, stack_name = memory.settings, usual_stack(hardware, memory)
         engine_records = [
-            engine_record
-            for engine_record in map(engine, ENGINE_FOLDERS)
-            if engine_record.software_stack(NEWEST_VERSION) == stack_name
+            record for record in map(engine, ENGINE_FOLDERS) if record.software_stack(NEWEST_VERSION) == stack_name
         ]
         if settings.phase not in SERVING_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMAT_SETTINGS}
-        typed_options = {
-            field_name: format_name for field_name, format_name in format_settings.items() if format_name is not None
-        }
+        typed_options = {name: format_name for name, format_name in format_settings.items() if format_name is not None}
         seq = int(memory.states.workload.seq)
         return cls(preset, engine_records[0], hardware, settings, seq, typed_options, default_context=default_context)
 
@@ -115,12 +111,10 @@ class UsualEngine:
 
     def _server_for_users(self, users: int) -> Any:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
-        server_options = dict(self.options)
-        scheme_name = server_options.pop("quantize", None)
+        options = dict(self.options)
+        scheme_name = options.pop("quantize", None)
         flags = self.engine_record.known_flags()
-        engine_flags = read_flag_values(
-            self.engine_record.title, flags, server_options, self.engine_record.flags_by_option
-        )
+        engine_flags = read_flag_values(self.engine_record.title, flags, options, self.engine_record.flags_by_option)
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.engine_record.shows_alternatives:  # layers on the host are another run
             engine_flags |= {"n_gpu_layers": "all", "fit": "off"}
@@ -215,9 +209,7 @@ class UsualEngine:
         memory_changes: list[SettingChange] = []
         if memory_fit.verdict == "no":
             for settings in chain(*single_setting_changes(run_memory, self.hardware, batch, seq)):
-                format_settings = {
-                    format_field: settings[format_field] for format_field in FORMAT_SETTINGS if format_field in settings
-                }
+                format_settings = {field: settings[field] for field in FORMAT_SETTINGS if field in settings}
                 changed_engine = replace(
                     self, seq=settings.get("seq", self.seq), options={**self.options, **format_settings}
                 )

@@ -33,10 +33,8 @@ def ask_budget(budget_file: Path, skip_missing: bool = False) -> ReportedAnswer:
 
     if skip_missing and not budget_file.exists():
         return ReportedAnswer([], lambda: report(budget_file.name, []))
-    budget_checks = check_budget(read_budget(budget_file), budget_file.parent)
-    return ReportedAnswer(
-        budget_checks, lambda: report(budget_file.name, budget_checks), not count_violations(budget_checks)
-    )
+    checks = check_budget(read_budget(budget_file), budget_file.parent)
+    return ReportedAnswer(checks, lambda: report(budget_file.name, checks), not count_violations(checks))
 
 
 def read_checkpoint_header(checkpoint: str) -> Checkpoint:
@@ -56,10 +54,8 @@ def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> R
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match_tensors
 
-    tensor_match = match_tensors(preset.model, checkpoint)
-    return ReportedAnswer(
-        tensor_match, lambda: check_report(preset, checkpoint_name, checkpoint, tensor_match), tensor_match.is_complete
-    )
+    match = match_tensors(preset.model, checkpoint)
+    return ReportedAnswer(match, lambda: check_report(preset, checkpoint_name, checkpoint, match), match.is_complete)
 
 
 class VerifyResult(NamedTuple):

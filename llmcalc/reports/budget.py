@@ -52,10 +52,8 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     notes = [*warnings, memory_note if has_memory_check else ""]
     model_targets = dict.fromkeys(budget_check.target for budget_check in budget_checks)
     model_tables = [
-        Table(
-            model_target, COLUMNS, _bound_rows_of_model(model_target, budget_checks), name="bounds", target=model_target
-        )
-        for model_target in model_targets
+        Table(target, COLUMNS, _bound_rows_of_model(target, budget_checks), name="bounds", target=target)
+        for target in model_targets
     ]
     summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
     tables = with_notes_below([summary_table, *model_tables], notes)
@@ -82,9 +80,7 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
 
 def _check_name(budget_check: BudgetCheck) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
-    settings_text = ", ".join(
-        f"{setting_name} {setting_value}" for setting_name, setting_value in budget_check.settings.items()
-    )
+    settings_text = ", ".join(f"{name} {value}" for name, value in budget_check.settings.items())
     check_name = f"fits on {budget_check.accelerator}" if budget_check.accelerator else budget_check.key
     return f"{check_name} ({settings_text})" if settings_text else check_name
 

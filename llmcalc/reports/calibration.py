@@ -29,17 +29,14 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
         "before": _errors_data(calibration.errors_without_fit),
         "after": _errors_data(calibration.errors_with_fit),
         "left_out": _errors_data(calibration.left_out_errors),
-        "fitted": {
-            factor_name: round_to_digits(factor) for factor_name, factor in asdict(calibration.fitted_factors).items()
-        },
+        "fitted": {name: round_to_digits(factor) for name, factor in asdict(calibration.fitted_factors).items()},
         "refused": calibration.refusal_reason or None,
     }
 
 
 def _errors_data(validation_errors: ErrorStatistics) -> dict[str, float | None]:
     return {
-        statistic_name: None if error is None else round_to_digits(error)
-        for statistic_name, error in asdict(validation_errors).items()
+        name: None if error is None else round_to_digits(error) for name, error in asdict(validation_errors).items()
     }
 
 
@@ -56,8 +53,7 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
         )
     )
     factors_text = ", ".join(
-        f"{factor_name} × {fitted_factor:.2f}"
-        for factor_name, fitted_factor in asdict(calibration.fitted_factors).items()
+        f"{name} × {fitted_factor:.2f}" for name, fitted_factor in asdict(calibration.fitted_factors).items()
     )
     notes = [
         f"calibrated on {plural(calibration.run_count, 'measured run')}, median error {error_text}; {factors_text}"

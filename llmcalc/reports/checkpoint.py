@@ -44,10 +44,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total_elements = checkpoint.elements or 1
-    prefix_rows = [
-        row(prefix, element_count, element_count / total_elements)
-        for prefix, element_count in elements_by_prefix.items()
-    ]
+    prefix_rows = [row(prefix, count, count / total_elements) for prefix, count in elements_by_prefix.items()]
     prefix_rows.append(row("total", checkpoint.elements, 1.0, is_bold=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (

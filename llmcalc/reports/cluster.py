@@ -262,8 +262,7 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
     if launched_run.assumed_defaults:
         version_text = f" {launched_run.version}" if launched_run.version else ""
         defaults_text = ", ".join(
-            f"{setting_name} {_value_text(default_value)}"
-            for setting_name, default_value in launched_run.assumed_defaults.items()
+            f"{name} {_value_text(default_value)}" for name, default_value in launched_run.assumed_defaults.items()
         )
         notes.insert(0, f"defaults of {launched_run.program}{version_text}: {defaults_text}")
     return notes
@@ -355,16 +354,14 @@ def _time_after_pass(column: Column) -> Column:
 
 def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per communication group and kind of message, in the order of the groups."""
-    totals_by_message: dict[tuple[str, int, str], list[int]] = {}
+    totals: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        group_totals = totals_by_message.setdefault(
-            (message.process_group, message.ranks, message.collective_kind), [0, 0, 0]
-        )
+        group_totals = totals.setdefault((message.process_group, message.ranks, message.collective_kind), [0, 0, 0])
         group_totals[0] += message.count
         group_totals[1] = max(group_totals[1], message.bytes)
         group_totals[2] += message.count * message.wire_bytes
-    process_groups = list(dict.fromkeys((process_group, ranks) for process_group, ranks, _ in totals_by_message))
-    ordered_messages = sorted(totals_by_message.items(), key=lambda message: process_groups.index(message[0][:2]))
+    process_groups = list(dict.fromkeys((process_group, ranks) for process_group, ranks, _ in totals))
+    ordered_messages = sorted(totals.items(), key=lambda message: process_groups.index(message[0][:2]))
     return [
         row(process_group, ranks, MESSAGE_NAMES[message_kind], *message_totals)
         for (process_group, ranks, message_kind), message_totals in ordered_messages
@@ -374,12 +371,10 @@ def _message_rows(cluster: Cluster) -> list[Row]:
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
     layer_count = cluster.spec.layer_count
-    layers_by_stage: dict[int, list[list[int]]] = {}
+    layers: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layer_count):
-        layers_by_stage.setdefault(stage.pipeline_rank, []).append(
-            [stage.layers[0], stage.layers[-1]] if stage.layers else []
-        )
-    return layers_by_stage
+        layers.setdefault(stage.pipeline_rank, []).append([stage.layers[0], stage.layers[-1]] if stage.layers else [])
+    return layers
 
 
 def _rank_rows(cluster: Cluster) -> list[Row]:

@@ -93,20 +93,18 @@ class DecodingLoad(NamedTuple):
 
     def notes(self, compared_models: Sequence[PresetQuantities]) -> list[str]:
         """Returns a note on the software that runs each model, and notes on the weight formats of Ollama's tags."""
-        models_by_software: dict[str, list[str]] = {}
+        models: dict[str, list[str]] = {}
         format_notes: list[str] = []
         for preset, model_quantities in compared_models:
             if model_quantities.decoding is not None:
                 timed_run = model_quantities.decoding
-                models_by_software.setdefault(timed_run.stack.title, []).append(preset.target or preset.display)
+                models.setdefault(timed_run.stack.title, []).append(preset.target or preset.display)
                 format_notes += [f"{preset.target}: {note}" for note in timed_run.engine_notes]
-        software_texts = list(models_by_software)
+        software_texts = list(models)
         if len(software_texts) > 1:  # that of most models stands first
             software_texts = [
                 f"{title} ({', '.join(model_names)})"
-                for title, model_names in sorted(
-                    models_by_software.items(), key=lambda title_and_models: -len(title_and_models[1])
-                )
+                for title, model_names in sorted(models.items(), key=lambda title_and_models: -len(title_and_models[1]))
             ]
         software_text = f" under {', '.join(software_texts)}" if software_texts else ""
         return [

@@ -209,10 +209,7 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "devices": run_cost.cost.devices,
         "tokens": run_cost.tokens,
         "requests": run_cost.requests,
-        "cost": {
-            amount_name: None if amount is None else amount.as_data()
-            for amount_name, amount in run_cost.cost.amounts.items()
-        },
+        "cost": {name: None if amount is None else amount.as_data() for name, amount in run_cost.cost.amounts.items()},
         "steps": run_cost.steps,
         "step_tokens": run_cost.step_tokens,
         "step": None if run_cost.step is None else run_cost.step.as_data(),

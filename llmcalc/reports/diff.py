@@ -186,12 +186,7 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
     shown_nodes = changed_nodes[:MOST_SHOWN_NODES]
     scale_function = SCALE_BY_UNIT[shown_nodes[0].unit]
     unit_scale = scale_function(
-        median_low(
-            abs(node_value)
-            for node in shown_nodes
-            for node_value in (node.before, node.after, node.change)
-            if node_value
-        )
+        median_low(abs(value) for node in shown_nodes for value in (node.before, node.after, node.change) if value)
     )
     if (largest_change := max(abs(node.change) for node in shown_nodes)) < unit_scale.factor / 10:
         unit_scale = scale_function(largest_change)

@@ -144,9 +144,7 @@ class Table(NamedTuple):
         shown_columns = [column_index for column_index, column in enumerate(self.columns) if not column.is_bar]
         if len(shown_columns) == len(self.columns):
             return self
-        shown_rows = [
-            row._replace(cells=[row.cells[column_index] for column_index in shown_columns]) for row in self.rows
-        ]
+        shown_rows = [row._replace(cells=[row.cells[index] for index in shown_columns]) for row in self.rows]
         return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
     def split_lists(self) -> list[Table]:

@@ -240,8 +240,7 @@ def _launch_subtitle(engine_use: EngineUse) -> str:
     if engine_use.launch is None:
         return ""
     flags_text = ", ".join(
-        f"{flag_name} {changed_flag.option_value}"
-        for flag_name, changed_flag in engine_use.launch.option_overrides.items()
+        f"{name} {changed_flag.option_value}" for name, changed_flag in engine_use.launch.option_overrides.items()
     )
     return f"; {engine_use.launch.location}" + (f", with {flags_text} in the place of its own" if flags_text else "")
 
@@ -476,16 +475,11 @@ def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
 
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
     data_keys = ("flag", "kv_tokens", "max_concurrency", "starts")
-    return [
-        {data_key: getattr(flag_change, data_key) for data_key in data_keys} for flag_change in engine_use.flag_changes
-    ]
+    return [{data_key: getattr(change, data_key) for data_key in data_keys} for change in engine_use.flag_changes]
 
 
 def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: bool = False) -> list[tuple[str, Any]]:
-    return [
-        (engine_use.engine.spelling(flag_name, uses_short_flags), flag_value)
-        for flag_name, flag_value in engine_flags.items()
-    ]
+    return [(engine_use.engine.spelling(name, uses_short_flags), value) for name, value in engine_flags.items()]
 
 
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
@@ -498,7 +492,4 @@ def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
 
 def _flags_text(engine_use: EngineUse, value_by_flag: Any, has_short_spellings: bool = True) -> str:
     """Returns flags with their values, as users type them."""
-    return " ".join(
-        f"{flag_name} {flag_value}"
-        for flag_name, flag_value in _flag_values(engine_use, value_by_flag, has_short_spellings)
-    )
+    return " ".join(f"{name} {value}" for name, value in _flag_values(engine_use, value_by_flag, has_short_spellings))

@@ -199,8 +199,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, selected_rank: Se
         LINE_LENGTH
         - 4
         - max(
-            len("  " * section.depth + section_name)
-            for section, section_name in zip(explanation.sections, section_names, strict=True)
+            len("  " * section.depth + name) for section, name in zip(explanation.sections, section_names, strict=True)
         )
     )
     for formula in model_section.formulas:
@@ -387,9 +386,7 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
 
 def _section_heading(formula_section: FormulaSection) -> str:
     """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
-    repeat_count = sum(
-        formula_node.copies for formula_node in formula_section.formula_nodes if not formula_node.optional_part
-    )
+    repeat_count = sum(node.copies for node in formula_section.formula_nodes if not node.optional_part)
     shared_names: list[str] = []
     for name_parts in zip(*(reversed(path.name.split(".")) for path in formula_section.formula_nodes), strict=False):
         if len(set(name_parts)) > 1:
@@ -507,9 +504,7 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
     latex_lines: list[str] = [_latex_comment(comment_text)]
     sections = explanation.sections
     for formula_section in sections:
-        latex_lines.append(
-            _latex_comment(", ".join(formula_node.path or "model" for formula_node in formula_section.formula_nodes))
-        )
+        latex_lines.append(_latex_comment(", ".join(node.path or "model" for node in formula_section.formula_nodes)))
         equation_lines = []
         for formula in formula_section.formulas:
             formula_texts = [
@@ -533,9 +528,7 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
     ]
     latex_lines += [r"\begin{align*}", " \\\\\n".join(legend_lines), r"\end{align*}"]
     node_sources = list(
-        dict.fromkeys(
-            formula_node.source for section in sections for formula_node in section.formula_nodes if formula_node.source
-        )
+        dict.fromkeys(node.source for section in sections for node in section.formula_nodes if node.source)
     )
     latex_lines += [_latex_comment(f"source: {source}") for source in node_sources]
     if with_bibtex:

@@ -87,11 +87,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     engine_options = [hardware_option for hardware_option in hardware_options if hardware_option.engine_title]
     has_single_macs = any(is_whole_computer(hardware_option.fit.hardware) for hardware_option in engine_options)
     most_macs_text = "one" if has_single_macs else f"up to {MOST_COMPUTERS}"
-    replica_note = (
-        "dp: replicas, which share the users"
-        if any(hardware_option.users for hardware_option in hardware_options)
-        else ""
-    )
+    replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
     if engine_options:
         names_text = ", ".join(hardware_option.fit.hardware.name for hardware_option in engine_options)
         engine_note = (
@@ -201,9 +197,7 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
 
 def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
     """Returns an addition to the engine's title on accelerators that need the engine's plugin; else empty."""
-    engines = [
-        engine_record for engine_record in map(engine, ENGINE_FOLDERS) if engine_record.title == timed_run.stack.title
-    ]
+    engines = [record for record in map(engine, ENGINE_FOLDERS) if record.title == timed_run.stack.title]
     if not engines or engines[0].runs_on(hardware):
         return ""
     memory_remark = "whose memory there is not modelled"
@@ -475,11 +469,8 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
     is_fitting = accelerator_fit.verdict != "no"
     if not fit_answer.engine_title or is_fitting or accelerator_fit.hardware.unified_memory:
         return []
-    engine_title = fit_answer.engine_title
-    return [
-        f"{engine_title} starts with layers on the host too, and is slower then "
-        f"(--engine {engine_title.lower()} has its flags)"
-    ]
+    title = fit_answer.engine_title
+    return [f"{title} starts with layers on the host too, and is slower then (--engine {title.lower()} has its flags)"]
 
 
 def _encoder_notes(preset: Preset, run_memory: Memory) -> list[str]:

@@ -197,9 +197,7 @@ def _component_table(
             "recomputation": flop_count.recomputed,
         }
         table_rows += [
-            component_row(phase_text, flops, 1)._replace(is_sum=True)
-            for phase_text, flops in phase_texts.items()
-            if flops
+            component_row(text, flops, 1)._replace(is_sum=True) for text, flops in phase_texts.items() if flops
         ]
     other_convention = OTHER_PAIRS[flop_count.pairs]
     table_rows.append(
@@ -227,8 +225,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     workload = flop_count.workload
     experts_note = identity_experts_note(flop_count.tree)
     uncounted_text = "".join(
-        f"; also not counted, as it is element by element: {operation_name}"
-        for operation_name in _uncounted_operations(flop_count.spec)
+        f"; also not counted, as it is element by element: {name}" for name in _uncounted_operations(flop_count.spec)
     )
     notes = [PRODUCTS_NOTE + uncounted_text, *_mla_notes(flop_count), f"{FULL_PAIRS_NOTE}; {CAUSAL_PAIRS_NOTE}"]
     notes += [experts_note] if experts_note else []
@@ -326,8 +323,7 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
     """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
     execution_entry = asdict(execution)
     execution_entry["recompute"] = {
-        "kept" if option_name == "saved_operations" else option_name: option_value
-        for option_name, option_value in execution_entry["recompute"].items()
+        "kept" if name == "saved_operations" else name: value for name, value in execution_entry["recompute"].items()
     }
     return execution_entry
 

@@ -219,16 +219,14 @@ def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
 
 def _cache_notes(cache_size: CacheSize) -> list[str]:
     layer_kinds = set(cache_size.by_layer_kind)
-    unit_note, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
+    note, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
     if not cache_size.bytes_per_token:
-        return [unit_note] if unit_note else []
+        return [note] if note else []
     scale_text = (
         f"{units.short_dtype(stored_format.name)}: {stored_format.scales_text}" if stored_format.keys.bits < 16 else ""
     )
     notes = [
-        "; ".join(
-            filter(None, ("elem/token/layer: elements of the keys and values of one layer", scale_text, unit_note))
-        )
+        "; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scale_text, note)))
     ]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")

@@ -282,10 +282,7 @@ def phase_columns_and_rows(device: DeviceMemory, memory_use: MemoryUse | None = 
             if memory_kind == "optimizer" and memory_use is not None:
                 table_rows += _optimizer_rows(memory_use, list(phases.values()))
     allocator_terms = estimated_parts(device, includes_runtime=False)
-    table_rows += [
-        row(f"of these: {term_name}", *(byte_count for _ in phases), depth=1)
-        for term_name, byte_count in allocator_terms
-    ]
+    table_rows += [row(f"of these: {name}", *(count for _ in phases), depth=1) for name, count in allocator_terms]
     table_rows.append(
         row("peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values()), is_bold=True, is_sum=True)
     )
@@ -299,12 +296,10 @@ def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
     kind_name = KIND_NAMES[memory_kind]
     if memory_kind == "weights" and memory_use.adapters is not None:
         return "weights and adapters"
-    kind_formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
+    formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
     if memory_kind == "optimizer" and memory_use.optimizer is not None:
         return f"optimizer ({memory_use.optimizer.name})"
-    return (
-        f"{kind_name} ({units.short_dtype(kind_formats[memory_kind])})" if kind_formats.get(memory_kind) else kind_name
-    )
+    return f"{kind_name} ({units.short_dtype(formats[memory_kind])})" if formats.get(memory_kind) else kind_name
 
 
 def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str, int]]) -> list[Row]:
@@ -327,10 +322,7 @@ def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str,
         for state_name, byte_count in optimizer_state.states.items()
         if state_name != "step"
     ]
-    state_names = [
-        f"{state_name} ({units.short_dtype(dtype)})" if dtype else state_name
-        for state_name, dtype, _ in optimizer_parts
-    ]
+    state_names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
     return [
         row(state_name, *(byte_count for _ in bytes_by_phase), depth=1)
         for state_name, (_, _, byte_count) in zip(state_names, optimizer_parts, strict=True)
@@ -358,12 +350,10 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
 
 def _points_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
     """Returns the memory peaks of modules without children, in execution order."""
-    parent_paths = {memory_point.module_path.rpartition(".")[0] for memory_point in memory_points}
+    parent_paths = {point.module_path.rpartition(".")[0] for point in memory_points}
     for module_path in list(parent_paths):
         while module_path := module_path.rpartition(".")[0]:
             parent_paths.add(module_path)
     return [
-        memory_point
-        for memory_point in memory_points
-        if memory_point.module_path and memory_point.module_path not in parent_paths
+        point for point in memory_points if point.module_path and point.module_path not in parent_paths
     ] or memory_points

@@ -146,8 +146,7 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "by_kind": dict(device.by_kind),
         "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
         "timeline": [
-            {"phase": memory_point.phase, "node": memory_point.module_path, "bytes": memory_point.bytes}
-            for memory_point in device.timeline
+            {"phase": point.phase, "node": point.module_path, "bytes": point.bytes} for point in device.timeline
         ],
         "terms": [
             {
@@ -196,9 +195,7 @@ def uncounted_tensors_note(memory_use: MemoryUse) -> list[str]:
         runs_encoders = encoded_inputs is not None and bool(encoded_inputs.encoder_runs)
         if encoded_inputs is not None:
             encoder_names = unreplayed_encoders(memory_use.parameter_count.spec, encoded_inputs)
-            uncounted_texts += [
-                f"activations of {encoder_name}, whose layers are not replayed" for encoder_name in encoder_names
-            ]
+            uncounted_texts += [f"activations of {name}, whose layers are not replayed" for name in encoder_names]
         uncounted_texts.append(
             "pixels, patch embeddings and projectors of the encoders' passes"
             if runs_encoders

@@ -103,22 +103,16 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
     """Returns a warning if training is counted in a format other than the format of the checkpoint's weights."""
-    quantization_method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
+    method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
     frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
-    if (
-        memory_use.phase != "training"
-        or not quantization_method
-        or quantization_method in (*CONVERTED_METHODS, "bitsandbytes")
-    ):
+    if memory_use.phase != "training" or not method or method in (*CONVERTED_METHODS, "bitsandbytes"):
         return []
     if frozen_base != "none":
         return [
-            f"the checkpoint is quantized by {quantization_method}; its frozen weights are counted as {frozen_base}, "
+            f"the checkpoint is quantized by {method}; its frozen weights are counted as {frozen_base}, "
             "which differs in scales"
         ]
-    return [
-        f"the checkpoint is quantized by {quantization_method}; its training is counted over {memory_use.dtype} weights"
-    ]
+    return [f"the checkpoint is quantized by {method}; its training is counted over {memory_use.dtype} weights"]
 
 
 CONVERTED_METHODS = ("fp8", "mxfp4")
@@ -197,8 +191,7 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     """Returns notes on adapters and a quantized base of a projection whose weight the scan's kernel reads directly."""
     adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
-        is_read_by_scan(node_position)
-        for node_position, _ in linear_layers(parameter_count.tree, parameter_count.include)
+        is_read_by_scan(position) for position, _ in linear_layers(parameter_count.tree, parameter_count.include)
     ):
         return []
     notes = []
@@ -308,8 +301,7 @@ def _execution_note(run_memory: Memory) -> str:
         kernel_texts.append(f"recompute {execution_entry['recompute']} (--recompute)")
         if execution_entry["dropout"]:
             dropouts_text = ", ".join(
-                f"{probability:g} ({dropout_place})"
-                for dropout_place, probability in execution_entry["dropout"].items()
+                f"{probability:g} ({place})" for place, probability in execution_entry["dropout"].items()
             )
             kernel_texts.append(f"dropout {dropouts_text} (--dropout)")
         kernel_texts.append(f"{execution_entry['optimizer']} {execution_entry['optimizer_impl']} (--optimizer-impl)")

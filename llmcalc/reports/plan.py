@@ -117,9 +117,7 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
             )
         )
     json_document = _plan_data(preset, plan) | ({} if order_position is None else {"where": order_position})
-    deferred_values = {
-        "unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in ranked_layouts.unreplayed]
-    }
+    deferred_values = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in ranked_layouts.unreplayed]}
     report = Report(
         json_document,
         tables,
@@ -251,21 +249,19 @@ def _layout_row(
     shared_words: Sequence[str] = (),
 ) -> Row:
     framework_text = f" ({framework_title})" if framework_title else ""
-    row_cells = [
+    cells = [
         candidate_cell(candidate.layout, candidate.recompute, shared_words) + framework_text,
         candidate.micro_batches,
     ]
     if plan.training_times is None:
-        row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
-        return Row(row_cells)
+        cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
+        return Row(cells)
     seconds_range = plan.step_time_range(candidate)
     if seconds_range is None:
-        return row(*row_cells, None, None, "", candidate.device_bytes, candidate.headroom)
+        return row(*cells, None, None, "", candidate.device_bytes, candidate.headroom)
     seconds_cell = DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3))
     seconds_text = range_ends_text(seconds_range)
-    return row(
-        *row_cells, seconds_cell, seconds_text, "=" if is_tie else "", candidate.device_bytes, candidate.headroom
-    )
+    return row(*cells, seconds_cell, seconds_text, "=" if is_tie else "", candidate.device_bytes, candidate.headroom)
 
 
 def _order_notes(plan: LayoutPlan) -> list[str]:
@@ -327,15 +323,11 @@ def _exchange_notes(plan: LayoutPlan) -> list[str]:
         or first_candidate.layout.ep == 1
     ):
         return []
-    training_times = first_plan.training_times.with_memory(
-        first_plan.estimates.with_recompute(first_candidate.recompute).memory
-    )
+    times = first_plan.training_times.with_memory(first_plan.estimates.with_recompute(first_candidate.recompute).memory)
     return other_exchange_notes(
-        training_times.stack,
+        times.stack,
         first_candidate.seconds,
-        lambda software_stack: training_times.seconds_on(
-            software_stack, first_candidate.layout, first_candidate.micro_batches
-        ),
+        lambda software_stack: times.seconds_on(software_stack, first_candidate.layout, first_candidate.micro_batches),
         "the first layout takes ",
     )
 
@@ -435,13 +427,9 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
             for framework_plan, layout_candidate, is_tie in _rows_with_ties(plan)
         ],
         "other_frameworks": [
-            {"framework": compared_layout.framework_name, "fits": compared_layout.candidate is not None}
-            | (
-                {}
-                if compared_layout.candidate is None
-                else candidate_data(compared_layout.candidate, compared_layout.time_range)
-            )
-            for compared_layout in plan.compared_layouts
+            {"framework": layout.framework_name, "fits": layout.candidate is not None}
+            | ({} if layout.candidate is None else candidate_data(layout.candidate, layout.time_range))
+            for layout in plan.compared_layouts
         ],
         "unreplayed": [],
         "feasible_with_recompute": plan.recomputed,

@@ -85,9 +85,7 @@ def layout_text(server: Server) -> str:
     For a group it writes the replicas for prompts and the replicas for decoding: `2 × (1+3) tp4`.
     """
     layout_sizes = server.sizes
-    layout = (
-        " ".join(f"{degree_name}{degree}" for degree_name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
-    )
+    layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
     prefill_decode_text = (
         ""
         if server.disaggregated_server is None
@@ -202,21 +200,17 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     chosen_server = servers.chosen_server
     table_rows = []
     for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
-        server, load_point = servers.servers[server_index], servers.load_points[server_index]
+        server, point = servers.servers[server_index], servers.load_points[server_index]
         is_within_limits = servers.limit_verdicts[server_index]
-        shown_point = (
-            load_point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
-        )
+        shown_point = point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
         if not is_within_limits:
             verdict = "no"
         elif serve_study.latency_limits.are_at_risk(shown_point.ttft):
             verdict = AT_RISK_VERDICT
         else:
             verdict = "ok"
-        row_cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
-        table_rows.append(
-            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
-        )
+        cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
+        table_rows.append(Row(cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index))
     return table_rows
 
 
@@ -247,10 +241,8 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
         if serve_study.price is not None:
             rate_or_cost = _token_cost_of_trace(serve_study, server, trace_times)
         verdict = "ok" if servers.limit_verdicts[server_index] else "no"
-        row_cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
-        table_rows.append(
-            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
-        )
+        cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
+        table_rows.append(Row(cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index))
     return table_rows
 
 
@@ -341,9 +333,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
             f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
         )
-        ttft, tpot = (
-            float(getattr(chosen_server.load_point, latency_name).estimate) for latency_name in ("ttft", "tpot")
-        )
+        ttft, tpot = (float(getattr(chosen_server.load_point, name).estimate) for name in ("ttft", "tpot"))
         notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
         if not servers.traces and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
             notes.insert(0, _at_risk_text(server, chosen_server.load_point))
@@ -514,14 +504,12 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "price": serve_study.price,
         "servers": listed_servers,
         "front": [
-            {"server": server_index, "concurrency": _users_data(concurrency)}
-            for server_index, concurrency in servers.pareto_front
+            {"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.pareto_front
         ],
         "chosen": _chosen_server_data(serve_study, servers),
         "why_not": servers.rejection_counts,
         "class": {
-            latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
-            for latency_name in ("ttft", "tpot")
+            name: None if shown_point is None else getattr(shown_point, name).class_data() for name in ("ttft", "tpot")
         },
         "not_counted": _uncounted_effects(serve_study),
     }
@@ -539,11 +527,8 @@ def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes
     token_cost = _token_cost_of_trace(serve_study, server, trace_times)
     return {
         **{
-            latency_name: {
-                f"p{percentile}": latency.as_data()
-                for percentile, latency in getattr(trace_times, latency_name).items()
-            }
-            for latency_name in ("ttft", "tpot")
+            name: {f"p{percentile}": latency.as_data() for percentile, latency in getattr(trace_times, name).items()}
+            for name in ("ttft", "tpot")
         },
         "seconds": round_to_digits(trace_times.seconds),
         "output_tokens_per_second": round_to_digits(trace_times.output_tokens_per_second),
@@ -582,8 +567,7 @@ def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dic
         "command": _start_command(serve_study, server),
         "arrives_in_waves": server.arrives_in_waves,
         "spread": {
-            latency_name: round_to_digits(getattr(chosen_server.load_point.spread_latencies, latency_name))
-            for latency_name in ("ttft", "tpot")
+            name: round_to_digits(getattr(chosen_server.load_point.spread_latencies, name)) for name in ("ttft", "tpot")
         },
         **point_data(chosen_server.load_point),
     }

@@ -157,25 +157,22 @@ NOTED_HOST_WAIT_SHARE = 0.2
 
 def _host_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on the host's speed if a training step waits for the host during much of its time."""
-    software_stack = timed_run.stack
+    stack = timed_run.stack
     tested_class = timed_run.time_range.tested_class
     if tested_class is not None and tested_class.eager:
         return []
-    if (
-        software_stack.on_fastest_host is None
-        or timed_run.host_wait_seconds < NOTED_HOST_WAIT_SHARE * timed_run.seconds
-    ):
+    if stack.on_fastest_host is None or timed_run.host_wait_seconds < NOTED_HOST_WAIT_SHARE * timed_run.seconds:
         return []
     host_launch = timed_run.device.generation.host_launch
-    kernel_seconds = 1e6 * software_stack.host_kernel * host_launch
+    kernel_seconds = 1e6 * stack.host_kernel * host_launch
     host_wait_percent = units.percent(timed_run.host_wait_seconds / timed_run.seconds, 0)
     step_plan = timed_run.step_plan
-    is_divided = step_plan is not None and step_plan.tp > 1 and bool(software_stack.dtensor_operation)
-    dtensor_text = f" ({1e6 * software_stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
+    is_divided = step_plan is not None and step_plan.tp > 1 and bool(stack.dtensor_operation)
+    dtensor_text = f" ({1e6 * stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
     return [
         f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
         f"{dtensor_text if is_divided else ''}; the low end has the fastest measured host, "
-        f"{kernel_seconds * software_stack.fastest_host:.0f} µs"
+        f"{kernel_seconds * stack.fastest_host:.0f} µs"
     ]
 
 
@@ -208,9 +205,7 @@ def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
     seconds_on, device = timed_run.seconds_on, timed_run.device
     if timed_run.layout.ep == 1 or seconds_on is None:
         return []
-    return other_exchange_notes(
-        timed_run.stack, timed_run.seconds, lambda software_stack: seconds_on(device, software_stack)
-    )
+    return other_exchange_notes(timed_run.stack, timed_run.seconds, lambda stack: seconds_on(device, stack))
 
 
 def other_exchange_notes(
@@ -355,9 +350,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
     run_time_unit = duration_unit(timed_run.seconds)
     time_parts = [
-        (part_name, seconds)
-        for part_name, seconds in timed_run.seconds_by_part.items()
-        if seconds or part_name in ("work", "kernels")
+        (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
     ]
     seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda bound_and_seconds: -bound_and_seconds[1])
     table_rows: list[Row] = []

@@ -27,10 +27,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], sizes: dict[str, Any
         "node": sizes["node"],
         "setting": {symbol_name: symbol_value for symbol_name, symbol_value in sizes.items() if symbol_name != "node"},
         "formulas": [_formula_record(formula) for formula in formulas],
-        "symbols": {
-            symbol_name: {"field": SYMBOL_MEANINGS[symbol_name], "value": None}
-            for symbol_name in _used_symbols(formulas)
-        },
+        "symbols": {name: {"field": SYMBOL_MEANINGS[name], "value": None} for name in _used_symbols(formulas)},
     }
     total_seconds = sum(formula.seconds * formula.repeat_count for formula in formulas)
     run_title = f"{sizes['phase']} of {sizes['batch']} x {sizes['seq']:,} tokens on one {sizes['hardware']}"
@@ -49,11 +46,7 @@ def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:
     formula_words = {
         word for formula in time_formulas for word in formula.symbolic_text.replace("(", " ").replace(")", " ").split()
     }
-    return [
-        symbol_name
-        for symbol_name in SYMBOL_MEANINGS
-        if symbol_name in {formula_word.rstrip(",") for formula_word in formula_words}
-    ]
+    return [name for name in SYMBOL_MEANINGS if name in {formula_word.rstrip(",") for formula_word in formula_words}]
 
 
 def _formula_row(formula: TimeFormula) -> Row:

@@ -244,11 +244,7 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
     compared_memory = [
         (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
-    notes = [
-        f"memory of {model_name}: {', '.join(verdict_info['runs'])}"
-        for model_name, verdict_info in compared_memory
-        if verdict_info["runs"]
-    ]
+    notes = [f"memory of {name}: {', '.join(info['runs'])}" for name, info in compared_memory if info["runs"]]
     if len(notes) > 1:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
     for model_name, memory_info in compared_memory:
@@ -271,11 +267,7 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
     scratch_sizes = sorted(
         {kernel_and_bytes for verdict in model_verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
     )
-    layout_text = ", ".join(
-        f"{layout[degree_name]} {degree_title}"
-        for degree_name, degree_title in degree_titles.items()
-        if layout[degree_name] > 1
-    )
+    layout_text = ", ".join(f"{layout[name]} {title}" for name, title in degree_titles.items() if layout[name] > 1)
     return [
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): two steps "
         f"with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "

@@ -364,10 +364,7 @@ class AllocatorStepEncoder:
         requested_before, peak_before = self.requested, self.peak_requested
         self.peak_requested = requested_before
         allocator_steps = self.steps(
-            [
-                (recorded_storage + first_repeat, nbytes, event_detail)
-                for recorded_storage, nbytes, event_detail in memory_events
-            ]
+            [(recorded_storage + first_repeat, nbytes, detail) for recorded_storage, nbytes, detail in memory_events]
         )
         bytes_of_later_repeats = (repeat_count - 1) * (self.requested - requested_before)
         self.requested += bytes_of_later_repeats

@@ -159,18 +159,12 @@ def _stacks_of_scope(
 ) -> list[tuple[tuple[str, ...], list[ModuleScope]]]:
     """Returns every executed stack: the parent module's path and the layer kinds."""
     layer_scopes = [
-        scope_item
-        for scope_item in module_scope.items
-        if isinstance(scope_item, ModuleScope)
-        and scope_item.first_input is not None
-        and not scope_item.node_fields.get("optional")
+        item
+        for item in module_scope.items
+        if isinstance(item, ModuleScope) and item.first_input is not None and not item.node_fields.get("optional")
     ]
     stacks = [(parent_path, layer_scopes)] if layer_scopes else []
-    for scope_item in module_scope.items:
-        if (
-            isinstance(scope_item, ModuleScope)
-            and scope_item.first_input is None
-            and not scope_item.node_fields.get("optional")
-        ):
-            stacks += _stacks_of_scope(scope_item, (*parent_path, scope_item.name))
+    for item in module_scope.items:
+        if isinstance(item, ModuleScope) and item.first_input is None and not item.node_fields.get("optional"):
+            stacks += _stacks_of_scope(item, (*parent_path, item.name))
     return stacks

@@ -16,11 +16,7 @@ def types_of_layers(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
         (layer_kind,) = layer_scopes
         layer_indices = layer_kind.node_fields.get("indices")
         return [layer_kind] * (layer_kind.node_fields["repeat"] if layer_indices is None else len(layer_indices))
-    kinds_by_index = {
-        kind_layer_index: kind_scope
-        for kind_scope in layer_scopes
-        for kind_layer_index in kind_scope.node_fields["indices"]
-    }
+    kinds_by_index = {index: scope for scope in layer_scopes for index in scope.node_fields["indices"]}
     return [kinds_by_index[layer_index] for layer_index in sorted(kinds_by_index)]
 
 

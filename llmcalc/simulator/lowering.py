@@ -104,9 +104,7 @@ class Lowering(ProgramLowering):
 
     def refuse_recomputed_module(self, operation: Step) -> None:
         """Raises `UnsupportedKernel` for an operation in a module that the backward pass recomputes."""
-        if self.recompute.layers or any(
-            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
-        ):
+        if self.recompute.layers or any(id(call.scope) in self.recomputed_modules for call in self.frames):
             raise self.unsupported(
                 "it reads what a layer below has kept, and runs again after those above; expected --recompute none",
                 operation.name,
@@ -198,11 +196,7 @@ class Lowering(ProgramLowering):
     @property
     def carried_tensors(self) -> dict[Any, Tensor]:
         """The tensors that a layer passes to the next layer besides its output."""
-        return {
-            memo_key: tensor
-            for memo_key, tensor in self.pass_memo.items()
-            if self.carries_tensors and memo_key[0] == CARRIED_KEY
-        }
+        return {key: tensor for key, tensor in self.pass_memo.items() if self.carries_tensors and key[0] == CARRIED_KEY}
 
     def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the tensors carried to the next layer."""

@@ -111,12 +111,10 @@ class PassVisits(NamedTuple):
         added_bytes = later_visits[0].peak_bytes - earlier_visits[0].peak_bytes
         expected_visits = [
             (
-                module_place
-                if module_place.layer_index < 0
-                else module_place._replace(layer_index=module_place.layer_index + added_layers),
+                place if place.layer_index < 0 else place._replace(layer_index=place.layer_index + added_layers),
                 peak_bytes + added_bytes,
             )
-            for module_place, peak_bytes, _ in earlier_visits
+            for place, peak_bytes, _ in earlier_visits
         ]
         return added_bytes if expected_visits == [module_visit[:2] for module_visit in later_visits] else None
 

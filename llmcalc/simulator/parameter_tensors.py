@@ -117,8 +117,4 @@ class ParameterTensors(ValueTensors):
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """Returns every trained parameter once with its path."""
-        return [
-            (parameter_key, weight)
-            for parameter_key, weight in self.weights.items()
-            if weight.is_leaf and parameter_key[0] != ""
-        ]
+        return [(key, weight) for key, weight in self.weights.items() if weight.is_leaf and key[0] != ""]

@@ -94,17 +94,15 @@ class PassTrace:
         previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS_PASS`; None where cases do not have
             it.
         """
-        model_chunk, _, pass_number = pass_id
+        chunk, _, pass_number = pass_id
         storage_releases: dict[PassId, list[tuple[int, int]]] = {}
         for other_pass_id, pass_releases in self.releases_of_other_passes.items():
             other_chunk, pass_kind, other_pass_number = other_pass_id
-            if other_chunk != model_chunk:
+            if other_chunk != chunk:
                 raise NotRepeatingError
             is_previous_pass = other_pass_id == previous_pass_id
             storage_releases[
-                (model_chunk, PREVIOUS_PASS, 0)
-                if is_previous_pass
-                else (model_chunk, pass_kind, other_pass_number - pass_number)
+                (chunk, PREVIOUS_PASS, 0) if is_previous_pass else (chunk, pass_kind, other_pass_number - pass_number)
             ] = pass_releases
         return replace(self, releases_of_other_passes=storage_releases)
 
@@ -112,9 +110,7 @@ class PassTrace:
         """Whether another trace has the same events, except for numbers of the previous pass's storages."""
         releases_of_traces = (
             {
-                pass_id: [release_event_index for release_event_index, _ in releases]
-                if pass_id[1] == PREVIOUS_PASS
-                else releases
+                pass_id: [index for index, _ in releases] if pass_id[1] == PREVIOUS_PASS else releases
                 for pass_id, releases in pass_trace.releases_of_other_passes.items()
             }
             for pass_trace in (self, other_trace)
@@ -140,8 +136,7 @@ class PassTrace:
             return None
         renumbered_releases = {
             (model_chunk, PREVIOUS_PASS, 0): [
-                (event_index, new_storage_numbers[old_storage_number])
-                for event_index, old_storage_number in storage_releases
+                (index, new_storage_numbers[old_storage_number]) for index, old_storage_number in storage_releases
             ]
         }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

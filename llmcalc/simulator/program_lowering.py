@@ -137,25 +137,21 @@ class ProgramLowering(CacheTensors):
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
         """Runs a module's operations and submodules, with the module on the stack of running modules."""
-        module_scope = module_call.scope
-        module_input = None if module_scope.module_argument is None else self.tensor_of(module_scope.module_argument)
+        scope = module_call.scope
+        module_input = None if scope.module_argument is None else self.tensor_of(scope.module_argument)
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         outer_place, memory_meter.place = memory_meter.place, self.place
-        outer_memo, self.pass_memo = self.pass_memo, {} if module_scope.is_separate_model else self.pass_memo
-        outer_value_ids = set(self.tensors_by_value) if module_scope.is_separate_model else set()
-        module_kernel = self.module_kernel(module_scope)
-        with self.graph.no_grad() if module_scope.node_fields.get("role") == "no_grad" else nullcontext():
+        outer_memo, self.pass_memo = self.pass_memo, {} if scope.is_separate_model else self.pass_memo
+        outer_value_ids = set(self.tensors_by_value) if scope.is_separate_model else set()
+        module_kernel = self.module_kernel(scope)
+        with self.graph.no_grad() if scope.node_fields.get("role") == "no_grad" else nullcontext():
             if module_kernel is None:
-                self.run_items(module_scope.items)
+                self.run_items(scope.items)
             else:
                 module_kernel()
-        if module_scope.is_separate_model and module_scope.output is not None:  # what its layers read goes with it
-            for value_id in (
-                set(self.tensors_by_value)
-                - outer_value_ids
-                - {id(module_scope.output), id(module_scope.output.storage)}
-            ):
+        if scope.is_separate_model and scope.output is not None:  # what its layers read goes with it
+            for value_id in set(self.tensors_by_value) - outer_value_ids - {id(scope.output), id(scope.output.storage)}:
                 self.tensors_by_value.pop(value_id)
         self.pass_memo = outer_memo
         self.frames.pop()
@@ -253,12 +249,10 @@ class ProgramLowering(CacheTensors):
         assert module_scope.stacked_axis is not None
         module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []
-        argument_slices = (
-            None if module_scope.argument_slice is None else self.aten.unbind(self.tensor_of(module_input), 2)
-        )
+        slices = None if module_scope.argument_slice is None else self.aten.unbind(self.tensor_of(module_input), 2)
         for copy_index in range(module_scope.stacked_axis.size):
-            if argument_slices is not None and module_scope.argument_slice is not None:
-                self.tensors_by_value[id(module_scope.argument_slice)] = argument_slices[copy_index]
+            if slices is not None and module_scope.argument_slice is not None:
+                self.tensors_by_value[id(module_scope.argument_slice)] = slices[copy_index]
             self.run_module(ModuleFrame(module_scope, layer_index=copy_index, owner_layer_index=copy_index))
             outputs.append(self.tensor_of(module_output))
             self.free_value(module_output.storage)

@@ -435,9 +435,8 @@ class RepeatAnalysis:
                 else (sweep_or_events,)
             ):
                 if any(
-                    nbytes == RENAME_EVENT
-                    and (storage_number in self.counterparts or other_storage in self.counterparts)
-                    for storage_number, nbytes, other_storage in memory_events
+                    nbytes == RENAME_EVENT and (number in self.counterparts or other_storage in self.counterparts)
+                    for number, nbytes, other_storage in memory_events
                 ):
                     raise NotRepeatingError
                 outer_events |= {
@@ -445,11 +444,7 @@ class RepeatAnalysis:
                     for storage_number, nbytes, _ in memory_events
                     if nbytes in NAMING_EVENTS and storage_number in self.counterparts
                 }
-        if any(
-            (counterpart_storage, 2, nbytes) in outer_events
-            for counterpart_storage, repeat, nbytes in outer_events
-            if repeat == 1
-        ):
+        if any((storage, 2, nbytes) in outer_events for storage, repeat, nbytes in outer_events if repeat == 1):
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
@@ -601,10 +596,7 @@ class RepeatedEvents:
                 yield _events_of_allocator(memory_events), SINGLE_REPEAT
             yield (
                 _events_of_allocator(
-                    [
-                        (recorded_storage, nbytes, event_detail)
-                        for recorded_storage, _, nbytes, event_detail in inner_events
-                    ]
+                    [(recorded_storage, nbytes, detail) for recorded_storage, _, nbytes, detail in inner_events]
                 ),
                 repeat_order[1:-1],
             )

@@ -89,15 +89,9 @@ class EventMeter(Meter):
         allocator_steps = pass_trace.allocator_steps
         if pass_trace.releases_of_other_passes:
             allocator_steps = list(allocator_steps)
-            for (
-                model_chunk,
-                pass_kind,
-                pass_offset,
-            ), storage_releases in pass_trace.releases_of_other_passes.items():
+            for (chunk, pass_kind, pass_offset), storage_releases in pass_trace.releases_of_other_passes.items():
                 other_pass_id = (
-                    previous_pass_id
-                    if pass_kind == PREVIOUS_PASS
-                    else (model_chunk, pass_kind, pass_id[2] + pass_offset)
+                    previous_pass_id if pass_kind == PREVIOUS_PASS else (chunk, pass_kind, pass_id[2] + pass_offset)
                 )
                 other_first_storage: int | None = first_storage_number
                 if other_pass_id != pass_id:
@@ -190,9 +184,7 @@ def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -
 
 def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
     """Adds two tables of bytes by kind of memory."""
-    return {
-        memory_kind: byte_count + second_counts.get(memory_kind, 0) for memory_kind, byte_count in first_counts.items()
-    }
+    return {kind: count + second_counts.get(kind, 0) for kind, count in first_counts.items()}
 
 
 class PassPlayer(PassCounter):

@@ -59,9 +59,7 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
 @lru_cache(CACHED_STRIDES)
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
-    strides_and_sizes = [
-        (stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)
-    ]
+    strides_and_sizes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_size_one(size)]
     if not all(
         isinstance(stride_or_size, int) for stride_and_size in strides_and_sizes for stride_or_size in stride_and_size
     ):

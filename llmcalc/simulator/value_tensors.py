@@ -189,6 +189,10 @@ class ValueTensors:
         if recorded_value.view_source is not None:
             self.view_ids.setdefault(id(recorded_value.storage), []).append(value_id)
 
+    def store_output(self, operation: Step, tensor: Tensor) -> None:
+        """Stores a tensor of any shape as the first output of a step."""
+        self.store_without_reshape(operation.output_values[0], tensor)
+
     def free_value(self, base_value: Value) -> None:
         """Frees the references to a value's tensor and its views."""
         base_id, tensors_by_value = id(base_value), self.tensors_by_value
@@ -230,17 +234,15 @@ class ValueTensors:
     def _path_of_frames(self, module_frames: Sequence[ModuleFrame]) -> ModulePath:
         """Returns the innermost module's path, with the index of the layer that owns the module's parameters."""
         path_parts: list[Any] = []
-        for frame_index, module_frame in enumerate(module_frames):
-            path_parts.append(module_frame.scope.name)
-            if module_frame.scope.list_index is not None:
-                path_parts.append(module_frame.scope.list_index)
-            if module_frame.layer_index is not None:
+        for frame_index, frame in enumerate(module_frames):
+            path_parts.append(frame.scope.name)
+            if frame.scope.list_index is not None:
+                path_parts.append(frame.scope.list_index)
+            if frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[frame_index:]]
                 is_shared = any(module_scope.node_fields.get("role") == "shared" for module_scope in inner_scopes)
                 is_per_layer = any(module_scope.has_parameters_per_layer for module_scope in inner_scopes)
-                path_parts.append(
-                    module_frame.owner_layer_index if is_shared and not is_per_layer else module_frame.layer_index
-                )
+                path_parts.append(frame.owner_layer_index if is_shared and not is_per_layer else frame.layer_index)
         return tuple(path_parts)
 
     @property
@@ -260,9 +262,7 @@ class ValueTensors:
     @property
     def place(self) -> AllocationPlace:
         """The place (module and phase) of new storages."""
-        layer_index = next(
-            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
-        )
+        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), -1)
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:

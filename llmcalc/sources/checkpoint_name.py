@@ -230,10 +230,8 @@ def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) ->
     known_formats = sixteen_bit_layers_config(checkpoint_name, preset.name, scheme)
     if known_formats is None and scheme not in RECIPES_WITHOUT_LINEAR_ATTENTION:
         return preset, scheme, scheme or "its published format"
-    quantization_config, formats_text = known_formats or (TABLES_BY_SCHEME[scheme], scheme)
-    named_preset = preset.model_copy(
-        update={"quantization_config": quantization_config, "named_checkpoint": checkpoint_name}
-    )
+    config, formats_text = known_formats or (TABLES_BY_SCHEME[scheme], scheme)
+    named_preset = preset.model_copy(update={"quantization_config": config, "named_checkpoint": checkpoint_name})
     return named_preset, "", formats_text
 
 

@@ -93,9 +93,7 @@ def reachable_models(model: type[BaseModel]) -> list[type[BaseModel]]:
 @cache
 def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     """Returns every field name that occurs anywhere in a spec."""
-    return sorted(
-        {field_name for reachable_model in reachable_models(model) for field_name in reachable_model.model_fields}
-    )
+    return sorted({name for reachable_model in reachable_models(model) for name in reachable_model.model_fields})
 
 
 def field_path(

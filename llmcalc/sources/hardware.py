@@ -251,9 +251,7 @@ def _machines_by_normalized_type() -> dict[str, tuple[str, int]]:
 
 @cache
 def _accelerators_by_family() -> dict[str, str]:
-    return {
-        _machine_family(machine_type): hardware_name for machine_type, (hardware_name, _) in machine_types().items()
-    }
+    return {_machine_family(machine_type): name for machine_type, (name, _) in machine_types().items()}
 
 
 def _machine_family(machine_type: str) -> str:

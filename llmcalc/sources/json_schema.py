@@ -34,9 +34,7 @@ PARTIAL_ENDING = "Partial"
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
     member_classes = (
-        part_class
-        for field_name in ("block", "variants")
-        for part_class in models_of_field(Stack.model_fields[field_name])
+        part_class for name in ("block", "variants") for part_class in models_of_field(Stack.model_fields[name])
     )
     layer_class_names = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
     class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
@@ -82,17 +80,13 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
             field_match = FIELD_LINE.match(docstring_line)
             if field_match is not None:
                 paragraph_fields = field_match[1].split(", ")
-                field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field_match[2]))
+                field_texts |= dict.fromkeys(paragraph_fields, field_match[2][:1].upper() + field_match[2][1:])
             elif docstring_line.startswith(" "):
                 field_texts |= {name: f"{field_texts[name]} {docstring_line.strip()}" for name in paragraph_fields}
             else:
                 paragraph_fields = []
         text_by_field = field_texts | text_by_field
     return text_by_field
-
-
-def _capitalized_text(field_text: str) -> str:
-    return field_text[:1].upper() + field_text[1:]
 
 
 def _with_references(schema: Any) -> Any:

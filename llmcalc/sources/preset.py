@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -128,8 +128,7 @@ class Preset(Record):
         added_notes = tuple(omission for omission in preset_fields["omissions"] if omission not in notes)
         return {**preset_fields, "notes": (*added_notes, *notes)}
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         for field_name in ("dtype", "state_dtype"):
             try:
                 dtype_of(getattr(self, field_name) or "bfloat16")
@@ -139,7 +138,6 @@ class Preset(Record):
             raise ValueError("title: has characters that cannot be printed; expected text on one line")
         if not all(omission.isprintable() for omission in self.omissions):
             raise ValueError("omissions: has characters that cannot be printed; expected sentences on one line each")
-        return self
 
     @property
     def typed_name(self) -> str:
@@ -165,10 +163,8 @@ class Preset(Record):
         if self.config is None:
             from ..flow.module_names import Checkpoint
 
-            quantization_table = self.quantization_config
-            return (
-                None if quantization_table is None else Checkpoint({"quantization_config": quantization_table}, {}, {})
-            )
+            table = self.quantization_config
+            return None if table is None else Checkpoint({"quantization_config": table}, {}, {})
         from .huggingface.checkpoint import checkpoint_of
 
         return checkpoint_of(self.config)
@@ -178,10 +174,8 @@ class Preset(Record):
         """The config table that describes the storage of the published weights; None for unquantized weights."""
         if self.config is None:
             return self.quantization_config
-        config_sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
-        quantization_tables = (
-            section.get("quantization_config") for section in config_sections if isinstance(section, dict)
-        )
+        sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
+        quantization_tables = (section.get("quantization_config") for section in sections if isinstance(section, dict))
         return next(
             (quantization_table for quantization_table in quantization_tables if isinstance(quantization_table, dict)),
             None,

@@ -256,9 +256,7 @@ def _preset_of_tag(tag: str) -> str | None:
     longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_prefix)]
     active_size_pattern = re.compile(rf"{re.escape(tag_prefix)}a[0-9.]+b")
     names_with_active_size = [
-        preset_name
-        for preset_name in longer_names
-        if active_size_pattern.fullmatch(normalized_with_points(preset_name))
+        name for name in longer_names if active_size_pattern.fullmatch(normalized_with_points(name))
     ]
     matching_names = names_with_active_size or longer_names
     return matching_names[0] if len(matching_names) == 1 else None
@@ -469,12 +467,10 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
     schemes_of_publisher = SCHEMES_OF_MLX if "mlx" in checkpoint_name.lower() else ()
     schemes_in_tags, separators = (SCHEMES_IN_TAGS, "[-_.:]") if ":" in last_segment else ((), "[-_.]")
     for scheme_pattern, quantization_scheme in (*schemes_of_publisher, *SCHEMES_IN_NAMES, *schemes_in_tags):
-        name_match = re.fullmatch(
-            rf"(?P<model>.{{2,200}}?){separators}(?:{scheme_pattern})", last_segment, re.IGNORECASE
-        )
-        preset = None if name_match is None else find_model(name_match["model"])
-        if name_match is not None and preset is not None:
-            scheme_words = name_match.groupdict()
+        match = re.fullmatch(rf"(?P<model>.{{2,200}}?){separators}(?:{scheme_pattern})", last_segment, re.IGNORECASE)
+        preset = None if match is None else find_model(match["model"])
+        if match is not None and preset is not None:
+            scheme_words = match.groupdict()
             published_config = preset.quantization_config or {}
             if scheme_pattern == _ANY_GGUF and published_config and not _is_in_fp8(published_config):
                 if published_config.get("quant_method") != "mxfp4":
@@ -565,7 +561,5 @@ def _presets_by_repository() -> dict[str, str]:
                 _VERSION_ENDING.sub("", short_name) if _has_size(short_name) else short_name,
             }:
                 presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
-    unique_short_names = {
-        name: min(preset_names) for name, preset_names in presets_of_short_names.items() if len(preset_names) == 1
-    }
+    unique_short_names = {name: min(names) for name, names in presets_of_short_names.items() if len(names) == 1}
     return unique_short_names | presets_of_full_names

@@ -443,15 +443,13 @@ def _suggest_relatives(model_name: str) -> str:
     """
     bare_name = VARIANT_WORD.sub("", model_name[:LONGEST_NAME])
     family, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
-    presets_of_family = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
+    presets = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
     prefixes = (normalized_name[:prefix_length] for prefix_length in range(len(normalized_name), len(family), -1))
-    spellings = list(map(normalized, presets_of_family))
+    spellings = list(map(normalized, presets))
     longest_prefix = next(
         (prefix for prefix in prefixes if any(spelling.startswith(prefix) for spelling in spellings)), ""
     )
-    return suggest(bare_name, presets_of_family) or (
-        suggest(longest_prefix, presets_of_family) if longest_prefix else ""
-    )
+    return suggest(bare_name, presets) or (suggest(longest_prefix, presets) if longest_prefix else "")
 
 
 def _letters_before_digits(model_name: str) -> str:

@@ -21,9 +21,7 @@ UNWRITTEN_FIELDS = {"model", *LOADED_FIELDS}
 def preset_description(preset: Preset) -> dict[str, Any]:
     """Returns a preset's description as tables that load as the same model."""
     preset_fields = {
-        field_name: value
-        for field_name, value in preset.model_dump(exclude_defaults=True).items()
-        if field_name not in UNWRITTEN_FIELDS
+        name: value for name, value in preset.model_dump(exclude_defaults=True).items() if name not in UNWRITTEN_FIELDS
     }
     if preset.changes:
         preset_fields["title"] = preset.display

@@ -64,10 +64,8 @@ def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
 
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
-    budgeted_models = [(model_budget, _read_preset(model_budget, folder)) for model_budget in budget.model]
-    check_functions = [
-        check for model_budget, preset in budgeted_models for check in _prepare_checks(model_budget, preset)
-    ]
+    models = [(model_budget, _read_preset(model_budget, folder)) for model_budget in budget.model]
+    check_functions = [check for model_budget, preset in models for check in _prepare_checks(model_budget, preset)]
     return [check() for check in check_functions]
 
 
@@ -91,14 +89,12 @@ def _prepare_checks(model_budget: ModelBudget, preset: Preset) -> Iterator[Calla
     """Checks the settings of one model's bounds, and yields functions that compute the values."""
     for bound_key, quantity_bound in model_budget.bounds.items():
         with _errors_naming_model(f"{model_budget.target}: {bound_key}"):
-            bound_settings = _setting_values(bound_key, quantity_bound)
+            settings = _setting_values(bound_key, quantity_bound)
             accelerators: list[Hardware | None] = [None]
             if isinstance(quantity_bound, FitsBound):
                 accelerators = [find_hardware(accelerator_name) for accelerator_name in quantity_bound.on]
         for hardware in accelerators:
-            yield partial(
-                _check_bound, model_budget.target, preset, bound_key, quantity_bound, bound_settings, hardware
-            )
+            yield partial(_check_bound, model_budget.target, preset, bound_key, quantity_bound, settings, hardware)
 
 
 def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[str, Any]:

@@ -192,11 +192,7 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
     quantity_kind, budget_limits = KIND_BY_QUANTITY[bound_key], []
     bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
-        bound_settings = {
-            setting_name: setting_value
-            for setting_name, setting_value in bound_value.items()
-            if setting_name not in ("max", "min")
-        }
+        bound_settings = {name: value for name, value in bound_value.items() if name not in ("max", "min")}
         _check_settings(bound_key, bound_settings, ("max", "min"))
         for setting_name, comparison_operator in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:

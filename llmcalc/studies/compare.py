@@ -197,9 +197,7 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
-    layer_groups = [
-        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.layer_groups() if layer_count
-    ]
+    layer_groups = [(name, block, count) for name, block, count, _ in stack.layer_groups() if count]
     block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
         (layer, head_sizes, layer_count)

@@ -94,8 +94,7 @@ def diff(
         quantities.append(QuantityChange(quantity_name, old_value, new_value, quantity_unit))
     fields = tuple(_changed_fields(earlier_preset, later_preset))
     components = {
-        quantity_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, quantity_name))
-        for quantity_name in COMPARED_COSTS
+        name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, name)) for name in COMPARED_COSTS
     }
     return ModelDifference(earlier_preset, later_preset, seq, cache_dtype, fields, tuple(quantities), components)
 
@@ -169,12 +168,10 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         attention_path, _, field_name = path.rpartition(".")
         if field_name != "num_attention_heads" or f"{attention_path}.head_dim" not in description_fields:
             continue
-        ancestor_paths = (
-            attention_path.rsplit(".", level_count)[0] for level_count in range(1, attention_path.count(".") + 1)
-        )
+        paths = (attention_path.rsplit(".", level_count)[0] for level_count in range(1, attention_path.count(".") + 1))
         head_widths = (
             description_fields[field_path]
-            for field_path in (*(f"{ancestor_path}.hidden_size" for ancestor_path in ancestor_paths), "hidden_size")
+            for field_path in (*(f"{ancestor_path}.hidden_size" for ancestor_path in paths), "hidden_size")
             if description_fields.get(field_path)
         )
         head_fields = {"num_key_value_heads": head_count, "head_dim": next(head_widths, 0) // head_count or None}

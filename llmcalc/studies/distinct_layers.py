@@ -9,9 +9,4 @@ from ..model import ModelSpec
 
 def distinct_blocks(spec: ModelSpec) -> list[Layer]:
     """Returns each distinct kind of layer of a model once, in execution order."""
-    return [
-        block
-        for _, stack in spec.stacks()
-        for _, block, layer_count, _ in stack.layer_groups()
-        if not is_zero(layer_count)
-    ]
+    return [block for _, stack in spec.stacks() for _, block, count, _ in stack.layer_groups() if not is_zero(count)]

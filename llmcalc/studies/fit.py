@@ -480,9 +480,7 @@ def _longest_seq_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_en
 
 
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        setting_name: setting_value for settings in setting_changes for setting_name, setting_value in settings.items()
-    }
+    return {name: value for settings in setting_changes for name, value in settings.items()}
 
 
 def single_setting_changes(

@@ -283,9 +283,7 @@ def _hardware_option(
             return hardware_option
     while too_large_runs:
         least_bytes, run_index, device_run = smallest_run = min(too_large_runs, key=lambda skipped_run: skipped_run[:2])
-        if tried_options and least_bytes > min(
-            hardware_option.fit.needed_bytes for _, hardware_option in tried_options
-        ):
+        if tried_options and least_bytes > min(option.fit.needed_bytes for _, option in tried_options):
             break
         too_large_runs.remove(smallest_run)
         lower_bound_bytes = device_run.least_bytes(default_runtime)
@@ -352,10 +350,8 @@ def _fitting_runs(
 ) -> Iterator[tuple[_RunOnDevices, MemoryFit]]:
     """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
     is_training = model_memory.settings.phase == "training"
-    device_runs = _runs_on_usual_number(
-        _runs_on_devices(model_memory, layout_request), hardware, layout_request, is_training
-    )
-    for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, device_runs):
+    runs = _runs_on_usual_number(_runs_on_devices(model_memory, layout_request), hardware, layout_request, is_training)
+    for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, runs):
         lower_bounds = device_run.bounds_without_replay(model_memory.cuda_runtime)
         if device_run.devices > 1 and all(byte_count <= hardware.capacity_bytes for byte_count in lower_bounds):
             memory_fit = device_run.memory_on(cuda_runtime_of(hardware)).fit_on(hardware)

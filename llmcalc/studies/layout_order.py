@@ -510,12 +510,10 @@ class LayoutOrder:
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
-        recompute_modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
+        modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (
-                self._fitting_candidate(candidate.layout, candidate.micro_batches, recompute_modes)
-                if recompute_modes
-                else None
+                self._fitting_candidate(candidate.layout, candidate.micro_batches, modes) if modes else None
             )
         except InputError:
             return None
@@ -544,9 +542,7 @@ class LayoutOrder:
                 continue
             assert candidate is not None
             unfit_candidates.append(candidate)
-        index_of_layout = {
-            layout_run: layout_index for layout_index, layout_run in enumerate(self.layout_search.possible_layouts)
-        }
+        index_of_layout = {layout_run: index for index, layout_run in enumerate(self.layout_search.possible_layouts)}
 
         def candidate_key(candidate: Candidate) -> tuple[bool, bool, int]:
             layout_position = 0 if candidate.is_replayed else index_of_layout[candidate.layout, candidate.micro_batches]

@@ -163,7 +163,6 @@ class LayoutReplays:
         self._calls: ForkedCalls[SearchTask, Any] = ForkedCalls(self._run_task, usable_processes())
         self._estimate_layouts: EstimateLayouts | None = None
         self._begun: dict[LayoutRun, ReplayTask] = {}
-        self._has_begun_comparison: bool = False
 
     def __enter__(self) -> LayoutReplays:
         return self
@@ -203,8 +202,7 @@ class LayoutReplays:
                     layout_run, byte_limit, has_no_limit=byte_limit is None and run_index == 0
                 )
         self._calls.begin((self._begun[layout_run], _pass_sizes(layout_run)) for layout_run in layout_runs)
-        if self._compare is not None and not self._has_begun_comparison:
-            self._has_begun_comparison = True
+        if self._compare is not None:
             self._calls.begin([(ComparisonTask(), "comparison")])
 
     def comparison(self) -> Any:

@@ -16,9 +16,6 @@ TOKENS_PER_PARAMETER = 20
 KAPLAN_DEEP, KAPLAN_SHALLOW = (48, 1600), (6, 4288)
 """(layers, hidden size) of the two models whose losses are within 3 % of each other (Kaplan 2020, Figure 5)."""
 
-CHINCHILLA = (80, 8192)
-"""(layers, hidden size): Hoffmann 2022, Table 4."""
-
 TAY_LAYERS = (32, 36)
 """Range of depths, in layers, at which the gain from more layers converges (Tay 2021)."""
 

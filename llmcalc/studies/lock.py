@@ -122,12 +122,10 @@ def _weight_bytes(preset: Preset) -> dict[str, int | None]:
     published_memory = memory(preset.model, published_dtype=preset.dtype, model_config=preset.checkpoint)
     bytes_by_format: dict[str, int | None] = {"published": published_memory.weights}
     for format_name in (short_dtype("bfloat16"), *LOCKED_FORMATS):
-        scheme_settings = (
-            Settings(quantize=format_name) if format_name in LOCKED_FORMATS else Settings(dtype=format_name)
-        )
+        settings = Settings(quantize=format_name) if format_name in LOCKED_FORMATS else Settings(dtype=format_name)
         try:
             bytes_by_format[format_name] = memory(
-                preset.model, scheme_settings, preset.dtype, model_config=preset.checkpoint
+                preset.model, settings, preset.dtype, model_config=preset.checkpoint
             ).weights
         except InputError:
             bytes_by_format[format_name] = None

@@ -27,19 +27,8 @@ from ..parallel.search import LayoutSearch, check_depth, search_layouts
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_time
-from .layout_order import (
-    TOO_MUCH_MEMORY,
-    LayoutOrder,
-    NearestPolicy,
-    RankedLayouts,
-    layout_run_of,
-    search_budget,
-)
-from .layout_replays import (
-    LayoutReplays,
-    ReplayTask,
-    replay_layout,
-)
+from .layout_order import TOO_MUCH_MEMORY, LayoutOrder, NearestPolicy, RankedLayouts, layout_run_of, search_budget
+from .layout_replays import LayoutReplays, ReplayTask, replay_layout
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
 

@@ -193,11 +193,9 @@ class TrainingTimes:
             )
 
     def _set_timers(self) -> None:
-        spec, fast_host_stack = self.memory.spec, self.stack.on_fastest_host
+        spec, stack = self.memory.spec, self.stack.on_fastest_host
         self.step_timer: StepTimer = StepTimer(spec, self.device, self.stack)
-        self.fast_host_timer: StepTimer | None = (
-            None if fast_host_stack is None else StepTimer(spec, self.device, fast_host_stack)
-        )
+        self.fast_host_timer: StepTimer | None = None if stack is None else StepTimer(spec, self.device, stack)
 
     def with_memory(self, memory: Memory) -> TrainingTimes:
         """Returns the time estimates of the same model with another recomputation setting."""
@@ -417,9 +415,7 @@ def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
     if product_flops is not None and memory_use.adapters is None:
         flops = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
     state_sizes = memory_use.optimizer.states.items()
-    state_bytes = sum(
-        state_size for state_name, state_size in state_sizes if state_name != "step"
-    )  # step: one number per tensor
+    state_bytes = sum(size for name, size in state_sizes if name != "step")  # step: one number per tensor
     return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
 
 
@@ -481,9 +477,7 @@ def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
         return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.parameter_count.total), cache_bits)
     scheme_label = quantized_weights.scheme.label
-    dtype = next(
-        (format_name for prefix, format_name in SCHEME_FORMATS if scheme_label.startswith(prefix)), QUANTIZED_FORMAT
-    )
+    dtype = next((name for prefix, name in SCHEME_FORMATS if scheme_label.startswith(prefix)), QUANTIZED_FORMAT)
     elements_by_component = memory_use.parameter_count.by_component
     head_kinds = [component for component in ("lm_head", "embedding") if component in elements_by_component]
     layer_bits, *head_bits = (

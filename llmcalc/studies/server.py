@@ -70,9 +70,7 @@ class LayoutSizes:
         """Returns the layout of a replica. Raises `InputError` for contradictory sizes."""
         layers_per_stage = None
         if layers % self.pp:
-            layers_per_stage = tuple(
-                layers // self.pp + (stage_index < layers % self.pp) for stage_index in range(self.pp)
-            )
+            layers_per_stage = tuple(layers // self.pp + (index < layers % self.pp) for index in range(self.pp))
         etp = self.tp * self.dp // self.ep if self.ep > 1 else None
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=layers_per_stage)
 
@@ -179,12 +177,10 @@ class Server:
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
-        untested_reason = untested_layout_text(replica.stack, replica.layout)
-        untested_reason = untested_reason if self.disaggregated_server is None else "prompts on replicas of their own"
-        untested_reason = untested_reason if replica.speculation is None else "drafted tokens"
-        return expected_range(
-            seconds, phase, replica.device, replica.stack, replica.spec, untested_reason, burst_seconds
-        )
+        reason = untested_layout_text(replica.stack, replica.layout)
+        reason = reason if self.disaggregated_server is None else "prompts on replicas of their own"
+        reason = reason if replica.speculation is None else "drafted tokens"
+        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, reason, burst_seconds)
 
     def load_point(self, concurrency: int) -> LoadPoint:
         """Returns the load point at a concurrency, which is divided evenly over the replicas."""

@@ -219,23 +219,21 @@ class ServeStudy:
         budget = StepBudget()
         for server in fitting_servers:
             if self.trace is None:
-                sized_server, load_point, refusal_reason = self._sized_server(server)
+                sized_server, point, refusal_reason = self._sized_server(server)
             else:
                 sized_server, trace_times, refusal_reason = size_server_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.latency_limits, budget
                 )
-                load_point = sized_server.load_point(
+                point = sized_server.load_point(
                     min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests)
                 )
                 traces.append(trace_times)
             tried_servers.append(sized_server)
-            points_at_limits.append(load_point)
-            limit_verdicts.append(load_point is not None and not refusal_reason)
+            points_at_limits.append(point)
+            limit_verdicts.append(point is not None and not refusal_reason)
             if refusal_reason:
                 rejection_counts[refusal_reason] += 1
-        curves = [
-            tuple(server.curve(load_point)) for server, load_point in zip(tried_servers, points_at_limits, strict=True)
-        ]
+        curves = [tuple(server.curve(point)) for server, point in zip(tried_servers, points_at_limits, strict=True)]
         return StudiedServers(
             tuple(tried_servers),
             tuple(curves),
@@ -270,19 +268,17 @@ class ServeStudy:
             if layout_sizes.pp > layer_count:
                 rejection_counts["more pipeline stages than layers"] += 1
                 continue
-            layout_flags = (
-                None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
-            )
+            flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
             if self.speculation is not None and self.speculation.draft_model is not None and layout_sizes.pp > 1:
                 rejection_counts["a draft model beside stages is not modelled"] += 1
                 continue
-            if layout_flags is None:
+            if flags is None:
                 rejection_counts[f"{self.engine.title} has no such layout"] += 1
                 continue
             for quantize, kv_dtype in self.memory_by_formats:
                 try:
                     server = self._replica_server(
-                        layout_sizes, layout_sizes.layout(layer_count), layout_flags, quantize, kv_dtype
+                        layout_sizes, layout_sizes.layout(layer_count), flags, quantize, kv_dtype
                     )
                     yield self._disaggregated_server(server) if self.is_disaggregated else server
                 except ImpossibleLayout as reason:
@@ -353,9 +349,7 @@ class ServeStudy:
         request_limits = (request_capacity, engine.request_limit(model_memory), model_memory.requests_with_states)
         requests_per_rank = min(request_limit for request_limit in request_limits if request_limit is not None)
         most_requests = max(1, requests_per_rank) * layout_sizes.dp
-        engine_flags = {
-            flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
-        }
+        engine_flags = {name: value for name, value in used_flags.items() if name != "quantize"}
         return Server(
             layout_sizes,
             quantize,
@@ -392,13 +386,11 @@ class ServeStudy:
         elif replica_count == 1:
             raise ReplicaDoesNotFit("one replica alone cannot leave its prompts to others")
         else:
-            replica_pair = DisaggregatedServer(replica, 1, 1)
+            pair = DisaggregatedServer(replica, 1, 1)
             most_sequences = server.most_sequences
             tpot = self.latency_limits.tpot
             if tpot is not None:
-                most_sequences = largest_number(
-                    lambda number: replica_pair.token_seconds(number) <= tpot, most_sequences
-                )
+                most_sequences = largest_number(lambda number: pair.token_seconds(number) <= tpot, most_sequences)
             replica_group = DisaggregatedServer.balanced_group(replica, max(1, most_sequences), replica_count)
         return replace(
             server,

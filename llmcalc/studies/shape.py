@@ -146,9 +146,7 @@ class ShapeFamily:
     def scaled_to(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `width_step`."""
         stack = self.spec.main
-        scaled_blocks = {
-            layer_kind: self._scaled_block(block, hidden_size) for layer_kind, block in stack.variants.items()
-        }
+        scaled_blocks = {kind: self._scaled_block(block, hidden_size) for kind, block in stack.variants.items()}
         changed_fields = {
             "num_hidden_layers": num_hidden_layers,
             "block": self._scaled_block(stack.block, hidden_size),
@@ -388,7 +386,7 @@ def find_shapes(
     model_family = refine_step(
         model_family, budget, tolerance, keep_heads=target_fits or model_family.head_dim is not None
     )
-    shape_sizes, search_stats = search_shapes(
+    shape_sizes, stats = search_shapes(
         model_family, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * row_count))
     )
     if target_shape is not None and target_fits:
@@ -400,9 +398,7 @@ def find_shapes(
         _shape_of_size(model_family, shape_size, budget, shape_size == target_shape, seq, dtype)
         for shape_size in sorted(spread_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     )
-    return ShapeStudy(
-        model_family, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target_spec, budget)
-    )
+    return ShapeStudy(model_family, budget, tolerance, seq, dtype, shapes, stats, _scaled_target(target_spec, budget))
 
 
 def _cost_matches(model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, tolerance: float) -> bool:

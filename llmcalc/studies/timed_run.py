@@ -129,9 +129,7 @@ class TimedRun:
         """The costs that the time estimate leaves out, as text, such as sampling on the host."""
         includes_sampling = self.phase == "decode" and self.stack.host_sequence > 0
         return tuple(
-            uncounted_text
-            for uncounted_text in UNCOUNTED_EFFECTS[self.phase]
-            if not (includes_sampling and uncounted_text == HOST_SAMPLING)
+            text for text in UNCOUNTED_EFFECTS[self.phase] if not (includes_sampling and text == HOST_SAMPLING)
         )
 
     @property

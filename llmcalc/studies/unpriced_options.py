@@ -50,7 +50,5 @@ def unpriced_options(memory: Memory, software_stack: SoftwareStack) -> list[str]
         if getattr(settings, setting_name) != getattr(default_settings, setting_name)
     ]
     return [
-        option(setting_name) if setting_value is True else f"{option(setting_name)} {setting_value}"
-        for setting_name, setting_value in changed_settings
-        if setting_value
+        option(name) if value is True else f"{option(name)} {value}" for name, value in changed_settings if value
     ] + optimizer_texts

@@ -224,9 +224,7 @@ class SavedByteSums:
         layer_path = next((node_path[:i] for i in range(len(node_path), 0, -1) if node_path[:i] in self._paths), ())
         if not layer_path:
             return sum(bytes_by_repeat.values())
-        bytes_of_repeats = [
-            _expand_expression(bytes_by_repeat[repeat_index]) for repeat_index in sorted(repeats_of_path[layer_path])
-        ]
+        bytes_of_repeats = [_expand_expression(bytes_by_repeat[index]) for index in sorted(repeats_of_path[layer_path])]
         ((common_bytes, _),) = Counter(bytes_of_repeats).most_common(1)
         excess_bytes = _expand_expression(sum(byte_count - common_bytes for byte_count in bytes_of_repeats))
         if excess_bytes:
@@ -264,9 +262,7 @@ class SavedByteSums:
             unclaimed_bytes.pop(path) for path in list(unclaimed_bytes) if path[: len(node_path)] == node_path
         )
         path_names = tuple(name for name, _ in node_path)
-        return subtree_sum + sum(
-            byte_count for path, byte_count in self.shared_bytes.items() if path[:-1] == path_names
-        )
+        return subtree_sum + sum(count for path, count in self.shared_bytes.items() if path[:-1] == path_names)
 
 
 def group_by_token(expression: Any) -> Any:
@@ -309,7 +305,5 @@ def _shared_entry_path(stack: PathNames) -> PathNames:
 
 def _entry_outside_nodes(path_names: PathNames) -> FormulaNode:
     """Returns a table entry for saved bytes that belong to no node, such as those of the loss."""
-    extra_node = Node(path_names[-1])
-    return FormulaNode(
-        tuple((name, "", ()) for name in path_names), ".".join(path_names), (), extra_node, extra_node, 1, "", ""
-    )
+    node = Node(path_names[-1])
+    return FormulaNode(tuple((name, "", ()) for name in path_names), ".".join(path_names), (), node, node, 1, "", "")

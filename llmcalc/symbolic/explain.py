@@ -106,16 +106,14 @@ def explain(
 def merge_sections(formula_sections: Iterable[FormulaSection]) -> list[FormulaSection]:
     """Returns the sections with formulas; nodes with the same name and equal formulas share a section."""
     merged_sections: dict[tuple[object, ...], FormulaSection] = {}
-    for formula_section in formula_sections:
-        formula_keys = ((formula.quantity, formula.expression) for formula in formula_section.formulas)
-        section_key = (formula_section.formula_nodes[0].path_names[-1][0], *formula_keys)
+    for section in formula_sections:
+        formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
+        section_key = (section.formula_nodes[0].path_names[-1][0], *formula_keys)
         first_section = merged_sections.get(section_key)
         if first_section is not None:
-            formula_section = replace(
-                first_section, formula_nodes=(*first_section.formula_nodes, *formula_section.formula_nodes)
-            )
-        merged_sections[section_key] = formula_section
-    return [formula_section for formula_section in merged_sections.values() if formula_section.formulas]
+            section = replace(first_section, formula_nodes=(*first_section.formula_nodes, *section.formula_nodes))
+        merged_sections[section_key] = section
+    return [section for section in merged_sections.values() if section.formulas]
 
 
 def check_layer_kinds(spec: ModelSpec) -> None:

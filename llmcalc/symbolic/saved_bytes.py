@@ -134,11 +134,9 @@ class NodeTrackingEager(EagerKernels):
 
     def run_step(self, step: Step) -> None:
         memory_meter = self.graph.meter
-        outer_location, step_location = memory_meter.place, self.location(self.frames[1:])
+        outer_location, location = memory_meter.place, self.location(self.frames[1:])
         memory_meter.place = (
-            step_location._replace(path=(*step_location.path, _node_name_and_label(step)))
-            if step.name
-            else step_location
+            location._replace(path=(*location.path, _node_name_and_label(step))) if step.name else location
         )
         super().run_step(step)
         memory_meter.place = outer_location
@@ -200,11 +198,11 @@ def saved_blocks(
 
     Raises `UnsupportedKernel` for a step of the model without kernels.
     """
-    memory_meter = SavedStorages()
+    meter = SavedStorages()
     program = spec.program()
     run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
     lowering = kernel_profile(
-        AutogradGraph(memory_meter),
+        AutogradGraph(meter),
         run_config,
         training_pass.dtype,
         recompute=training_pass.recompute,
@@ -212,22 +210,20 @@ def saved_blocks(
         choices=training_pass.kernel_choices,
     )
     lowering.run_repeats_by_stack = dict(training_pass.layer_repeats)
-    with count_storages_as(memory_meter, "input"):
+    with count_storages_as(meter, "input"):
         token_ids = lowering.inputs[TOKENS] = lowering.inputs[SOURCE_TOKENS] = empty(
-            memory_meter, (training_pass.batch, training_pass.seq), INT64
+            meter, (training_pass.batch, training_pass.seq), INT64
         )
         lowering.create_input_frames(program)
         labels = lowering.aten.flatten(token_ids)
     model_output = lowering.run(program)
     if spec.head.type == "lm":
-        memory_meter.place = StorageLocation(LOSS_PATH)
+        meter.place = StorageLocation(LOSS_PATH)
         model_output = lowering.logits_for_loss(model_output)
         model_output = lowering.losses(model_output, labels)
     output_node = model_output.node
     del model_output
     lowering.persistent_tensors.clear()  # states that modules keep for a next pass
-    memory_blocks = [
-        memory_block for memory_block in memory_meter.live_blocks.values() if memory_block.kind == "temporary"
-    ]
+    memory_blocks = [memory_block for memory_block in meter.live_blocks.values() if memory_block.kind == "temporary"]
     del output_node  # whose graph keeps them
     return memory_blocks

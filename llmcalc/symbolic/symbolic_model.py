@@ -212,12 +212,8 @@ def _rank_in_symbols(
     """Returns the tree of one rank in symbols, computed with integers that remember their formulas."""
 
     def traced_size(size_occurrence: SizeOccurrence) -> Any:
-        symbol_of_size = size_replacer(size_occurrence)
-        return (
-            size_occurrence.value
-            if symbol_of_size is size_occurrence.value
-            else SymbolicInt(size_occurrence.value, symbol_of_size)
-        )
+        symbol = size_replacer(size_occurrence)
+        return size_occurrence.value if symbol is size_occurrence.value else SymbolicInt(size_occurrence.value, symbol)
 
     layout = rank_model.layout
     layout_sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
@@ -307,9 +303,7 @@ def _letter_of_metadata(metadata: Iterable[Any]) -> str | None:
 def _letter_inside(field_annotation: Any) -> str | None:
     if get_origin(field_annotation) is Annotated:
         return _letter_of_metadata(field_annotation.__metadata__)
-    return next(
-        (letter for type_argument in get_args(field_annotation) if (letter := _letter_inside(type_argument))), None
-    )
+    return next((letter for argument in get_args(field_annotation) if (letter := _letter_inside(argument))), None)
 
 
 def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
@@ -369,11 +363,8 @@ def _symbol_changes(
 
 
 def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
-    symbol_letter = letter_of_field(Stack.model_fields[DEPTH_FIELD]) or "L"
-    return [
-        SizeOccurrence(name, "", "", DEPTH_FIELD, symbol_letter, stack.num_hidden_layers)
-        for name, stack in spec.stacks()
-    ]
+    letter = letter_of_field(Stack.model_fields[DEPTH_FIELD]) or "L"
+    return [SizeOccurrence(name, "", "", DEPTH_FIELD, letter, stack.num_hidden_layers) for name, stack in spec.stacks()]
 
 
 def _size_occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
@@ -402,17 +393,14 @@ def _free_symbols(op: Any) -> set[Any]:
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns a label for each kind of layer: its variant's name or, for `block`, a property that no variant has."""
-    blocks_by_kind = {name: layer for name, layer, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
-    if len(blocks_by_kind) == 1:
-        return dict.fromkeys(blocks_by_kind, "")
+    blocks = {name: layer for name, layer, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)}
+    if len(blocks) == 1:
+        return dict.fromkeys(blocks, "")
     traits_of_other_layers = {
-        trait
-        for name, layer in blocks_by_kind.items()
-        if name != BASE_LAYER_NAME
-        for trait in (name, *_layer_traits(layer))
+        trait for name, layer in blocks.items() if name != BASE_LAYER_NAME for trait in (name, *_layer_traits(layer))
     }
     trait_of_base = next((trait for trait in _layer_traits(stack.block) if trait not in traits_of_other_layers), "base")
-    return {layer_name: trait_of_base if layer_name == BASE_LAYER_NAME else layer_name for layer_name in blocks_by_kind}
+    return {layer_name: trait_of_base if layer_name == BASE_LAYER_NAME else layer_name for layer_name in blocks}
 
 
 def _layer_traits(layer: Layer) -> tuple[str, str]:
@@ -487,7 +475,7 @@ def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, 
     if len({size_occurrence.value for size_occurrence in size_occurrences}) == 1:
         return dict.fromkeys(size_occurrences, "")
     for trait_names in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
-        traits_of_occurrence = {
+        traits = {
             size_occurrence: {
                 "part": PART_NAMES.get(size_occurrence.part, size_occurrence.part),
                 "layer": size_occurrence.layer,
@@ -497,9 +485,7 @@ def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, 
         }
         descriptions = {
             size_occurrence: "_".join(
-                traits_of_occurrence[size_occurrence][trait_name]
-                for trait_name in trait_names
-                if traits_of_occurrence[size_occurrence][trait_name]
+                traits[size_occurrence][trait_name] for trait_name in trait_names if traits[size_occurrence][trait_name]
             )
             for size_occurrence in size_occurrences
         }

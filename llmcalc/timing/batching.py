@@ -213,11 +213,7 @@ class Replica:
         draft_seconds = self.speculation.draft_seconds(
             self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.number_formats
         )
-        return InferencePass(
-            target_pass.seconds + draft_seconds,
-            {**target_pass.seconds_by_part, "draft": draft_seconds},
-            target_pass.timed_passes,
-        )
+        return target_pass.with_part("draft", draft_seconds)
 
     def prompts_pass(self, prompt_count: float, has_server_delay: bool = False) -> InferencePass:
         """Returns the pass of a step that processes several prompts at once.
@@ -231,12 +227,7 @@ class Replica:
                 whole_prompt_count, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
             )
         prompt_pass = self._timed_prompts[whole_prompt_count]
-        if not has_server_delay:
-            return prompt_pass
-        first_token, seconds_by_part = self.stack.first_token, prompt_pass.seconds_by_part
-        return InferencePass(
-            prompt_pass.seconds + first_token, seconds_by_part | {"server": first_token}, prompt_pass.timed_passes
-        )
+        return prompt_pass.with_part("server", self.stack.first_token) if has_server_delay else prompt_pass
 
     @cached_property
     def _timed_prompts(self) -> dict[float, InferencePass]:
@@ -257,11 +248,7 @@ class Replica:
         if self.speculation is None:
             return timed_pass
         draft_seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
-        return InferencePass(
-            timed_pass.seconds + draft_seconds,
-            {**timed_pass.seconds_by_part, "draft": draft_seconds},
-            timed_pass.timed_passes,
-        )
+        return timed_pass.with_part("draft", draft_seconds)
 
     @cached_property
     def prompt_seconds(self) -> float:

@@ -206,9 +206,7 @@ def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
                     curvature[row_index][column_index] += (
                         weight * factor_shares[row_index] * factor_shares[column_index]
                     )
-        clipped_step = [
-            max(-0.5, min(0.5, clipped_change)) for clipped_change in _solve_linear_equations(curvature, gradient)
-        ]
+        clipped_step = [max(-0.5, min(0.5, change)) for change in _solve_linear_equations(curvature, gradient)]
         logarithms = list(map(operator.sub, logarithms, clipped_step))
         if max(map(abs, clipped_step)) < 1e-3:
             break
@@ -260,16 +258,12 @@ class ErrorStatistics:
             groups_by_setting.setdefault(measured_run.comparison_group, []).append(
                 (estimated_seconds, measured_run.seconds)
             )
-        layout_choices = [
-            layout_group
-            for factor_name, layout_group in groups_by_setting.items()
-            if factor_name and len(layout_group) >= LEAST_LAYOUTS
-        ]
+        layout_choices = [group for name, group in groups_by_setting.items() if name and len(group) >= LEAST_LAYOUTS]
         return cls(
             median(log_errors),
             log_errors[min(len(log_errors) - 1, int(0.9 * len(log_errors)))],
-            mean(_regret(layout_group, 1) for layout_group in layout_choices) if layout_choices else None,
-            mean(_regret(layout_group, 3) for layout_group in layout_choices) if layout_choices else None,
+            mean(_regret(group, 1) for group in layout_choices) if layout_choices else None,
+            mean(_regret(group, 3) for group in layout_choices) if layout_choices else None,
         )
 
 

@@ -355,11 +355,9 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     """
     bandwidth = hardware.bandwidth()
     peak_rates = {
-        format_name: float(
-            next(hardware.peak_flops[peak_name] for peak_name in names_of_peak if peak_name in hardware.peak_flops)
-        )
-        for format_name, names_of_peak in PEAK_NAMES_BY_FORMAT.items()
-        if any(peak_name in hardware.peak_flops for peak_name in names_of_peak)
+        name: float(next(hardware.peak_flops[peak_name] for peak_name in names if peak_name in hardware.peak_flops))
+        for name, names in PEAK_NAMES_BY_FORMAT.items()
+        if any(peak_name in hardware.peak_flops for peak_name in names)
     }
     if not {"bf16", "fp32"} & set(peak_rates):
         hardware.peak_rate("bfloat16")

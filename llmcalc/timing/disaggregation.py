@@ -63,9 +63,8 @@ class DisaggregatedServer:
                 cls(replica, prefill_replicas, 1) for prefill_replicas in range(1, ceil(prompts_per_decoder))
             ]
         rates_per_replica = [
-            candidate_group._most_requests_per_second(sequences)
-            / (candidate_group.prefill_replicas + candidate_group.decode_replicas)
-            for candidate_group in candidate_groups
+            group._most_requests_per_second(sequences) / (group.prefill_replicas + group.decode_replicas)
+            for group in candidate_groups
         ]
         least_rate_share = 0.9 if replicas is None else 1.0
         best_groups = [
@@ -73,9 +72,7 @@ class DisaggregatedServer:
             for candidate_group, rate_per_replica in zip(candidate_groups, rates_per_replica, strict=True)
             if rate_per_replica >= least_rate_share * max(rates_per_replica)
         ]
-        return min(
-            best_groups, key=lambda candidate_group: candidate_group.prefill_replicas + candidate_group.decode_replicas
-        )
+        return min(best_groups, key=lambda group: group.prefill_replicas + group.decode_replicas)
 
     @property
     def replicas(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import field, replace
 
 from ..algebra import Number, are_equal, ceil_div, maximum
 from ..errors import InputError
@@ -30,6 +30,12 @@ class InferencePass:
     seconds: Number
     seconds_by_part: dict[str, Number]
     timed_passes: list[TimedPass] = field(repr=False)
+
+    def with_part(self, part_name: str, seconds: Number) -> InferencePass:
+        """Returns the pass with one more part of its time."""
+        return replace(
+            self, seconds=self.seconds + seconds, seconds_by_part={**self.seconds_by_part, part_name: seconds}
+        )
 
 
 def forward_pass(

@@ -224,16 +224,16 @@ class RankWork:
     @property
     def forward_flops(self) -> Number:
         """FLOPs of the forward pass through all layers."""
-        return sum(
-            kernel.flops[0] * kernel.runs_per_layer * self.layer_count(kernel.layer_kind_index)
-            for kernel in self.kernels
-        )
+        return self._flops(is_backward=False)
 
     @property
     def backward_flops(self) -> Number:
         """FLOPs of the backward pass through all layers."""
+        return self._flops(is_backward=True)
+
+    def _flops(self, is_backward: bool) -> Number:
         return sum(
-            kernel.flops[1] * kernel.runs_per_layer * self.layer_count(kernel.layer_kind_index)
+            kernel.flops[is_backward] * kernel.runs_per_layer * self.layer_count(kernel.layer_kind_index)
             for kernel in self.kernels
         )
 
@@ -241,18 +241,14 @@ class RankWork:
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers."""
         return sum(
-            (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count)
-            * self.layer_count(kind_index)
-            for (kind_index, is_routed), parameter_count in self.params_by_layer.items()
+            (rank_share(count, self.rank_pass.ep) if is_routed else count) * self.layer_count(index)
+            for (index, is_routed), count in self.params_by_layer.items()
         )
 
     @property
     def cache_elements(self) -> Number:
         """The number of elements that all layers cache."""
-        return sum(
-            element_count * self.layer_count(kind_index)
-            for kind_index, element_count in self.cached_elements_by_layer.items()
-        )
+        return sum(count * self.layer_count(index) for index, count in self.cached_elements_by_layer.items())
 
 
 def rank_share(amount: Number, ranks: Number) -> Number:

@@ -15,9 +15,7 @@ OVERLAP_VALUES = ("none", "dp", "tp", "ep", "all")
 
 def stack_names(phase: str = "") -> list[str]:
     """Returns the names of all time stacks, or of the time stacks for training or for inference."""
-    return [
-        stack_name for stack_name, software_stack in software_stacks().items() if phase in ("", software_stack.phase)
-    ]
+    return [stack_name for stack_name, stack in software_stacks().items() if phase in ("", stack.phase)]
 
 
 def find_stack(stack_name: str, phase: str = "") -> SoftwareStack:
@@ -28,12 +26,10 @@ def find_stack(stack_name: str, phase: str = "") -> SoftwareStack:
     Raises `InputError` for an unknown name, and for a stack of another phase.
     """
     known_stacks = stack_names(phase)
-    software_stack = combined_stack(stack_name)
-    if software_stack is None or phase not in ("", software_stack.phase):
-        if software_stack is not None:
-            raise InputError(
-                f"--stack {stack_name}: is for {software_stack.phase}; expected one of {', '.join(known_stacks)}"
-            )
+    stack = combined_stack(stack_name)
+    if stack is None or phase not in ("", stack.phase):
+        if stack is not None:
+            raise InputError(f"--stack {stack_name}: is for {stack.phase}; expected one of {', '.join(known_stacks)}")
         if "+" in stack_name and all(part_name in known_stacks for part_name in stack_name.split("+")):
             raise InputError(
                 f"--stack {stack_name}: not a combination; expected a stack and up to {MOST_SETTINGS} different "
@@ -43,7 +39,7 @@ def find_stack(stack_name: str, phase: str = "") -> SoftwareStack:
             f"--stack: '{stack_name}' is not known; expected one of {', '.join(known_stacks)}."
             f"{suggest(stack_name, known_stacks)}"
         )
-    return software_stack
+    return stack
 
 
 @frozen
@@ -65,9 +61,7 @@ FULL_OVERLAP = Overlap()
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
     """Returns the name of an accelerator vendor's time stack for a phase; empty without such a stack."""
-    return next(
-        (stack_name for stack_name in stack_names(phase) if vendor in software_stacks()[stack_name].vendors), ""
-    )
+    return next((name for name in stack_names(phase) if vendor in software_stacks()[name].vendors), "")
 
 
 def with_attention(software_stack: SoftwareStack, implementation: str | None) -> SoftwareStack:
@@ -186,14 +180,12 @@ def with_optimizer(
     changed_bytes += STEPWISE_ADAMW * state_bytes * is_stepwise
     if not changed_bytes and not flops and not is_on_host:
         return software_stack
-    host_update = (
-        software_stack.host_update or software_stack.offloaded_update if is_on_host else software_stack.host_update
-    )
+    update = software_stack.host_update or software_stack.offloaded_update if is_on_host else software_stack.host_update
     return software_stack.model_copy(
         update={
             "optimizer_bytes": software_stack.optimizer_bytes + changed_bytes,
             "optimizer_flops": flops,
-            "host_update": host_update,
+            "host_update": update,
         }
     )
 
@@ -212,8 +204,7 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
         "ep": FULL_OVERLAP.ep,
     }
     hidden_share_by_group = {
-        group_name: hidden_share if group_name in overlapped_groups else 0.0
-        for group_name, hidden_share in usual_hidden_shares.items()
+        name: hidden_share if name in overlapped_groups else 0.0 for name, hidden_share in usual_hidden_shares.items()
     }
     return software_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
 

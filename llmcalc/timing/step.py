@@ -183,10 +183,8 @@ class LayerCosts(NamedTuple):
         return LayerCosts(
             self.layer_kinds,
             *(
-                list(map(amount_at_index, layer_values))
-                if isinstance(layer_values, list)
-                else amount_at_index(layer_values)
-                for layer_values in self[1:]
+                list(map(amount_at_index, values)) if isinstance(values, list) else amount_at_index(values)
+                for values in self[1:]
             ),
         )
 
@@ -207,9 +205,7 @@ def layer_costs(timed_pass: TimedPass, software_stack: SoftwareStack, step_plan:
         )
 
     forward_passes = [seconds(kind_index, is_backward=False) for kind_index in kind_indices]
-    both_pass_seconds = [
-        forward_passes[kind_index] + seconds(kind_index, is_backward=True) for kind_index in kind_indices
-    ]
+    both_pass_seconds = [forward_passes[index] + seconds(index, is_backward=True) for index in kind_indices]
     repeated_passes = (
         [seconds(kind_index, False, timed_pass.ending_seconds(kind_index)) for kind_index in kind_indices]
         if step_plan.stops_early
@@ -230,9 +226,7 @@ def layer_costs(timed_pass: TimedPass, software_stack: SoftwareStack, step_plan:
         timed_pass.layer_seconds(AFTER_LAYERS),
         [pass_work.params_by_layer.get((kind_index, False), 0) for kind_index in kind_indices],
         [pass_work.params_by_layer.get((kind_index, True), 0) for kind_index in kind_indices],
-        sum(
-            parameter_count for (kind_index, _), parameter_count in pass_work.params_by_layer.items() if kind_index < 0
-        ),
+        sum(count for (index, _), count in pass_work.params_by_layer.items() if index < 0),
         [pass_work.adapter_params_by_layer.get(kind_index, 0) for kind_index in kind_indices]
         if pass_work.rank_pass.adapters is not None
         else [],
@@ -612,9 +606,7 @@ def training_steps(
     for tp in numpy.unique(plan_columns["tp"]):
         has_tp_size = plan_columns["tp"] == tp
         sizes_of_runs = {
-            size_name: column[has_tp_size].astype(float)
-            for size_name, column in plan_columns.items()
-            if size_name != "tp"
+            name: column[has_tp_size].astype(float) for name, column in plan_columns.items() if name != "tp"
         }
         plans_of_tp = replace(step_plan, tp=int(tp), **sizes_of_runs)
         size_names = [size_name for size_name in ("ep", "cp", "micro_batch") if size_name in sizes_of_runs]

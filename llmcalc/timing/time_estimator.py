@@ -297,8 +297,7 @@ class TimedPass:
         """
         layers = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
         kernel_count = sum(
-            self.rank_work.layer_count(layer_index) * self.layer_launches(layer_index, False, kernel_counts)
-            for layer_index in layers
+            self.rank_work.layer_count(index) * self.layer_launches(index, False, kernel_counts) for index in layers
         )
         if casts_inputs:
             kernel_count += sum(
@@ -737,9 +736,7 @@ class TimeEstimator:
 
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
-        input_bytes, output_bytes = (
-            self.stack.adapter_bytes.get(direction_name, (0.0, 0.0)) for direction_name in ("input", "output")
-        )
+        input_bytes, output_bytes = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
         for is_backward in (False, True):
             moved_bytes = kernel.m * (kernel.k * input_bytes[is_backward] + kernel.n * output_bytes[is_backward])
             yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
@@ -854,9 +851,7 @@ def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGrou
     if n_group > 1:
         least_groups = n_group // domains
         larger_domain_share = n_group / domains - least_groups
-        copy_chances = [
-            _chance_of_copy(group_count, top_k, expert_groups) for group_count in (least_groups, least_groups + 1)
-        ]
+        copy_chances = [_chance_of_copy(count, top_k, expert_groups) for count in (least_groups, least_groups + 1)]
         mean_copy_chance = (1 - larger_domain_share) * copy_chances[0] + larger_domain_share * copy_chances[1]
         copies_per_token = choose(domains < n_group, domains * mean_copy_chance, copies_per_token)
     return minimum(1.0, copies_per_token / top_k)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import date
 from functools import cache, lru_cache
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..record import Record
 from ..sources.files import parse_toml, read_text
@@ -98,9 +98,7 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
     named_table = tables_by_name[table_name]
     base_table = _with_base_table(tables_by_name, named_table["like"]) if named_table.get("like") else {}
     inherited_values = {
-        field_name: field_value
-        for field_name, field_value in base_table.items()
-        if field_name not in IDENTITY_FIELDS or field_name == "sources"
+        name: value for name, value in base_table.items() if name not in IDENTITY_FIELDS or name == "sources"
     }
     return {**_merged_figures(inherited_values, named_table), "name": table_name}
 
@@ -119,10 +117,7 @@ def _merged_figures(base_figures: dict[str, Any], figures: dict[str, Any]) -> di
 def accelerator_generations() -> dict[str, AcceleratorGeneration]:
     """Returns every accelerator generation by name."""
     tables_by_name = _read_tables("generations.toml")
-    return {
-        generation_name: AcceleratorGeneration(**_with_base_table(tables_by_name, generation_name))
-        for generation_name in tables_by_name
-    }
+    return {name: AcceleratorGeneration(**_with_base_table(tables_by_name, name)) for name in tables_by_name}
 
 
 class SoftwareStack(Record):
@@ -240,13 +235,11 @@ class SoftwareStack(Record):
     sets: int = Field(ge=0)
     source: str
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if (self.rows == 0) != (self.sets == 0):
             raise ValueError(f"{self.name}: rows and sets; expected both or none")
         if self.host_expert and "bf16" not in self.host_expert:
             raise ValueError(f"{self.name}: host_expert without bf16; expected it, which other formats have too")
-        return self
 
     @property
     def on_fastest_host(self) -> SoftwareStack | None:
@@ -257,10 +250,7 @@ class SoftwareStack(Record):
         if self.fastest_host == 1.0:
             return None
         return self.model_copy(
-            update={
-                field_name: getattr(self, field_name) * self.fastest_host
-                for field_name in ("host_kernel", "dtensor_operation")
-            }
+            update={name: getattr(self, name) * self.fastest_host for name in ("host_kernel", "dtensor_operation")}
         )
 
     def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
@@ -328,9 +318,7 @@ def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
     ):
         return False
     exchange_names = [
-        stack_name
-        for stack_name in stack_names
-        if stacks[stack_name].combines and EXCHANGE_FIGURES & tables_by_name[stack_name].keys()
+        name for name in stack_names if stacks[name].combines and EXCHANGE_FIGURES & tables_by_name[name].keys()
     ]
     return len(exchange_names) <= 1 and all(
         stacks[stack_name].combines
@@ -354,9 +342,7 @@ def combined_stack(stack_name: str) -> SoftwareStack | None:
     stack = stacks[first_name]
     for setting_name in setting_names:
         setting_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
-        setting_figures = {
-            field_name: figure for field_name, figure in setting_table.items() if field_name not in DESCRIPTION_FIELDS
-        }
+        setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION_FIELDS}
         if not stack.exchange_stack:
             exchange_stack = ""
         elif EXCHANGE_FIGURES & setting_table.keys():

@@ -104,9 +104,7 @@ class WorkRecorder(PlacementTracker):
         self.gathering_verb: str = ""
         self.last_product: Step | None = None
         self.is_past_last_product: bool = False
-        self.scopes: dict[int, ModuleScope] = {
-            id(module_scope.items): module_scope for module_scope in self._executed_scopes(program.root)
-        }
+        self.scopes: dict[int, ModuleScope] = {id(scope.items): scope for scope in self._executed_scopes(program.root)}
         self.readers: dict[int, int] = {}
         for operation in self._executed_steps(program.root.items):
             for recorded_value in (
@@ -115,9 +113,9 @@ class WorkRecorder(PlacementTracker):
                 else ()
             ):
                 self._count_reader(recorded_value)
-        for module_scope in self.scopes.values():
-            if module_scope.output is not None and module_scope.node_fields.get("kind") == "layer":
-                self._count_reader(module_scope.output)
+        for scope in self.scopes.values():
+            if scope.output is not None and scope.node_fields.get("kind") == "layer":
+                self._count_reader(scope.output)
         self.run_program(program)
         self._record_elementwise_group()
         self._record_loss(program)
@@ -183,10 +181,7 @@ class WorkRecorder(PlacementTracker):
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in UNEXECUTED_ROLES or scope_item.node_fields.get(
                 "optional", ""
-            ) not in (
-                "",
-                *self.included_parts,
-            ):
+            ) not in ("", *self.included_parts):
                 continue
             if isinstance(scope_item, ModuleScope):
                 yield from self._executed_steps(scope_item.items)
@@ -211,10 +206,7 @@ class WorkRecorder(PlacementTracker):
         for scope_item in chosen_items:  # parameters that this pass does not use
             if scope_item.node_fields.get("role") in UNEXECUTED_ROLES and scope_item.node_fields.get(
                 "optional", ""
-            ) in (
-                "",
-                *self.included_parts,
-            ):
+            ) in ("", *self.included_parts):
                 program_node = (
                     scope_item.node()
                     if isinstance(scope_item, ModuleScope)
@@ -226,10 +218,8 @@ class WorkRecorder(PlacementTracker):
         self, attributes: Mapping[str, Any], scope_items: Iterable[ProgramItem], module_path: str, repeats: Number
     ) -> None:
         self._record_elementwise_group()
-        layer_indices = attributes.get("indices")
-        layer_kind = LayerKind(
-            attributes.get("label", ""), tuple(range(repeats) if layer_indices is None else layer_indices)
-        )
+        indices = attributes.get("indices")
+        layer_kind = LayerKind(attributes.get("label", ""), tuple(range(repeats) if indices is None else indices))
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self.last_product, self.is_past_last_product = self._last_product(scope_items), False
@@ -612,8 +602,7 @@ class WorkRecorder(PlacementTracker):
             else operation.input_values[1].unrepeated_value
         )  # also of a lower layer
         cache_elements = self.cache_reads.get(
-            id(keys.storage),
-            self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0)),
+            id(keys.storage), self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0))
         )
         if run_config.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
             cache_elements = (
@@ -795,10 +784,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
 
 def _has_key_selection(branch: ModuleScope) -> bool:
     """Whether attention of a branch reads the keys that an indexer selects."""
-    return any(
-        isinstance(scope_item, Step) and getattr(scope_item.op, "selected_keys", None) is not None
-        for scope_item in branch.items
-    )
+    return any(isinstance(item, Step) and getattr(item.op, "selected_keys", None) is not None for item in branch.items)
 
 
 def _recorded_group_size(ranks: Number) -> int:

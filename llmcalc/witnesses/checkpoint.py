@@ -125,9 +125,7 @@ def _match_fused_group(
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
-    index_by_tensor_id = {
-        id(expected_tensor): tensor_index for tensor_index, expected_tensor in enumerate(unmatched_tensors)
-    }
+    index_by_tensor_id = {id(expected_tensor): index for index, expected_tensor in enumerate(unmatched_tensors)}
     for tensor, shape in remaining_tensors:
         name_words = set(tensor.name.split("."))
         tensors_with_last_word = (

@@ -182,10 +182,8 @@ def compare_nodes(
         if node_position.optional_part and node_position.optional_part not in included_parts:
             continue
         expected_count = closed_form(node_position)
-        node_paths = module_paths(node_position)
-        counts_by_path = {
-            path: measured_counts.get(path, 0) if path in module_paths_run else None for path in node_paths
-        }
+        paths = module_paths(node_position)
+        counts_by_path = {path: measured_counts.get(path, 0) if path in module_paths_run else None for path in paths}
         yield from check_repeats(
             node_position.path or model_tree.name, quantity_name, expected_count, counts_by_path, witness_name
         )

@@ -266,9 +266,7 @@ ALLOCATOR_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PY
 
 def allocator_variables() -> dict[str, str]:
     """Returns the environment variables of `ALLOCATOR_VARIABLES` that are set."""
-    return {
-        variable_name: os.environ[variable_name] for variable_name in ALLOCATOR_VARIABLES if variable_name in os.environ
-    }
+    return {name: os.environ[name] for name in ALLOCATOR_VARIABLES if name in os.environ}
 
 
 def gpu_properties() -> dict[str, Any]:
@@ -298,7 +296,6 @@ def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mappin
         else workspace_bytes(config)
     )
     has_expandable_segments = any(
-        "expandable_segments:True" in allocator_settings.get(variable_name, "")
-        for variable_name in ALLOCATOR_VARIABLES[1:]
+        "expandable_segments:True" in allocator_settings.get(name, "") for name in ALLOCATOR_VARIABLES[1:]
     )
     return CudaRuntime(workspace, has_expandable_segments=has_expandable_segments)

@@ -147,12 +147,10 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
     """Disables attention masks, unless attention is eager, and the repetition of keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
-        mixer_modules = [
-            module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")
-        ]
+        modules = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
         mask_name = attention_mask.__name__
         changed_attributes = [
-            (module, mask_name, lambda *_, **__: None) for module in mixer_modules if hasattr(module, mask_name)
+            (module, mask_name, lambda *_, **__: None) for module in modules if hasattr(module, mask_name)
         ]
     if kernel_choices.attention in ("flash", "sdpa"):
         original_repeat_interleave = torch.Tensor.repeat_interleave
@@ -626,8 +624,7 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
     run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
     if recompute.saved_operations:
         run_checkpointed = partial(
-            run_checkpointed,
-            context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate),
+            run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
         )
     carries_router_state = any(hasattr(submodule, "below_scale") for submodule in module.modules())
     for module_name, submodule in [*module.named_modules()]:

@@ -77,9 +77,7 @@ def _group_nodes_by_modules(
         is_shared = any(modules_of_node.node_count > 1 for modules_of_node in node_modules)
         node_group = positions_by_modules.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
         node_group[:] = [
-            grouped_position
-            for grouped_position in node_group
-            if not node_position.path.startswith(f"{grouped_position.path}.")
+            position for position in node_group if not node_position.path.startswith(f"{position.path}.")
         ] + [node_position]
     return positions_by_modules.values()
 

@@ -252,11 +252,7 @@ def _recurrent_module_path(spec: ModelSpec) -> str:
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
     """Whether value heads differ in size from query and key heads, as in latent attention."""
-    attention_ops = [
-        node_position.node.op
-        for node_position in spec.tree().walk()
-        if isinstance(node_position.node.op, AttentionCore)
-    ]
+    attention_ops = [position.node.op for position in spec.tree().walk() if isinstance(position.node.op, AttentionCore)]
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 

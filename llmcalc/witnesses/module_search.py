@@ -95,15 +95,13 @@ class _ModuleSearch:
     ) -> Iterator[tuple[str, NodeModules]]:
         text_modules = self._first_existing_modules(self.usual_names[""], (base_path,)) or NodeModules((base_path,))
         root_modules = tuple(dict.fromkeys((*text_modules.modules, base_path, "")))
-        stacks_by_name = {
+        stacks = {
             child.name: child for child in node_tree.children if child.is_stack and model_kind == "encoder-decoder"
         }
-        other_nodes = [
-            child for child in node_tree.children if child.name not in stacks_by_name and child.optional != "towers"
-        ]
-        if stacks_by_name:
+        other_nodes = [child for child in node_tree.children if child.name not in stacks and child.optional != "towers"]
+        if stacks:
             yield from self._modules_of_stack("", other_nodes, root_modules)
-            for stack_name, stack_node in stacks_by_name.items():
+            for stack_name, stack_node in stacks.items():
                 yield from self._modules_of_stack(
                     f"{stack_name}.", stack_node.children, self._side_modules(stack_name, root_modules)
                 )
@@ -182,8 +180,7 @@ class _ModuleSearch:
         for module_name in self.family_names.get(list_key, self.usual_names["layers"]).split(" | "):
             for root_path in root_modules:
                 module_lists = [
-                    self._modules_of_lists(root_path, module_name, len(layer_indices))
-                    for module_name in module_name.split(" & ")
+                    self._modules_of_lists(root_path, name, len(layer_indices)) for name in module_name.split(" & ")
                 ]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))

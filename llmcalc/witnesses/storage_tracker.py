@@ -108,12 +108,10 @@ def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:
     pending_nodes: list[Any] = [output.grad_fn]
     visited_nodes: set[Any] = set(pending_nodes)
     while pending_nodes:
-        autograd_node = pending_nodes.pop()
-        saved_values = tree_leaves(
-            [getattr(autograd_node, attribute) for attribute in _saved_attribute_names(type(autograd_node))]
-        )
+        node = pending_nodes.pop()
+        saved_values = tree_leaves([getattr(node, attribute) for attribute in _saved_attribute_names(type(node))])
         tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
-        for next_node, _ in autograd_node.next_functions:
+        for next_node, _ in node.next_functions:
             if next_node is not None and next_node not in visited_nodes:
                 visited_nodes.add(next_node)
                 pending_nodes.append(next_node)

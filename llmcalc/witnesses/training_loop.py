@@ -215,14 +215,10 @@ def build_optimizers(
     implementation: None (default) for torch's default.
     Raises `InputError` for an optimizer that torch does not have.
     """
-    optimizer_record = optimizer(optimizer_name)
-    if optimizer_record.build_torch_optimizers is None:
-        raise InputError(f"--optimizer {optimizer_name}: {optimizer_record.reason_not_in_torch}")
-    return list(
-        optimizer_record.build_torch_optimizers(
-            parameters, implementation or optimizer_record.implementations[0], has_momentum
-        )
-    )
+    record = optimizer(optimizer_name)
+    if record.build_torch_optimizers is None:
+        raise InputError(f"--optimizer {optimizer_name}: {record.reason_not_in_torch}")
+    return list(record.build_torch_optimizers(parameters, implementation or record.implementations[0], has_momentum))
 
 
 def layer_matrix_ids(module: nn.Module) -> set[int]:
@@ -293,23 +289,19 @@ class InferencePasses:
 
     def _run_pass(self, tokens: int, past_tokens: int, last_only: bool) -> None:
         """Runs one inference pass, and frees token ids and logits at the end."""
-        inference_config = self.inference
-        input_ids, source_input = token_ids(self.spec, inference_config.batch, tokens, self.device), None
+        config = self.inference
+        input_ids, source_input = token_ids(self.spec, config.batch, tokens, self.device), None
         if not past_tokens:
-            input_tokens = (
-                inference_config.seq if inference_config.source_tokens is None else inference_config.source_tokens
-            )
-            source_input = encoder_input(
-                self.spec, inference_config.batch, input_tokens, inference_config.dtype, self.device
-            )
-        with torch.no_grad(), kernel_variants.kernel_context(inference_config.kernel_choices):
+            input_tokens = config.seq if config.source_tokens is None else config.source_tokens
+            source_input = encoder_input(self.spec, config.batch, input_tokens, config.dtype, self.device)
+        with torch.no_grad(), kernel_variants.kernel_context(config.kernel_choices):
             self.module(
                 input_ids,
                 source_input,
                 store=self.store,
                 past=past_tokens,
                 last_only=last_only,
-                mla=inference_config.latent_form,
+                mla=config.latent_form,
                 grouped_experts=True,
-                expert_capacity=inference_config.kernel_choices.expert_capacity,
+                expert_capacity=config.kernel_choices.expert_capacity,
             )

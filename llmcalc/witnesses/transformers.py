@@ -264,9 +264,7 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
-    module_patterns = [
-        re.escape(module_pattern).replace(r"\*", r"\d+") for module_pattern in family.uncounted_modules.split(" + ")
-    ]
+    module_patterns = [re.escape(pattern).replace(r"\*", r"\d+") for pattern in family.uncounted_modules.split(" + ")]
     path_pattern = re.compile(rf"({'|'.join(module_patterns)})\.")
     return {name: parameter.numel() for name, parameter in model.named_parameters() if path_pattern.match(f"{name}.")}
 
@@ -279,11 +277,7 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     module_names_of_text, module_names_of_wrapper = (
         {} if family_record is None else family_record.modules for family_record in (family, outer_family)
     )
-    head_names = {
-        node_path: module_name
-        for node_path, module_name in module_names_of_wrapper.items()
-        if node_path.startswith("lm_head")
-    }
+    head_names = {path: name for path, name in module_names_of_wrapper.items() if path.startswith("lm_head")}
     return find_modules_of_nodes(
         spec.tree(), class_paths, spec.kind, base_path, {**module_names_of_text, **head_names}, module_names_of_wrapper
     )
@@ -315,12 +309,8 @@ def class_inputs(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dic
         "input_ids": input_ids[:, None] if class_name.endswith("ForMultipleChoice") else input_ids
     }  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
-        encoder_stem = spec.encoder.stem
-        inputs = {
-            encoder_stem.input_name: torch.empty(
-                encoder_stem.input_shape(batch, seq), dtype=torch.bfloat16, device="meta"
-            )
-        }
+        stem = spec.encoder.stem
+        inputs = {stem.input_name: torch.empty(stem.input_shape(batch, seq), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
         inputs |= {"decoder_input_ids": input_ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
     elif denoises_after_prompt(model):
@@ -438,9 +428,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument_name: stored_cache})
     module_states = [
-        state_tensor
-        for module_path, state_tensor in _module_states(model).items()
-        if states_before.get(module_path) is not state_tensor
+        tensor for module_path, tensor in _module_states(model).items() if states_before.get(module_path) is not tensor
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return MeasuredPass(

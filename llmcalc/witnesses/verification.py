@@ -65,11 +65,9 @@ def _add_memory_checks(verdict: Verdict, spec: ModelSpec, device: Device, batch:
 
     start_time = time.perf_counter()
     if device != "cuda":
-        memory_comparison = compare_memory(spec, default_runs(spec, batch, verdict.info["seq"]), device)
+        comparison = compare_memory(spec, default_runs(spec, batch, verdict.info["seq"]), device)
     else:
         from .gpu import compare_on_gpu
 
-        memory_comparison = compare_on_gpu(
-            spec, default_runs(spec, batch, seq or gpu_filling_seq(spec, verdict.info["seq"]))
-        )
-    return memory_comparison.add_memory_checks(verdict, time.perf_counter() - start_time)
+        comparison = compare_on_gpu(spec, default_runs(spec, batch, seq or gpu_filling_seq(spec, verdict.info["seq"])))
+    return comparison.add_memory_checks(verdict, time.perf_counter() - start_time)

@@ -115,9 +115,7 @@ def load_class(config: Mapping[str, Any]) -> Any:
 
 def class_config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields for the configuration class, with length-dependent RoPE replaced by plain RoPE."""
-    class_fields = {
-        field_name: field_value for field_name, field_value in config.items() if field_name not in HUB_FIELDS
-    }
+    class_fields = {name: value for name, value in config.items() if name not in HUB_FIELDS}
     for field_name in ("rope_scaling", "rope_parameters"):
         rope = class_fields.get(field_name)
         if rope is False:  # means none; a configuration class rejects it

@@ -15,15 +15,7 @@ from ..frozen import frozen
 from .validation import LARGEST_COUNT, validate_choice, validate_whole
 
 Panel: TypeAlias = Literal[
-    "Options",
-    "What runs",
-    "Precision and kernels",
-    "Inference",
-    "Training",
-    "Layout",
-    "Hardware",
-    "Model",
-    "Output",
+    "Options", "What runs", "Precision and kernels", "Inference", "Training", "Layout", "Hardware", "Model", "Output"
 ]
 """The headings of `--help`, in their order."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from math import prod
 from operator import itemgetter
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes
@@ -38,11 +38,9 @@ class ImageTiles(ImageRule):
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
     least_scaling: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.min_tiles > self.max_tiles:
             raise ValueError(f"min_tiles: {self.min_tiles} is more than max_tiles {self.max_tiles}; expected less")
-        return self
 
     def tile_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the tiles across and down of the grid of nearest aspect ratio; in a tie the larger if half full."""

@@ -6,9 +6,9 @@ transformers: models/nemotron_h_omni/image_processing_nemotron_h_omni.py (`get_p
 from __future__ import annotations
 
 from math import ceil, floor, sqrt
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..base import InnerWidth
 from .base import ImageRule, InputSizes
@@ -28,11 +28,9 @@ class PatchGrid(ImageRule):
     max_patches: InnerWidth
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.min_patches >= self.max_patches:
             raise ValueError(f"min_patches: {self.min_patches}; expected less than max_patches {self.max_patches}")
-        return self
 
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         patch_rows, patch_columns = (round(pixels / patch_size + 0.5) for pixels in (height, width))

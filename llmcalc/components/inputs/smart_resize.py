@@ -8,9 +8,9 @@ model_executor/models/keye.py (`smart_resize`).
 from __future__ import annotations
 
 from math import ceil, floor, sqrt
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..base import Flag, InnerWidth
 from .base import ImageRule, InputSizes, aspect_ratio_error
@@ -44,11 +44,9 @@ class SmartResize(ImageRule):
     line_marks: Flag = False
     repeats_frames: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"min_pixels: {self.min_pixels} is more than max_pixels {self.max_pixels}; expected less")
-        return self
 
     def encode(self, height: int, width: int, patch_size: int) -> InputSizes:
         token_size = self.merge * patch_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...evidence import UNTESTED
 from ...flow.axis import Axis
@@ -59,8 +59,8 @@ class AdapterLayer(Block):
     adapter_norm: Literal["shared", "separate"] | None = None
     normed_residual: Flag = True
 
-    @model_validator(mode="after")
-    def _check_adapter(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         unusual_fields = (self.parallel, self.input_norm, self.residual_scale or None)
         if self.norm_placement not in ("pre", "post") or self.without_norms or any(unusual_fields):
             raise ValueError(
@@ -75,7 +75,6 @@ class AdapterLayer(Block):
             raise ValueError(
                 f"default_language: '{self.default_language}' is not among languages; expected one of them"
             )
-        return self
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         for sublayer_name, component in self.sublayers():
@@ -83,17 +82,15 @@ class AdapterLayer(Block):
                 self._record_idle(recorder, sublayer_name, component, x)
                 continue
             recorder.hold(x=x)
-            residual_branch = normed_x = (
+            branch = normed_x = (
                 x if self.norm_placement == "post" else self._normalize(recorder, f"{sublayer_name}_pre_norm", x)
             )
-            residual_branch = recorder.part(
-                sublayer_name, component, residual_branch, **self._cross_arguments(recorder, sublayer_name)
-            )
+            branch = recorder.part(sublayer_name, component, branch, **self._cross_arguments(recorder, sublayer_name))
             is_feed_forward = component is self.feed_forward
-            residual_branch = recorder.dropout(
-                residual_branch, "feed_forward" if is_feed_forward else "attention_output", ends_sublayer=True
+            branch = recorder.dropout(
+                branch, "feed_forward" if is_feed_forward else "attention_output", ends_sublayer=True
             )
-            x = recorder.add(x, residual_branch)
+            x = recorder.add(x, branch)
             recorder.hold(x=x)
             if is_feed_forward:
                 return self._add_adapter_output(recorder, x, normed_x)

@@ -19,8 +19,6 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -221,8 +219,7 @@ class Block(Layer):
     idle_cross_attention: Flag = False
     idle_source_size: InnerWidth | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.parallel is not None and (self.norm_placement != "pre" or self.cross_attention is not None):
             raise ValueError("parallel: a parallel block has norm_placement = 'pre' and no cross_attention")
         if self.parallel is not None and (
@@ -237,15 +234,12 @@ class Block(Layer):
             raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
             self.cross_attention.check_cross_attention()
-        norm_names = [
-            f"{sublayer_name}_{position}_norm" for sublayer_name, _ in self.sublayers() for position in ("pre", "post")
-        ]
+        norm_names = [f"{name}_{position}_norm" for name, _ in self.sublayers() for position in ("pre", "post")]
         for sublayer_name in self.without_norms:
             if sublayer_name not in norm_names:
                 raise ValueError(
                     f"without_norms: there is no '{sublayer_name}'; expected some of {', '.join(norm_names)}"
                 )
-        return self
 
     def mixers(self, hidden_size: int) -> list[tuple[str, Any, int]]:
         cross_attention = self.cross_attention
@@ -309,21 +303,19 @@ class Block(Layer):
             if sublayer_name == "cross_attn" and self.idle_cross_attention:
                 self._record_idle(recorder, sublayer_name, component, x)
                 continue
-            residual_branch = layer_input if self.parallel else x
+            branch = layer_input if self.parallel else x
             if shared_input is not None:
-                residual_branch = shared_input
+                branch = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                residual_branch = self._normalize(recorder, f"{sublayer_name}_pre_norm", residual_branch)
-            residual_branch = recorder.part(
-                sublayer_name, component, residual_branch, **self._cross_arguments(recorder, sublayer_name)
-            )
-            residual_branch = recorder.dropout(
-                residual_branch,
+                branch = self._normalize(recorder, f"{sublayer_name}_pre_norm", branch)
+            branch = recorder.part(sublayer_name, component, branch, **self._cross_arguments(recorder, sublayer_name))
+            branch = recorder.dropout(
+                branch,
                 "feed_forward" if component is self.feed_forward else "attention_output",
                 ends_sublayer=True,
             )
-            recorder.hold(y=residual_branch)
-            x = self._residual_sum(recorder, sublayer_name, x, residual_branch)
+            recorder.hold(y=branch)
+            x = self._residual_sum(recorder, sublayer_name, x, branch)
             recorder.hold(x=x, y=x)
         return x
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...flow.axis import Axis
@@ -93,8 +93,8 @@ class BlockResidualLayer(PreNormLayer):
     starts_block: Flag = False
     idle_residual: Flag = False
 
-    @model_validator(mode="after")
-    def _check_blocks(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         expected_blocks = self.attention_blocks + self.starts_block
         if self.feed_forward_blocks != expected_blocks:
             raise ValueError(
@@ -103,7 +103,6 @@ class BlockResidualLayer(PreNormLayer):
             )
         if self.idle_residual and self.attention_blocks:
             raise ValueError(f"idle_residual: attention reads {self.attention_blocks} finished blocks; expected false")
-        return self
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_stack_fields(), "streams": {"type": "block_residual"}}

@@ -8,9 +8,7 @@ attention may have an input each. transformers: models/inkling2 (`Inkling2Slidin
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -44,11 +42,10 @@ class ConvolvedResidualLayer(BlockResidualLayer):
     conv_kernel_size: KernelSize
     separate_inputs: Flag = False
 
-    @model_validator(mode="after")
-    def _check_inputs(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if self.separate_inputs and not isinstance(self.attention, GatedProfileAttention):
             raise ValueError("separate_inputs: needs attention of type 'gated_profile'; expected false")
-        return self
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         kernel_size, attention, network = self.conv_kernel_size, self.attention, self.feed_forward

@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...evidence import UNTESTED
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -64,10 +62,9 @@ class GatedCrossLayer(PreNormLayer):
     feed_forward_norm: Norm | None = None
     gate_per_feature: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         self.attention.check_cross_attention()
-        return self
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         source_axes = x.axes if self.source_size is None else (Axis("source", self.source_size),)

@@ -93,12 +93,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for sublayer_name in ("self_attn", "mlp"):
-                residual_branch = self.get_submodule(f"{sublayer_name}_pre_norm")(x)
+                branch = self.get_submodule(f"{sublayer_name}_pre_norm")(x)
                 gate_name = f"{sublayer_name}_pre_norm_gate"
-                residual_branch = (
-                    self.get_submodule(gate_name)(residual_branch) if hasattr(self, gate_name) else residual_branch
-                )
-                x = x + self.get_submodule(sublayer_name)(residual_branch, pass_state)
+                branch = self.get_submodule(gate_name)(branch) if hasattr(self, gate_name) else branch
+                x = x + self.get_submodule(sublayer_name)(branch, pass_state)
             return x
 
     return GatedNormLayerReference

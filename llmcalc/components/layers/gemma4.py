@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -47,11 +45,10 @@ class Gemma4Layer(WholeLayer):
     per_layer_input: PerLayerGate | None = None
     norm_placement: Literal["sandwich"] = "sandwich"
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if self.dense is not None and not isinstance(self.feed_forward, MoE):
             raise ValueError("dense: requires experts beside it; expected feed_forward.type = 'moe'")
-        return self
 
     def networks(self) -> list[Any]:
         return [self.feed_forward, *([] if self.dense is None else [self.dense])]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...flow.axis import Axis
@@ -19,11 +19,11 @@ from ...flow.value import Value
 from ...workload.derived_rows import ConcatenatedRows, PaddedRows
 from ...workload.rows import FixedRows
 from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, UnscalableError
-from ..mixers.grouped_query import EqualHeadsMixer
+from ..mixers.grouped_query import EqualHeadsMixer, record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
-from ..runtime import PassState, apply_dropout
+from ..runtime import PassState, apply_dropout, projected_heads
 from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
@@ -108,13 +108,11 @@ class GlobalLocalAttention(EqualHeadsMixer):
     block_size: ChunkSize
     staggered: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.staggered and self.block_size % 2:
             raise ValueError(
                 f"block_size: {self.block_size} has no half; expected an even number, or staggered = false"
             )
-        return self
 
     def cost_thresholds(self) -> tuple[int, ...]:
         return (self.block_size,)
@@ -137,9 +135,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
             )
             x = recorder.resized(x, ConcatenatedRows(first_rows=token_rows.first_rows, second_rows=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (
-            recorder.linear(projection_name, x, heads, head_dim) for projection_name in ("q_proj", "k_proj", "v_proj")
-        )
+        q, k, v = record_queries_keys_values(recorder, x, heads, head_dim)
         recorder.hold(q=q, k=k, v=v)
         key_limits: dict[str, Any] = {
             "block": self.block_size,
@@ -266,10 +262,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             text_states = nn.functional.pad(x[:, self.count :], (0, 0, *padding_widths))
             is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
-            q, k, v = (
-                self.get_submodule(projection_name)(padded_rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_name in ("q_proj", "k_proj", "v_proj")
-            )
+            q, k, v = (projected_heads(self, name, padded_rows) for name in ("q_proj", "k_proj", "v_proj"))
             attn_output = (
                 self.core(q, k, v, nn.functional.pad(is_text_token, padding_widths)).transpose(1, 2).flatten(2)
             )

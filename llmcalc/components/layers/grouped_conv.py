@@ -71,11 +71,9 @@ class GroupedConvLayer(PreNormLayer):
                     "kernel_projection", normed_x, side_axis, filter_taps, group_axis, Axis("one", 1)
                 )
             added_kernels = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
-            residual_branch = self._convolve(recorder, normed_x, channel_axes, base_kernels[0], added_kernels[0])
-            residual_branch = recorder.part(sublayer_name, component, residual_branch)
-            x = recorder.add(
-                x, self._convolve(recorder, residual_branch, channel_axes, base_kernels[1], added_kernels[1])
-            )
+            branch = self._convolve(recorder, normed_x, channel_axes, base_kernels[0], added_kernels[0])
+            branch = recorder.part(sublayer_name, component, branch)
+            x = recorder.add(x, self._convolve(recorder, branch, channel_axes, base_kernels[1], added_kernels[1]))
         return x
 
     def _convolve(

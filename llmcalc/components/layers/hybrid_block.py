@@ -9,8 +9,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -49,11 +47,10 @@ class HybridBlock(PreNormLayer):
     type: Literal["hybrid"] = "hybrid"
     state_space: Mixer
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if isinstance(self.state_space, Nothing):
             raise ValueError("state_space: a hybrid layer has one; expected another type, or a layer of type 'block'")
-        return self
 
     def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         state_space = replace_mixer(self.state_space, hidden_size)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.tree import Role
@@ -53,11 +51,9 @@ class LoopedAttention(GroupedQueryMixer):
     attention_bias: Flag = False
     position: Rope = Rope()
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         self.position.check_rotary_size(self.head_dim)
-        return self
 
     def cost_thresholds(self) -> tuple[int, ...]:
         return (self.loop_window_size,)
@@ -137,11 +133,10 @@ class LoopedLayer(PreNormLayer):
 
     type: Literal["looped"] = "looped"
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if not isinstance(self.attention, LoopedAttention) or not isinstance(self.feed_forward, FeedForward):
             raise ValueError("attention, feed_forward: expected attention of type 'looped' and a network of type 'mlp'")
-        return self
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         is_second_loop = layer_sharing is not None and not layer_sharing.is_first
@@ -149,16 +144,14 @@ class LoopedLayer(PreNormLayer):
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
         recorder.hold(x=x)
-        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x, role=sublayer_role)
-        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second_loop=is_second_loop)
-        x = recorder.add(x, recorder.dropout(residual_branch, "attention_output"))
+        branch = recorder.part("self_attn_pre_norm", self.norm, x, role=sublayer_role)
+        branch = recorder.part("self_attn", self.attention, branch, is_second_loop=is_second_loop)
+        x = recorder.add(x, recorder.dropout(branch, "attention_output"))
         recorder.hold(x=x)
-        residual_branch = recorder.part("mlp_pre_norm", self.norm, x, role=sublayer_role)
+        branch = recorder.part("mlp_pre_norm", self.norm, x, role=sublayer_role)
         return recorder.add(
             x,
-            recorder.dropout(
-                recorder.part("mlp", self.feed_forward, residual_branch, role=sublayer_role), "feed_forward"
-            ),
+            recorder.dropout(recorder.part("mlp", self.feed_forward, branch, role=sublayer_role), "feed_forward"),
         )
 
     def describe(self, hidden_size: int) -> str:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -47,11 +45,10 @@ class ShortcutLayer(PreNormLayer):
     type: Literal["shortcut"] = "shortcut"
     dense: FeedForward
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if not isinstance(self.feed_forward, MoE):
             raise ValueError("feed_forward.type: the shortcut requires experts; expected 'moe'")
-        return self
 
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.dense]

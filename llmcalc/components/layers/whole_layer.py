@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -27,15 +25,13 @@ class WholeLayer(Layer):
     parallel: None = None
     cross_attention: None = None
 
-    @model_validator(mode="after")
-    def _check_complete_layer(self) -> Self:
+    def check_fields(self) -> None:
         if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
             type_name = type(self).model_fields["type"].default
             raise ValueError(
                 f"attention, feed_forward, without_norms: {'an' if type_name[0] in 'aeiou' else 'a'} '{type_name}' "
                 "layer has both, with all of its norms"
             )
-        return self
 
     def _record_sublayer(self, recorder: Flow, sublayer_name: str, component: Any, x: Value) -> Value:
         """Records the preceding norm and the sublayer, and returns the output."""

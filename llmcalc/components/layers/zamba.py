@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import Number
 from ...flow.axis import Axis, JoinedShapes, Shape
@@ -71,8 +71,7 @@ class SharedBlock(Part):
     attention_adapters: Flag = False
     idle_adapters: int = Field(default=0, ge=0, le=MOST_LAYERS, strict=True)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         feed_forward = self.feed_forward
         if not feed_forward.gated or feed_forward.sub_norm is not None or feed_forward.hidden_act == "xielu":
             raise ValueError(
@@ -85,7 +84,6 @@ class SharedBlock(Part):
                 "attention: the shared block makes keys and values of its own, and chooses none; expected no "
                 "kv_shared and no block_indexer"
             )
-        return self
 
     def flow(
         self, recorder: Flow, x: Value, norm: Norm, output_axes: Shape, other_adapters: OtherAdapters | None = None
@@ -102,10 +100,8 @@ class SharedBlock(Part):
 
         recorder.hold(x=x)
         normed_x = recorder.part("self_attn_pre_norm", norm, x)
-        attention_adapter = record_adapter if self.attention_adapters else None
-        attn_output = recorder.part(
-            "self_attn", self.attention, normed_x, output_axes=output_axes, adapter=attention_adapter
-        )
+        adapter = record_adapter if self.attention_adapters else None
+        attn_output = recorder.part("self_attn", self.attention, normed_x, output_axes=output_axes, adapter=adapter)
         recorder.hold(y=attn_output)
         attn_output = recorder.part("mlp_pre_norm", norm, attn_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
@@ -140,14 +136,12 @@ class SharedBlock(Part):
             adapters_scope.has_parameters_per_layer = True
             adapter_output = record_projections()
         if other_adapters is not None:
-            adapter_count, adapter_role = other_adapters
+            adapter_count, role = other_adapters
             adapter_indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
             with recorder.scope(
-                "adapters", repeat=adapter_count, indices=adapter_indices, role=adapter_role, **node_fields
+                "adapters", repeat=adapter_count, indices=adapter_indices, role=role, **node_fields
             ) as other_adapters_scope:
-                other_adapters_scope.has_parameters_per_layer = (
-                    adapter_role == "kept"
-                )  # the layers that run them create them
+                other_adapters_scope.has_parameters_per_layer = role == "kept"  # the layers that run them create them
                 record_projections()
         return adapter_output
 
@@ -171,13 +165,11 @@ class ZambaLayer(Layer):
     parallel: None = None
     cross_attention: None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if isinstance(self.attention, Nothing):
             raise ValueError(
                 "attention: the layer requires a mixer after the shared block; expected another type than 'none'"
             )
-        return self
 
     def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         attention = replace_mixer(self.transformer.attention, 2 * hidden_size)

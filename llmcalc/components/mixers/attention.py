@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...algebra import Number, are_equal, exact_div
@@ -41,6 +41,7 @@ from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
 from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
+from .grouped_query import copy_with_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -165,8 +166,7 @@ class Attention(TokenMixer):
     whole_pass: Flag = False
     idle_projections: tuple[IdleProjectionName, ...] = Field(default=(), max_length=8)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if kv_heads is not None:
             check_groups(heads, kv_heads)
@@ -211,7 +211,6 @@ class Attention(TokenMixer):
         for score_component in (self.position, self.block_indexer):
             if score_component is not None:
                 score_component.check_attention(self)
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(*self.sizes(hidden_size))
@@ -269,14 +268,7 @@ class Attention(TokenMixer):
         changes_head_dim = self.head_dim is not None and not are_equal(head_sizes.head_dim, self.head_dim)
         if changes_head_dim and self.v_head_dim is not None:
             raise UnscalableError("values have a separate size (v_head_dim); expected attention without v_head_dim")
-        if self.position is not None:
-            self.position.check_heads(head_sizes)
-        mixer_fields = {
-            "num_attention_heads": head_sizes.heads,
-            "num_key_value_heads": head_sizes.kv_heads,
-            "head_dim": head_sizes.head_dim,
-        }
-        return self.model_copy(update=mixer_fields)
+        return copy_with_heads(self, head_sizes)
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         super().check_stack_position(stack_position)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import are_equal, exact_div, floor_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
@@ -72,8 +70,7 @@ class CompressedConvAttention(WindowedMixer):
     sliding_window: Window | None = None
     position: Rope = Rope()
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         check_groups(heads, kv_heads)
         if kv_heads * self.head_dim % 2:
@@ -83,7 +80,6 @@ class CompressedConvAttention(WindowedMixer):
         if self.cca_time0 == self.cca_time1 == 1:
             raise ValueError("cca_time0 and cca_time1: both kernel sizes are 1; expected at least one above 1")
         self.position.check_rotary_size(self.head_dim)
-        return self
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with `kv_heads` key and value heads; the same mixer if kv_heads · head_dim is odd."""

@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ChunkSize, HeadDim, Heads, ModelProperties
 from ..norm import Norm
-from ..runtime import PassState
+from ..runtime import PassState, projected_heads
 from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -159,10 +159,7 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, *k, v = (
-                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_name in self.names
-            )
+            q, *k, v = (projected_heads(self, projection_name, x) for projection_name in self.names)
             tokens, has_chunks = x.shape[1], x.shape[1] > self.length
             positions = torch.arange(tokens, device=x.device).expand(*q.shape[:3])
             keys = k[0] if k else q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
@@ -42,11 +40,10 @@ class CompressedAttention(EntryAttention):
     type: Literal["compressed"] = "compressed"
     overlap: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if self.compress_rate is None and (self.overlap or self.indexer is not None):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
-        return self
 
     def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
         return recorder.normalized(q, Norm(type="rmsnorm", weight=False, scales_x=True, eps=self.norm.eps), (head_dim,))
@@ -122,16 +119,14 @@ class CompressedAttention(EntryAttention):
         window_axes = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (delayed_gate_series, current_gate_series) = (
-                recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim))
-                for series_value in (kv, gate)
+                recorder.split(value, (rate_axis, head_dim), (rate_axis, head_dim)) for value in (kv, gate)
             )
             zero_windows = (
                 recorder.zeros(delayed_series, state_name="last_window"),
                 recorder.zeros(delayed_gate_series, state_name="last_window"),
             )
             first_window, first_gate = (
-                recorder.resumed(zero_window, "last_window", window_index)
-                for window_index, zero_window in enumerate(zero_windows)
+                recorder.resumed(zero_window, "last_window", index) for index, zero_window in enumerate(zero_windows)
             )
             recorder.hold(first=first_window, gate_first=first_gate)
             op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=token_rows)
@@ -287,20 +282,11 @@ def _reference_class() -> type[nn.Module]:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             kv_entries = self.compressor(x, pass_state)
-            complete_entry_counts = (
-                pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1
-            ) // spec.compress_rate
-            allowed_mask = torch.arange(kv_entries.shape[1], device=x.device)[None] < complete_entry_counts[:, None]
-            if spec.indexer is None:
-                return kv_entries, allowed_mask
-            selected_entries = self.indexer(x, compressed_query, allowed_mask, pass_state)
-            if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, gather_index), allowed_mask[:, : selected_entries.shape[-1]]
-            selected_mask = torch.zeros_like(allowed_mask).expand(x.shape[0], -1, -1)
-            selected_mask = selected_mask.scatter(-1, selected_entries, True)
-            return kv_entries, (allowed_mask & selected_mask)[:, None]
+            is_visible = self._visible_entries(x, kv_entries, pass_state)
+            if self.spec.indexer is None:
+                return kv_entries, is_visible
+            selection = self.indexer(x, compressed_query, is_visible, pass_state)
+            return self._selected_entries(x, kv_entries, is_visible, selection, pass_state)
 
     return CompressedAttentionReference

@@ -15,6 +15,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
+from ..residual_convolution import record_causal_convolution
 from ..runtime import PassState
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ def record_convolved_heads(
     v = recorder.linear("v_proj", x, *value_axes)
     qkv_axes = JoinedShapes((key_axes, key_axes, value_axes))
     qkv = recorder.cat(q, k, v, axes=(qkv_axes,))
-    qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel_size, groups=qkv.width, padding=kernel_size - 1)
-    recorder.state("conv_state", qkv_axes, Axis("kernel", kernel_size), state_kind="conv_state")
+    qkv = record_causal_convolution(recorder, "conv1d", qkv, qkv_axes, kernel_size=kernel_size)
     return list(recorder.split(recorder.act(qkv, "silu"), *qkv_axes.shapes))
 
 

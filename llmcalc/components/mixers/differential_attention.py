@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import are_equal, exact_div, floor_div
 from ...flow.axis import Axis, JoinedShapes
@@ -68,8 +68,7 @@ class DifferentialAttention(WindowedMixer):
     kv_shared: Flag = False
     position: Rope | None = Rope()
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if heads % kv_heads or kv_heads % 2:
             raise ValueError(
@@ -77,7 +76,6 @@ class DifferentialAttention(WindowedMixer):
             )
         if self.position is not None:
             self.position.check_rotary_size(self.head_dim)
-        return self
 
     def sharing_key(self) -> tuple[Any, ...]:
         """The fields that must be equal for layers to share keys and values."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -84,8 +82,7 @@ class EntryAttention(TokenMixer):
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    @model_validator(mode="after")
-    def _check_head_sizes(self) -> Self:
+    def check_fields(self) -> None:
         heads, head_dim = self.num_attention_heads, self.head_dim
         if heads * head_dim % self.o_groups:
             raise ValueError(f"o_groups: {self.o_groups} does not divide {heads} heads of {head_dim}")
@@ -96,7 +93,6 @@ class EntryAttention(TokenMixer):
                 f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field_name} {smallest_head_dim}"
             )
         self.position.check_full_rotation()
-        return self
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
         """The mixer's heads: all query heads share one key head, and the keys are also the values."""
@@ -273,6 +269,22 @@ def entry_attention_class() -> Any:
         ) -> tuple[Tensor, Tensor]:
             """Returns the entries, and the mask [.., tokens, entries] of the entries that each token attends to."""
             raise NotImplementedError
+
+        def _visible_entries(self, x: Tensor, kv_entries: Tensor, pass_state: PassState) -> Tensor:
+            """Returns whether each token sees each entry, all of whose tokens it has passed, [tokens, entries]."""
+            positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + x.shape[1], x.device)
+            entry_counts = (positions + 1) // self.spec.compress_rate
+            return torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
+
+        def _selected_entries(
+            self, x: Tensor, kv_entries: Tensor, is_visible: Tensor, selection: Tensor, pass_state: PassState
+        ) -> tuple[Tensor, Tensor]:
+            """Returns the entries to read, and the mask of those that are selected for each token."""
+            if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
+                gather_index = selection[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
+                return kv_entries.gather(1, gather_index), is_visible[:, : selection.shape[-1]]
+            selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selection, True)
+            return kv_entries, (is_visible & selected_mask)[:, None]
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec

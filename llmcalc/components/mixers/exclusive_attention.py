@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -51,10 +49,8 @@ class ExclusiveAttention(WindowedMixer):
     sliding_window: Window | None = None
     adds_embeddings: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
-        return self
 
     def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"

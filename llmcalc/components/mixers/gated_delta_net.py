@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import Number
 from ...flow.axis import Axis, Shape
@@ -76,12 +76,10 @@ class GatedDeltaNet(RecurrentMixer):
     norm_type: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: FiniteNumber = Field(default=1e-6, ge=0)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_divisor(
             "linear_num_key_heads", self.linear_num_key_heads, "linear_num_value_heads", self.linear_num_value_heads
         )
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_key_heads, self.linear_key_head_dim)

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import model_validator
-
 from ...algebra import are_equal, exact_div
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
 from ..base import HeadSizes, StackPosition, TokenMixer, UnscalableError, check_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..position import Rope
+
+
+def record_queries_keys_values(recorder: Flow, x: Value, *axes: Axis, bias: bool = False) -> Iterator[Value]:
+    """Records the projections of x to queries, keys and values, all with the same axes."""
+    return (recorder.linear(f"{projection_letter}_proj", x, *axes, bias=bias) for projection_letter in "qkv")
+
+
+def copy_with_heads(mixer: Any, head_sizes: HeadSizes) -> Any:
+    """Returns a grouped-query mixer with other heads. Raises `UnscalableError` if its positions do not fit them."""
+    if mixer.position is not None:
+        mixer.position.check_heads(head_sizes)
+    heads, kv_heads, head_dim = head_sizes.heads, head_sizes.kv_heads, head_sizes.head_dim
+    fields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    return mixer.model_copy(update=fields)
 
 
 class GroupedQueryMixer(TokenMixer):
@@ -40,14 +56,7 @@ class GroupedQueryMixer(TokenMixer):
         return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if self.position is not None:
-            self.position.check_heads(head_sizes)
-        mixer_fields = {
-            "num_attention_heads": head_sizes.heads,
-            "num_key_value_heads": head_sizes.kv_heads,
-            "head_dim": head_sizes.head_dim,
-        }
-        return self.model_copy(update=mixer_fields)
+        return copy_with_heads(self, head_sizes)
 
 
 class OptionalWindowMixer(TokenMixer):
@@ -73,12 +82,10 @@ class OptionalWindowMixer(TokenMixer):
 class WindowedMixer(OptionalWindowMixer, GroupedQueryMixer):
     """A grouped-query mixer with an optional sliding window."""
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         if self.position is not None:
             self.position.check_rotary_size(self.head_dim)
-        return self
 
     def _attention_heading(self, mixer_name: str, details: str = "") -> str:
         """Returns a report heading with the attention's name, heads, details and window."""

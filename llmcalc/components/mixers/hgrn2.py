@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import Number
 from ...flow.axis import Axis
@@ -63,11 +63,9 @@ class HGRN2(RecurrentMixer):
     chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.first and not self.lower_bound:
             raise ValueError("first: the first layer differs by its lower bound alone; expected false")
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.linear_key_head_dim)

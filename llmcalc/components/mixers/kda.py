@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import Number
 from ...flow.axis import Axis, Shape
@@ -75,15 +75,13 @@ class KimiDeltaAttention(RecurrentMixer):
     chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.chunk_size == 1:
             raise ValueError("chunk_size: chunks of 1 have no system to solve, as is counted; expected at least 2")
         if self.full_rank_output_gate and not self.low_rank_gates:
             raise ValueError("full_rank_output_gate: without low_rank_gates both gates have full rank; expected false")
         if self.output_gate_bias and (self.full_rank_output_gate or not self.low_rank_gates):
             raise ValueError("output_gate_bias: it is for an output gate of low rank; expected false")
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
@@ -98,11 +96,9 @@ class KimiDeltaAttention(RecurrentMixer):
         q, k, v = record_convolved_heads(recorder, x, head_axes, head_axes, self.linear_conv_kernel_dim)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         scan_inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
-        delta_rule = DeltaRule(
-            beta.width, head_dim.size, head_dim.size, self.chunk_size, decays_by_channel=True, rows=x.rows
-        )
+        rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, decays_by_channel=True, rows=x.rows)
         state_axes = heads, head_dim, head_dim
-        scan_output = record_delta_rule(recorder, delta_rule, scan_inputs, state_axes, "Kimi Team 2025, §3.1")
+        scan_output = record_delta_rule(recorder, rule, scan_inputs, state_axes, "Kimi Team 2025, §3.1")
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,))
         return recorder.linear(
             "o_proj",

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
@@ -62,12 +60,10 @@ class LatentContextAttention(OptionalWindowMixer):
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.qk_rope_head_dim < 2 or self.qk_rope_head_dim % 2:
             raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim}; expected an even number, 2 or more")
         self.position.check_full_rotation()
-        return self
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)

@@ -28,7 +28,7 @@ from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import PassState, recurrent_state_class
-from .grouped_query import MultiHeadMixer
+from .grouped_query import MultiHeadMixer, record_queries_keys_values
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -73,10 +73,7 @@ class LightningAttention(MultiHeadMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         head_axes: Shape = (heads, head_dim)
-        q, k, v = (
-            recorder.linear(projection_name, x, *head_axes, bias=self.qkv_bias)
-            for projection_name in ("q_proj", "k_proj", "v_proj")
-        )
+        q, k, v = record_queries_keys_values(recorder, x, *head_axes, bias=self.qkv_bias)
         q = self._normalize_and_rotate(recorder, "q_norm", q, head_dim)
         k = self._normalize_and_rotate(recorder, "k_norm", k, head_dim)
         activated_qkv = (
@@ -200,8 +197,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (
-                self._split_heads(projection_letter, projected_x, pass_state)
-                for projection_letter, projected_x in projections.items()
+                self._split_heads(letter, projected_x, pass_state) for letter, projected_x in projections.items()
             )
             del projections
             stored_state = self.recurrent_state.only_tensor(pass_state)

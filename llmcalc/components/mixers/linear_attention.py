@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import Number
 from ...flow.axis import Axis
@@ -52,10 +52,8 @@ class LinearAttentionMixer(RecurrentMixer):
     chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.linear_key_head_dim)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -49,11 +47,9 @@ class LocalAttention(MultiHeadMixer):
     global_block_size: ChunkSize | None = None
     global_norm: Norm | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.global_norm is not None and self.global_block_size is None:
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
-        return self
 
     def cost_thresholds(self) -> tuple[int, ...]:
         return tuple(length for length in (self.local_radius, self.global_block_size) if length is not None)
@@ -245,8 +241,7 @@ def _reference_class() -> type[nn.Module]:
                 )
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (
-                self._gather_block_keys(self.get_submodule(projection_name)(kv_input), tokens)
-                for projection_name in ("k_proj", "v_proj")
+                self._gather_block_keys(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj")
             )
             mask, bias = self._shared_bias(pass_state, tokens, x.device)
             attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]

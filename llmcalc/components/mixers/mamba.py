@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import exact_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
@@ -33,6 +31,7 @@ from ..base import (
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
+from ..residual_convolution import record_causal_convolution
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
@@ -81,31 +80,20 @@ class Mamba(TokenMixer):
     norm: Norm | None = None
     lends_output: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.num_heads is not None:
             check_divisor("num_heads", self.num_heads, "intermediate_size", self.intermediate_size)
         if self.num_heads is not None and self.norm is not None:
             raise ValueError("norm: only supported for a single head; expected no num_heads, or no norm")
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)
         state_axis = Axis("state", self.state_size)
-        kernel_size = self.conv_kernel
         projected_x = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
         inner_x, gate = recorder.split(projected_x, (inner_axis,), (inner_axis,))
-        has_bias = self.use_conv_bias
-        inner_x = recorder.conv(
-            "conv1d",
-            inner_x,
-            inner_axis,
-            kernel=kernel_size,
-            groups=inner_x.width,
-            bias=has_bias,
-            padding=kernel_size - 1,
+        inner_x = record_causal_convolution(
+            recorder, "conv1d", inner_x, inner_axis, kernel_size=self.conv_kernel, bias=self.use_conv_bias
         )
-        recorder.state("conv_state", inner_axis, Axis("kernel", kernel_size), state_kind="conv_state")
         inner_x = recorder.act(inner_x, self.hidden_act)
         time_step, b, c = self._scan_inputs(recorder, inner_x, inner_axis, state_axis)
         op = SelectiveScan(inner_x.width, self.state_size, inner_x.rows)

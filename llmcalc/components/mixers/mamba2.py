@@ -8,8 +8,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import Number
 from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
@@ -32,6 +30,7 @@ from ..base import (
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
+from ..residual_convolution import record_causal_convolution
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .mamba import STATE_BITS
 
@@ -77,10 +76,8 @@ class Mamba2(TokenMixer):
     norm: Norm | None = Norm(type="rmsnorm")
     norm_before_gate: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_divisor("n_groups", self.n_groups, "num_heads", self.num_heads)
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.n_groups, self.head_dim)
@@ -89,7 +86,7 @@ class Mamba2(TokenMixer):
         heads = Axis("heads", self.num_heads)
         head_dim = Axis("head_dim", self.head_dim)
         group_axis = Axis("groups", self.n_groups)
-        state_axis, kernel_size = Axis("state", self.state_size), self.conv_kernel
+        state_axis = Axis("state", self.state_size)
         inner_axes: Shape = (heads, head_dim)
         # the gate and Δ skip the convolution
         conv_axes = JoinedShapes((inner_axes, (group_axis, state_axis), (group_axis, state_axis)))
@@ -99,17 +96,9 @@ class Mamba2(TokenMixer):
             (conv_axes,),
             (heads,),
         )
-        has_bias = self.use_conv_bias
-        inner_x = recorder.conv(
-            "conv1d",
-            inner_x,
-            conv_axes,
-            kernel=kernel_size,
-            groups=inner_x.width,
-            bias=has_bias,
-            padding=kernel_size - 1,
+        inner_x = record_causal_convolution(
+            recorder, "conv1d", inner_x, conv_axes, kernel_size=self.conv_kernel, bias=self.use_conv_bias
         )
-        recorder.state("conv_state", conv_axes, Axis("kernel", kernel_size), state_kind="conv_state")
         inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_axes.shapes)
         scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows

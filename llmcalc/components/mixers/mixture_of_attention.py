@@ -11,8 +11,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...algebra import are_equal
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -60,11 +58,9 @@ class MixtureOfAttention(TokenMixer):
     head_dim: HeadDim
     position: Rope = Rope()
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_top_k(self.num_experts, self.num_experts_per_tok)
         self.position.check_rotary_size(self.head_dim)
-        return self
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:
         kv_heads = self.num_key_value_heads

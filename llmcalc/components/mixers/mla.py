@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...algebra import Number
 from ...flow.axis import Axis, JoinedShapes, Shape
@@ -109,8 +107,7 @@ class MLA(OptionalWindowMixer):
     kv_shared: Flag = False
     indexer: AnyIndexer | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.indexer is not None and (
             (self.q_lora_rank is None) != self.indexer.reads_input
             or self.indexer.index_head_dim < self.qk_rope_head_dim
@@ -135,7 +132,6 @@ class MLA(OptionalWindowMixer):
         if self.qk_rope_head_dim == 0 and (not self.mla_use_nope or self.key_norm):
             raise ValueError("qk_rope_head_dim: 0 leaves nothing to rotate; expected mla_use_nope, and no key_norm")
         self.position.check_full_rotation()
-        return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)

@@ -22,7 +22,7 @@ from ...workload.derived_rows import MultipliedRows
 from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, UnscalableError
 from ..residual_streams import ResidualStreams
 from ..runtime import PassState, cache_class, softmax_core_class
-from .grouped_query import EqualHeadsMixer
+from .grouped_query import EqualHeadsMixer, record_queries_keys_values
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -112,10 +112,7 @@ class NgramAttention(EqualHeadsMixer):
             x.rows.source_rows,
             MultipliedRows(source_rows=x.rows.source_rows, rows_per_source=self.ngram),
         )
-        q, k, v = (
-            recorder.linear(projection_name, x, heads, head_dim, bias=True)
-            for projection_name in ("q_proj", "k_proj", "v_proj")
-        )
+        q, k, v = record_queries_keys_values(recorder, x, heads, head_dim, bias=True)
         bucket_scores = recorder.linear(
             "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
         )
@@ -214,8 +211,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
-                self._project_streams(projection_name, x)
-                for projection_name in ("q_proj", "k_proj", "v_proj", "relative_proj")
+                self._project_streams(name, x) for name in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
             keys, values = self.cache(pass_state, k, v)
             query_count, end_position = q.shape[2], keys.shape[2]

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ... import ops
 from ...flow.axis import Axis
@@ -48,14 +46,12 @@ class PooledIndexer(Part):
     index_kpool: Window
     shared: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.index_topk % self.index_kpool:
             raise ValueError(
                 f"index_topk: {self.index_topk} is no multiple of index_kpool {self.index_kpool}; expected one, as "
                 "whole pools are selected"
             )
-        return self
 
     @property
     def reads_input(self) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -61,10 +59,8 @@ class ProfileAttention(WindowedMixer):
     sliding_window: Window | None = None
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_groups(self.num_attention_heads, self.num_key_value_heads)
-        return self
 
     def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"

@@ -21,8 +21,8 @@ from ...flow.value import Value
 from ...workload.derived_rows import MultipliedRows
 from ..base import TORCH_WITNESS, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import rotary_angles
-from ..runtime import PassState, softmax_core_class, vector_module
-from .grouped_query import MultiHeadMixer
+from ..runtime import PassState, projected_heads, softmax_core_class, vector_module
+from .grouped_query import MultiHeadMixer, record_queries_keys_values
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,10 +52,7 @@ class RelativeAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (
-            recorder.linear(projection_name, x, heads, head_dim, bias=self.bias)
-            for projection_name in ("q_proj", "k_proj", "v_proj")
-        )
+        q, k, v = record_queries_keys_values(recorder, x, heads, head_dim, bias=self.bias)
         if self.segments:
             distance_rows = MultipliedRows(source_rows=x.rows, rows_per_source=2)
         else:
@@ -127,9 +124,6 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.distances = softmax_core_class()(), DistanceKeyProducts()
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.bias)
 
-        def _split_heads(self, projection_name: str, x: Tensor) -> Tensor:
-            return self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
         def _largest_distance(self, x: Tensor) -> int:
             """Returns the largest distance, in tokens, for which scores are computed."""
             return x.shape[1] if self.has_segments else x.shape[1] - 1
@@ -145,9 +139,11 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden_size].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, k, v = (self._split_heads(projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
-            distance_keys = self._split_heads(
-                "r_proj", pass_state.compute_once(("away", x.shape), lambda: self._encode_distances(pass_state, x))
+            q, k, v = (projected_heads(self, projection_name, x) for projection_name in ("q_proj", "k_proj", "v_proj"))
+            distance_keys = projected_heads(
+                self,
+                "r_proj",
+                pass_state.compute_once(("away", x.shape), lambda: self._encode_distances(pass_state, x)),
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], distance_keys)
             positions = pass_state.positions(0, x.shape[1], x.device)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -55,10 +53,8 @@ class RGLRU(RecurrentMixer):
     conv1d_width: KernelSize = 4
     hidden_act: Activation = "gelu_tanh"
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_divisor("num_attention_heads", self.num_attention_heads, "lru_width", self.lru_width)
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         lru_axis = Axis("lru", self.lru_width)

@@ -163,10 +163,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             previous_token = shift_tokens(x, pass_state, self.shift_state)
             k, v, receptance = (
-                self.get_submodule(projection_name)(
-                    mix_tokens(x, previous_token, getattr(self, f"time_mix_{projection_name}").weight)
-                )
-                for projection_name in ("key", "value", "receptance")
+                self.get_submodule(name)(mix_tokens(x, previous_token, getattr(self, f"time_mix_{name}").weight))
+                for name in ("key", "value", "receptance")
             )
             return self.output(
                 receptance.sigmoid() * self._weighted_average(k.float(), v.float(), pass_state).to(x.dtype)

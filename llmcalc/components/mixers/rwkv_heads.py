@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
@@ -48,11 +48,9 @@ class RwkvHeadMix(RecurrentMixer):
     decay_rank: InnerWidth | None = None
     norm_eps: FiniteNumber = Field(default=1e-5, ge=0)
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if (self.shift_rank is None) != (self.decay_rank is None):
             raise ValueError("decay_rank: RWKV-6 has it with shift_rank, RWKV-5 has neither; expected both or none")
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
@@ -61,8 +59,7 @@ class RwkvHeadMix(RecurrentMixer):
         mixed_inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
         receptance, key, value = (
-            recorder.linear(projection_name, mixed_inputs[projection_name[0]], *head_axes)
-            for projection_name in ("receptance", "key", "value")
+            recorder.linear(name, mixed_inputs[name[0]], *head_axes) for name in ("receptance", "key", "value")
         )
         gate = recorder.act(recorder.linear("gate", mixed_inputs["g"], *head_axes), "silu")
         scan_inputs = [receptance, key, value, recorder.vector("time_first", *head_axes)]
@@ -182,10 +179,8 @@ def _reference_class() -> type[nn.Module]:
             spec = self.spec
             mixed_inputs = self._mixed_inputs(x, pass_state)
             receptance, k, v = (
-                self.get_submodule(projection_name)(mixed_inputs[projection_name[0]])
-                .unflatten(-1, (spec.num_heads, -1))
-                .float()
-                for projection_name in ("receptance", "key", "value")
+                self.get_submodule(name)(mixed_inputs[name[0]]).unflatten(-1, (spec.num_heads, -1)).float()
+                for name in ("receptance", "key", "value")
             )
             decay = self.time_decay.weight.expand(*x.shape[:2], -1)
             if spec.decay_rank is not None:

@@ -14,8 +14,8 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ChunkSize, Flag, Heads, ModelProperties, Window
-from ..runtime import PassState
-from .grouped_query import EqualHeadsMixer
+from ..runtime import PassState, projected_heads
+from .grouped_query import EqualHeadsMixer, record_queries_keys_values
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,10 +46,7 @@ class SampledBlockAttention(EqualHeadsMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
-        q, k, v = (
-            recorder.linear(projection_name, x, heads, head_dim, bias=True)
-            for projection_name in ("q_proj", "k_proj", "v_proj")
-        )
+        q, k, v = record_queries_keys_values(recorder, x, heads, head_dim, bias=True)
         recorder.hold(q=q, k=k, v=v)
         block_limits: dict[str, Any] = {
             "block": self.block_size,
@@ -153,10 +150,7 @@ def _reference_class() -> type[nn.Module]:
             self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            heads = (
-                self.get_submodule(projection_name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_name in ("q_proj", "k_proj", "v_proj")
-            )
+            heads = (projected_heads(self, name, x) for name in ("q_proj", "k_proj", "v_proj"))
             return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 
     return SampledBlockReference

@@ -16,6 +16,7 @@ from ...flow.value import Value
 from ...ops.recurrent import ProjectedChunkedScan, ProjectedHeadScan
 from ..base import ChunkSize, HeadDim, Heads, HeadSizes, KernelSize, ModelProperties, StateSize, StepRank, TokenMixer
 from ..norm import Norm, norm_reference
+from ..residual_convolution import record_causal_convolution
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .mamba import STATE_BITS
 from .mamba2 import scan_class
@@ -61,11 +62,8 @@ class SelectiveMamba2(TokenMixer):
         gate, inner_x = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, inner_axes))), inner_axes, inner_axes
         )
-        channel_axes, kernel_size = JoinedShapes((inner_axes,)), self.conv_kernel
-        inner_x = recorder.conv(
-            "conv1d", inner_x, channel_axes, kernel=kernel_size, groups=inner_x.width, padding=kernel_size - 1
-        )
-        recorder.state("conv_state", channel_axes, Axis("kernel", kernel_size), state_kind="conv_state")
+        channels = JoinedShapes((inner_axes,))
+        inner_x = record_causal_convolution(recorder, "conv1d", inner_x, channels, kernel_size=self.conv_kernel)
         inner_x = recorder.act(inner_x, "silu").view(*inner_axes)
         split_shapes: tuple[Shape, ...] = ((state_axis,), (state_axis,), (Axis("time_step_rank", self.time_step_rank),))
         b, c, time_step = recorder.split(

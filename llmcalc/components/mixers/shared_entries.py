@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -77,8 +75,8 @@ class SharedEntryAttention(EntryAttention):
     indexer: EntryKeyIndexer | None = None
     index_topk: TopK | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
+        super().check_fields()
         if self.compress_rate is None and (self.entries_shared or self.indexer is not None or self.index_topk):
             raise ValueError("compress_rate: missing; entries_shared, indexer and index_topk require one")
         if self.weighted_entries != (self.compress_rate is not None and self.compress_rate > 1):
@@ -89,7 +87,6 @@ class SharedEntryAttention(EntryAttention):
             raise ValueError("indexer: missing; a layer that computes entries selects among them")
         if self.indexer is not None and self.indexer.candidates is not None and self.compress_rate != 1:
             raise ValueError("indexer.candidates: blocks of keys are counted for a compress_rate of 1 alone")
-        return self
 
     @property
     def entries_name(self) -> str:
@@ -119,10 +116,8 @@ class SharedEntryAttention(EntryAttention):
         if indexer is not None:
             field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field_name
             if indexer.finds is not None or indexer.candidates is not None:
-                candidate_spec = indexer.finds or indexer.candidates
-                field_by_result["candidates", candidate_spec] = (
-                    "" if indexer.finds is not None else "indexer.candidates"
-                )
+                spec = indexer.finds or indexer.candidates
+                field_by_result["candidates", spec] = "" if indexer.finds is not None else "indexer.candidates"
         return field_by_result
 
     def dependency_field(self) -> str:
@@ -258,16 +253,14 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
     block_config = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
     rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
     shared_fields = {"compress_rate": 1, "entries_shared": True}
-    changes_by_example: dict[str, dict[str, Any]] = {
+    changes: dict[str, dict[str, Any]] = {
         "local": {},
         "computing": rate_two_fields,
         "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": block_config})},
         "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": block_config})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {
-        name: local_example.model_copy(update=changed_fields) for name, changed_fields in changes_by_example.items()
-    }
+    return {name: local_example.model_copy(update=changed_fields) for name, changed_fields in changes.items()}
 
 
 @cache
@@ -436,24 +429,14 @@ def _reference_class() -> type[nn.Module]:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            spec = self.spec
-            end_position = pass_state.past_tokens + x.shape[1]
-            shared_values = pass_state.shared_values
-            latent = None
+            spec, shared_values, latent = self.spec, pass_state.shared_values, None
             if not spec.entries_shared:
                 latent, shared_values["entries"] = self.compressor(x, pass_state)
             kv_entries: Tensor = shared_values["entries"]
-            visible_entry_counts = (
-                pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1
-            ) // spec.compress_rate
-            is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < visible_entry_counts[:, None]
+            is_visible = self._visible_entries(x, kv_entries, pass_state)
             if spec.indexer is not None:
                 shared_values["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)
-            selected_entries = shared_values["selected entries"]
-            if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, gather_index), is_visible[:, : selected_entries.shape[-1]]
-            selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
-            return kv_entries, (is_visible & selected_mask)[:, None]
+            selection = shared_values["selected entries"]
+            return self._selected_entries(x, kv_entries, is_visible, selection, pass_state)
 
     return SharedEntryReference

@@ -13,12 +13,11 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import TORCH_WITNESS, Flag, KernelSize, ModelProperties, PartWitness, StackPosition, TokenMixer
+from ..residual_convolution import record_causal_convolution
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
@@ -44,14 +43,12 @@ class ShortConv(TokenMixer):
     conv_bias: Flag = False
     grid: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.grid and self.conv_L_cache % 2 == 0:
             raise ValueError(
                 f"conv_L_cache: {self.conv_L_cache} is even, so the square has no centre; expected an odd "
                 "number where grid is true"
             )
-        return self
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if not self.grid:
@@ -79,17 +76,8 @@ class ShortConv(TokenMixer):
                 "conv", inner_x, *channel_axes, kernel=kernel_size * kernel_size, groups=inner_x.width, bias=has_bias
             )
         else:
-            conv_output = recorder.conv(
-                "conv",
-                inner_x,
-                *channel_axes,
-                kernel=kernel_size,
-                groups=inner_x.width,
-                bias=has_bias,
-                padding=kernel_size - 1,
-                state_name="conv_state",
-            )
-            recorder.state("conv_state", *channel_axes, Axis("kernel", kernel_size), state_kind="conv_state")
+            conv_fields = {"kernel_size": kernel_size, "bias": has_bias, "state_name": "conv_state"}
+            conv_output = record_causal_convolution(recorder, "conv", inner_x, *channel_axes, **conv_fields)
         recorder.hold(mixed=conv_output)
         return recorder.linear("out_proj", recorder.mul(c, conv_output), *x.axes, bias=has_bias)
 

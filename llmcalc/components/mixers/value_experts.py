@@ -7,9 +7,7 @@ ranks have all projections, of which tensor parallelism divides the heads (SGLan
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, ClassVar
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -42,13 +40,11 @@ class ValueExperts(Part):
     hidden_act: Activation = "silu"
     router: AnyRouter = LinearRouter()
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_top_k(self.num_experts, self.num_experts_per_tok)
         self.router.check_groups(self.num_experts, self.num_experts_per_tok)
         if self.router.type != "linear":
             raise ValueError(f"router.type: '{self.router.type}' selects networks, not values; expected 'linear'")
-        return self
 
     def flow(self, recorder: Flow, x: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the values of all heads. x: the input of the values."""

@@ -11,8 +11,6 @@ from functools import cache
 from math import pi
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -113,15 +111,13 @@ class FeedForward(SingleWidthNetwork):
     sub_norm: Norm | None = None
     output_scale: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.gate_bias and not self.gated:
             raise ValueError("gate_bias: there is no gate to have one; expected false, or gated = true")
         if self.fused_gate and not self.gated:
             raise ValueError("fused_gate: there is no gate to compute; expected false, or gated = true")
         if self.up_act != "identity" and not self.gated:
             raise ValueError("up_act: without a gate it is hidden_act; expected identity, or gated = true")
-        return self
 
     @property
     def usual_name(self) -> str:

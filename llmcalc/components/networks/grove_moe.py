@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import model_validator
-
 from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -55,14 +53,12 @@ class GroveMoE(Network):
     adjugate_expert: FeedForward
     router: LinearRouter = LinearRouter()
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_top_k(self.num_experts, self.num_experts_per_tok)
         self.router.check_groups(self.num_experts, self.num_experts_per_tok)
         check_divisor("experts_per_group", self.experts_per_group, "num_experts", self.num_experts)
         check_expert(self.expert)
         check_expert(self.adjugate_expert)
-        return self
 
     def activation(self) -> str:
         return self.expert.usual_name

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...algebra import Number, add
 from ...flow.axis import Axis, JoinedShapes, Shape
@@ -141,10 +139,8 @@ class VisionExperts(Part):
     expert: FeedForward
     router: AnyRouter = LinearRouter()
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_expert(self.expert)
-        return self
 
     def flow(self, recorder: Flow, x: Value, expert_axis: Axis, top_k: Number) -> Value:
         expert_weights, top_experts = self.router.flow(recorder, x, expert_axis, top_k, expert_axis.size)
@@ -223,8 +219,7 @@ class MoE(Network):
     router_aux_loss_coef: FiniteNumber | None = None
     router_z_loss_coef: FiniteNumber | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_top_k(self.num_experts, self.num_experts_per_tok)
         for router in (self.router, *(() if self.vision_experts is None else (self.vision_experts.router,))):
             router.check_groups(self.num_experts, self.num_experts_per_tok)
@@ -240,7 +235,6 @@ class MoE(Network):
         if self.shared_expert_mix and (self.shared_expert is None or self.shared_expert_gate):
             raise ValueError("shared_expert_mix: weights a shared_expert; expected one, and no shared_expert_gate")
         self._check_shared_scores()
-        return self
 
     def _check_shared_scores(self) -> None:
         """Raises `ValueError` if shared_scores cannot weight the shared expert, such as an expert with biases."""

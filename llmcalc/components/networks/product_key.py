@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
@@ -50,8 +48,7 @@ class ProductKeyMoE(Network):
     hidden_act: Activation
     shared_expert: FeedForward
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.num_keys**2 > self.num_experts:
             raise ValueError(
                 f"num_keys: {self.num_keys} rows and columns are more than num_experts {self.num_experts}; "
@@ -61,7 +58,6 @@ class ProductKeyMoE(Network):
             raise ValueError(
                 f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_keys² = {self.num_keys**2}"
             )
-        return self
 
     def active_width(self) -> int:
         return self.num_experts_per_tok + self.shared_expert.intermediate_size

@@ -8,8 +8,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -46,12 +44,10 @@ class AudioTower(EncoderTower):
     stack: Stack
     audio: AudioInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an audio encoder requires one")
         self.stack.check_stack_position(StackPosition("stack", self.hidden_size, "encoder", tokens_form_grid=True))
-        return self
 
     def input_value(self) -> Value:
         assert self.stack.stem is not None

@@ -14,7 +14,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...algebra import Number, exact_div
@@ -26,9 +26,10 @@ from ...workload.rows import NO_ROWS
 from ..base import Flag, Heads, InnerWidth, Layers, ModelProperties, Part, Positions
 from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
+from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import PassState, vector_module
+from ..runtime import PassState, projected_heads, vector_module
 from .base import TowerPart, check_head_width
 from .subsampling import Subsampling
 
@@ -55,14 +56,12 @@ class ConformerAttention(Part):
     context_right: int = Field(default=0, ge=0, le=2**40, strict=True)
     relative_keys: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if (self.chunk_size is None) != (self.context_left is None):
             missing_field = "chunk_size" if self.chunk_size is None else "context_left"
             raise ValueError(f"{missing_field}: missing; a window has both chunk_size and context_left")
         if self.context_left is None and (self.relative_keys or self.context_right):
             raise ValueError("context_left: missing; relative_keys and context_right require a window")
-        return self
 
     def flow(self, recorder: Flow, x: Value, bias: Value | None, segment: Number = None) -> Value:
         """Records the attention's projections, scores and weighted sums.
@@ -71,9 +70,7 @@ class ConformerAttention(Part):
         """
         head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         head_axes = (Axis("heads", self.num_attention_heads), head_dim)
-        q, k, v = (
-            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.bias) for projection_letter in "qkv"
-        )
+        q, k, v = record_queries_keys_values(recorder, x, *head_axes, bias=self.bias)
         window_options: dict[str, Any] = (
             {} if segment is None else {"core": ops.ConformerAttentionCore, "chunk": segment}
         )
@@ -132,8 +129,7 @@ class Conformer(TowerPart):
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
     audio: AudioInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_head_width(self.hidden_size, self.attention.num_attention_heads)
         if self.segment is not None and self.attention.context_left is not None:
             raise ValueError("segment: requires attention to all positions; expected no context_left")
@@ -143,7 +139,6 @@ class Conformer(TowerPart):
             raise ValueError(
                 f"hidden_size: {self.hidden_size} has no two halves for sines and cosines; expected an even number"
             )
-        return self
 
     @property
     def output_width(self) -> int:
@@ -167,10 +162,8 @@ class Conformer(TowerPart):
             )
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=NO_ROWS)
-        layer_indices = range(layer_count) if isinstance(layer_count, int) else None
-        x = recorder.layers(
-            x, lambda v: self._record_layer(recorder, v, bias), layer_count, layer_indices, kind="layer"
-        )
+        indices = range(layer_count) if isinstance(layer_count, int) else None
+        x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_count, indices, kind="layer")
         if self.segment is not None:
             x = x.view(*x.axes, new_rows=frame_rows)
         x = x.view(*x.axes, new_rows=StridedConvolutionRows(source_rows=frame_rows, stride=self.reduction))
@@ -322,10 +315,7 @@ def _reference_class() -> type[nn.Module]:
             return chunk_outputs.flatten(2, 3)[:, :, :frame_count]
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-            q, k, v = (
-                self.get_submodule(f"{projection_letter}_proj")(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projection_letter in "qkv"
-            )
+            q, k, v = (projected_heads(self, f"{projection_letter}_proj", x) for projection_letter in "qkv")
             distance_keys = None
             if hasattr(self, "r_proj"):
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)

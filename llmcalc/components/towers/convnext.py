@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -69,15 +69,13 @@ class ConvNextEncoder(TowerPart):
     diffusion_head: DiffusionHead | None = None
     audio: AudioInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if len(self.depths) != len(self.downsampling_ratios) + 1 or min(self.depths) < 0:
             raise ValueError(
                 f"depths: {list(self.depths)}; expected one number of blocks more than there are downsampling_ratios"
             )
         if max(self.depths) > MOST_BLOCKS:
             raise ValueError(f"depths: {max(self.depths)} blocks; expected at most {MOST_BLOCKS:,} in a stage")
-        return self
 
     @property
     def output_width(self) -> int:
@@ -141,24 +139,22 @@ class ConvNextEncoder(TowerPart):
 
     def _record_block(self, recorder: Flow, x: Value, stage_index: int) -> Value:
         """Records a block: a scaled depthwise convolution and a scaled network, each after a norm."""
-        residual_branch = recorder.part("conv_pre_norm", self.norm, x)
-        residual_branch = recorder.conv(
+        branch = recorder.part("conv_pre_norm", self.norm, x)
+        branch = recorder.conv(
             "conv",
-            residual_branch,
-            *residual_branch.axes,
+            branch,
+            *branch.axes,
             kernel=self.kernel_size,
-            groups=residual_branch.width,
+            groups=branch.width,
             bias=True,
         )
-        x = recorder.add(x, recorder.mul(residual_branch, recorder.vector("conv_out_scale", *x.axes)))
-        residual_branch = recorder.part("mlp_pre_norm", self.norm, x)
+        x = recorder.add(x, recorder.mul(branch, recorder.vector("conv_out_scale", *x.axes)))
+        branch = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("mlp", kind="feed_forward"):
             inner_axis = Axis("ffn", self.ffn_expansion * self.channels_of(stage_index))
-            residual_branch = recorder.act(
-                recorder.linear("up_proj", residual_branch, inner_axis, bias=True), self.hidden_act
-            )
-            residual_branch = recorder.linear("down_proj", residual_branch, *x.axes, bias=True)
-        return recorder.add(x, recorder.mul(residual_branch, recorder.vector("mlp_out_scale", *x.axes)))
+            branch = recorder.act(recorder.linear("up_proj", branch, inner_axis, bias=True), self.hidden_act)
+            branch = recorder.linear("down_proj", branch, *x.axes, bias=True)
+        return recorder.add(x, recorder.mul(branch, recorder.vector("mlp_out_scale", *x.axes)))
 
     def describe(self, hidden_size: int) -> str:
         return f"ConvNeXt, {len(self.depths)} stages → {self.output_size}"

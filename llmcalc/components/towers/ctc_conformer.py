@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
@@ -64,11 +62,9 @@ class CtcConformer(EncoderTower):
     labels: InnerWidth
     audio: AudioInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.block > self.max_distance:
             raise ValueError(f"block: {self.block} frames; expected at most max_distance ({self.max_distance})")
-        return self
 
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)

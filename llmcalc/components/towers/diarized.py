@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -128,8 +126,7 @@ class DiarizedEncoder(EncoderTower):
     timestamps: WordTimestamps | None = None
     audio: AudioInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         stacks = {"stack": (self.stack, self.hidden_size)}
         stacks["speakers.stack"] = self.speakers.stack, self.speakers.hidden_size
         if self.timestamps is not None:
@@ -138,7 +135,6 @@ class DiarizedEncoder(EncoderTower):
             if stack.stem is not None:
                 raise ValueError(f"{stack_name}.stem: the frames have a linear layer of their own; expected none")
             stack.check_stack_position(StackPosition(stack_name, width, "encoder"))
-        return self
 
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), is_constant=True)

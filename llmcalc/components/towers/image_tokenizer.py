@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import Number, are_equal
 from ...flow.axis import Axis
@@ -101,8 +101,7 @@ class ImageTokenizer(TowerPart):
     generation: ImageGeneration | None = None
     image: ImageInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         for multiplier in self.channel_multiplier:
             if multiplier < 1 or self.base_channels * multiplier % self.norm_groups:
                 raise ValueError(
@@ -116,7 +115,6 @@ class ImageTokenizer(TowerPart):
                 f"embed_dim: {self.embed_dim}; expected {self.latent_channels}, which is latent_channels, because the "
                 "decoder's blocks over frames read rows of the codebook too"
             )
-        return self
 
     @property
     def output_width(self) -> int:
@@ -247,8 +245,7 @@ class ImageTokenizer(TowerPart):
         with recorder.scope(norm_name):
             normed_x, resized_codes = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
             code_scale, code_shift = (
-                recorder.conv(projection_name, resized_codes, *x.axes, kernel=1, bias=True)
-                for projection_name in ("scale", "shift")
+                recorder.conv(name, resized_codes, *x.axes, kernel=1, bias=True) for name in ("scale", "shift")
             )
             return recorder.add(recorder.mul(normed_x, code_scale), code_shift)
 

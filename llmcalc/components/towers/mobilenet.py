@@ -10,7 +10,7 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import Number, are_equal
 from ...flow.axis import Axis, JoinedShapes
@@ -69,13 +69,11 @@ class InvertedResidual(Part):
     mid_kernel: OddKernelSize | None = None
     stride: Stride = 1
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.stride != 1 and self.start_kernel is None and self.mid_kernel is None:
             raise ValueError(
                 f"stride: {self.stride} needs a depthwise convolution; expected start_kernel or mid_kernel"
             )
-        return self
 
 
 class GridAttention(Part):
@@ -164,8 +162,7 @@ class MobileNet(EncoderTower):
     hidden_act: Activation = "gelu_tanh"
     image: ImageInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.fused_stages > len(self.stages):
             raise ValueError(
                 f"fused_stages: {self.fused_stages}; expected at most {len(self.stages)}, as many as stages"
@@ -181,7 +178,6 @@ class MobileNet(EncoderTower):
                         f"repeat: {block_group.repeat} groups read {in_channels} channels and give {channels}; "
                         "expected blocks without a stride that give as many channels as they read"
                     )
-        return self
 
     @property
     def patches(self) -> Patches:
@@ -254,15 +250,11 @@ class MobileNet(EncoderTower):
         """Records attention with one head of keys and values, which may come from a smaller grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
-        for projection_letter in "kv":
+        for letter in "kv":
             kv_input = x
             if block.kv_stride > 1:
-                kv_input = self._record_conv(
-                    recorder, f"{projection_letter}_down", x, None, block.kernel, block.kv_stride
-                )
-            keys_and_values.append(
-                recorder.conv(f"{projection_letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1)
-            )
+                kv_input = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
+            keys_and_values.append(recorder.conv(f"{letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1))
         attn_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
         return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -49,12 +47,10 @@ class PatchReader(Part):
     other_queries: InnerWidth | None = None
     unused_patch_values: InnerWidth | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         self.stack.check_stack_position(StackPosition("reader.stack", self.hidden_size, "encoder"))
         if self.other_queries is not None and self.queries is None:
             raise ValueError("other_queries: are for other images than queries are; expected queries too")
-        return self
 
     @property
     def output_width(self) -> int:

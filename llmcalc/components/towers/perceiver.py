@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -40,11 +38,9 @@ class Perceiver(LearnedQueries):
     feed_forward: FeedForward
     norm: Norm
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         self.attention.check_stack_position(StackPosition("resampler.attention", self.hidden_size, "encoder"))
         self.attention.check_cross_attention()
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its latents for each image. x: the patches."""
@@ -54,10 +50,8 @@ class Perceiver(LearnedQueries):
             hidden_axis, new_rows=MultipliedRows(name="queries", source_rows=IMAGES, rows_per_source=self.queries)
         )
         depth = self.num_hidden_layers
-        layer_indices = range(depth) if isinstance(depth, int) else None
-        latents = recorder.layers(
-            latents, lambda v: self._record_layer(recorder, v, x), depth, layer_indices, kind="layer"
-        )
+        indices = range(depth) if isinstance(depth, int) else None
+        latents = recorder.layers(latents, lambda v: self._record_layer(recorder, v, x), depth, indices, kind="layer")
         return recorder.part("norm", self.norm, latents)
 
     def _record_layer(self, recorder: Flow, latents: Value, patches: Value) -> Value:

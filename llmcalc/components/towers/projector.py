@@ -13,20 +13,13 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import (
-    IMAGES,
-    PATCHES,
-    ConcatenatedRows,
-    ExtendedRows,
-    MergedPatchRows,
-    MultipliedRows,
-)
+from ...workload.derived_rows import IMAGES, PATCHES, ConcatenatedRows, ExtendedRows, MergedPatchRows, MultipliedRows
 from ..base import MOST_LAYERS, Flag, InnerWidth, ModelProperties, Part, StackPosition, Vocab
 from ..choice import PartChoice
 from ..inputs import AudioInput
@@ -59,11 +52,9 @@ class Map(Part):
     gated: Flag = False
     halves: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.gated and self.halves:
             raise ValueError("gated: true; expected false with halves, which is a convolution without a gate")
-        return self
 
     def flow(self, recorder: Flow, x: Value, linear_name: str) -> Value:
         if self.gated:
@@ -102,11 +93,9 @@ class Resampler(LearnedQueries):
     positions: Flag = False
     double_projections: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         self.attention.check_stack_position(StackPosition("resampler.attention", self.hidden_size, "encoder"))
         self.attention.check_cross_attention()
-        return self
 
     def check_input(self, input_size: int) -> None:
         if not self.projected and self.hidden_size != input_size:
@@ -224,8 +213,7 @@ class Projector(TowerPart):
     raw: Flag = False
     audio: AudioInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         for linear_map in self.maps:
             if linear_map.gated and linear_map.size % 2:
                 raise ValueError(
@@ -249,7 +237,6 @@ class Projector(TowerPart):
             raise ValueError("audio: only a projector of raw frames cuts audio; expected raw = true")
         if self.vocab_size is not None and self.norm is None:
             raise ValueError("vocab_size: requires the norm of patches for its tokens too; expected a norm")
-        return self
 
     @property
     def output_width(self) -> int:

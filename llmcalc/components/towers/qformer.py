@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...algebra import exact_div
@@ -53,8 +53,7 @@ class QFormer(LearnedQueries):
     vocab_size: Vocab | None = None
     text_positions: Positions | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_head_width(self.hidden_size, self.num_attention_heads)
         if 0 not in self.reading_layers or not all(0 <= i < self.num_hidden_layers for i in self.reading_layers):
             raise ValueError(
@@ -65,7 +64,6 @@ class QFormer(LearnedQueries):
             raise ValueError(f"window: {self.window} positions; expected at least the {self.queries} queries")
         if (self.vocab_size is None) != (self.text_positions is None):
             raise ValueError("text_positions: those of the tokens in vocab_size; expected both or neither")
-        return self
 
     def check_input(self, input_size: int) -> None:
         if self.input_size != input_size:
@@ -85,16 +83,12 @@ class QFormer(LearnedQueries):
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
-        for reads_patches, layer_indices in reversed(
-            [*layer_kinds_after_first(self.num_hidden_layers, self.reading_layers)]
-        ):
+        for reads_patches, indices in reversed([*layer_kinds_after_first(self.num_hidden_layers, self.reading_layers)]):
             layer_label = "reading" if reads_patches else ""
             record_layer = partial(
                 self._record_layer, recorder, patches=patches if reads_patches else None, window_rows=query_rows
             )
-            queries = recorder.layers(
-                queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label
-            )
+            queries = recorder.layers(queries, record_layer, len(indices), indices, kind="layer", label=layer_label)
         return queries
 
     def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, window_rows: Rows) -> Value:
@@ -188,17 +182,15 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: QFormer, reads_patches: bool) -> None:
             super().__init__()
-            model_properties = ModelProperties(spec.hidden_size)
+            properties = ModelProperties(spec.hidden_size)
             self.self_attn = QFormerAttention(spec, spec.hidden_size)
             self.cross_attn = QFormerAttention(spec, spec.input_size) if reads_patches else None
-            self.mlp = spec.feed_forward.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(properties)
             if spec.vocab_size is not None:
                 text_modules = {"mlp": spec.feed_forward, "mlp_post_norm": spec.norm}
-                self.text = nn.ModuleDict(
-                    {name: part.reference(model_properties) for name, part in text_modules.items()}
-                )
+                self.text = nn.ModuleDict({name: part.reference(properties) for name, part in text_modules.items()})
             for sublayer_name in ("self_attn", *(("cross_attn",) if reads_patches else ()), "mlp"):
-                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(model_properties))
+                self.add_module(f"{sublayer_name}_post_norm", spec.norm.reference(properties))
 
         def forward(self, x: Tensor, patches: Tensor) -> Tensor:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...algebra import Number, exact_div
@@ -21,6 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import MergedPatchRows, PaddedSquareRows, TableRows
 from ..base import Flag, Heads, InnerWidth, Layers, ModelProperties
 from ..inputs import ImageInput
+from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState, vector_module
@@ -80,8 +81,7 @@ class SamEncoder(TowerPart):
     reader: PatchReader | None = None
     image: ImageInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_head_width(self.hidden_size, self.num_attention_heads)
         for layer_index in self.global_layers:
             if not 0 <= layer_index < self.num_hidden_layers:
@@ -92,7 +92,6 @@ class SamEncoder(TowerPart):
             raise ValueError("image: the FLOPs of a second neck are not counted; expected no rule for images")
         if self.reader is not None and self.reader.hidden_size != self._convolved_width:
             raise ValueError(f"reader.hidden_size: {self.reader.hidden_size}; expected {self._convolved_width}")
-        return self
 
     @property
     def _convolved_width(self) -> int:
@@ -154,10 +153,7 @@ class SamEncoder(TowerPart):
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x if window is None else x.view(*x.axes, new_rows=PaddedSquareRows(side=window))
-        q, k, v = (
-            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.qkv_bias)
-            for projection_letter in "qkv"
-        )
+        q, k, v = record_queries_keys_values(recorder, x, *head_axes, bias=self.qkv_bias)
         scored_distance_count = 0
         if self.relative_positions:
             scored_distance_count = 2 * window_side
@@ -272,10 +268,8 @@ def _reference_class() -> type[nn.Module]:
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
-                self.get_submodule(f"{projection_letter}_proj")(x)
-                .unflatten(-1, (self.heads, -1))
-                .permute(0, 3, 1, 2, 4)
-                for projection_letter in "qkv"
+                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
+                for letter in "qkv"
             )
             scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
             if hasattr(self, "row_distances"):

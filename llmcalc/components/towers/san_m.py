@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis
@@ -17,6 +17,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import PATCHES
 from ..base import Heads, InnerWidth, KernelSize, Layers, ModelProperties
 from ..inputs import AudioInput
+from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState
@@ -53,12 +54,10 @@ class SanMEncoder(EncoderTower):
     normed_layers: tuple[int, ...] = Field(default=(), max_length=16)
     audio: AudioInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         check_head_width(self.hidden_size, self.num_attention_heads)
         if not all(0 <= layer_index < self.num_hidden_layers for layer_index in self.normed_layers):
             raise ValueError(f"normed_layers: expected indices below num_hidden_layers ({self.num_hidden_layers})")
-        return self
 
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)
@@ -87,9 +86,7 @@ class SanMEncoder(EncoderTower):
         """Records attention and the convolution of the values, whose sum is the output."""
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
-        q, k, v = (
-            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=True) for projection_letter in "qkv"
-        )
+        q, k, v = record_queries_keys_values(recorder, x, *head_axes, bias=True)
         hidden_axis = Axis("hidden", self.hidden_size)
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
         attn_output = recorder.linear("o_proj", attn_output, hidden_axis, bias=True)

@@ -7,9 +7,9 @@ arXiv:2305.05084, §2.1).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...algebra import floor_div
 from ...flow.axis import Axis, Shape
@@ -66,8 +66,7 @@ class Subsampling(Component):
     chunk: Positions | None = None
     whole_chunks: Flag = False
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         frequency_bins = self.num_mel_bins
         for conv in self.convolutions:
             frequency_bins = (frequency_bins + 2 - conv.kernel[1]) // conv.stride[1] + 1
@@ -77,7 +76,6 @@ class Subsampling(Component):
                 )
         if self.convolutions[0].separable:
             raise ValueError("convolutions: the first one reads a single channel; expected separable = false")
-        return self
 
     def input_value(self) -> Value:
         """The audio frames, with one value per mel bin."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -159,8 +159,7 @@ class VisionTower(EncoderTower):
     frees_first_input: Flag = False
     image: ImageInput | None = None
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         stack_position = StackPosition(
             "stack", self.hidden_size, "encoder", tokens_form_grid=True, has_token_before_grid=self.vector_count > 0
         )
@@ -181,7 +180,6 @@ class VisionTower(EncoderTower):
                 "stack: a vision encoder reads patches; expected no position, stem or token_types (positions are a "
                 "field beside it)"
             )
-        return self
 
     @property
     def vector_count(self) -> int:

@@ -6,9 +6,7 @@ transformers: models/minicpmv4_6 (`MiniCPMV4_6ViTWindowAttentionMerger`).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -37,13 +35,11 @@ class WindowMerger(Part):
     intermediate_size: InnerWidth
     norm: Norm
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
+    def check_fields(self) -> None:
         if self.attention.grid_window != self.side:
             raise ValueError(
                 f"attention.grid_window: {self.attention.grid_window}; expected {self.side}, which is side"
             )
-        return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the merger and returns one patch of each square."""

@@ -259,11 +259,9 @@ def quantized_size(
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     parts_by_component: dict[str, StoredBytes] = {}
-    for weight_tensor, stored_parts in stored_tensors(
-        spec, quantization_scheme, dtype, included_parts, module_names_of
-    ):
-        parts_by_component[weight_tensor.kind] = (
-            parts_by_component.get(weight_tensor.kind, NO_STORED_BYTES) + stored_parts * weight_tensor.copies
+    for tensor, stored_parts in stored_tensors(spec, quantization_scheme, dtype, included_parts, module_names_of):
+        parts_by_component[tensor.kind] = (
+            parts_by_component.get(tensor.kind, NO_STORED_BYTES) + stored_parts * tensor.copies
         )
     total_parts = sum(parts_by_component.values(), NO_STORED_BYTES)
     return QuantizedSize(
@@ -288,9 +286,7 @@ def stored_tensors(
     params = list(weight_tensors_of(node_tree, included_parts))
     if quantization_scheme.depends_on_names:
         module_names_of = module_names_of or ModuleNames(node_tree, spec.kind, {})
-        params = [
-            replace(weight_tensor, published_names=module_names_of(weight_tensor.path)) for weight_tensor in params
-        ]
+        params = [replace(tensor, published_names=module_names_of(tensor.path)) for tensor in params]
         included_paths = {weight_tensor.path for weight_tensor in params}
         for tensor_path in (
             weight_tensor.path

@@ -57,9 +57,7 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
                 modules = None if "Linear" in layer_names else ModuleList(layer_names, "compressed-tensors", "targets")
                 groups_by_precedence[precedence].append(LayerGroup(storage_format, modules))
         format_labels.append(scheme_label)
-    module_groups = [
-        module_group for precedence_groups in groups_by_precedence.values() for module_group in precedence_groups
-    ]
+    module_groups = [group for groups in groups_by_precedence.values() for group in groups]
     excluded_modules = ModuleList(
         config.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )

@@ -207,11 +207,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     module_list = None
     if quantized_modules is not None:
         listed_names: list[Any] = (
-            [
-                module_name
-                for block_modules in quantized_modules
-                for module_name in (block_modules if isinstance(block_modules, list) else [block_modules])
-            ]
+            [name for modules in quantized_modules for name in (modules if isinstance(modules, list) else [modules])]
             if isinstance(quantized_modules, list)
             else [None]
         )
@@ -237,25 +233,19 @@ def _read_dynamic_rules(config: ConfigFields, bits: int, group_size: int | None)
     """
     module_rules = config.get_table("dynamic") or NO_FIELDS
     for module_pattern in module_rules.table_data:
-        module_rule = module_rules.get_table(module_pattern)
+        rule = module_rules.get_table(module_pattern)
         regular_expression = module_pattern.removeprefix("-:").removeprefix("+:")
         modules = ModuleList([f"re:{regular_expression}"], "compressed-tensors", "dynamic")
         if module_pattern.startswith("-:"):
             yield LayerGroup(None, modules)
             continue
-        if module_rule is None:
+        if rule is None:
             raise config.value_error("dynamic", module_pattern, "a table of fields for each pattern without -:")
-        module_rule.ignore(
-            "sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential"
-        )
-        module_bits = module_rule.get("bits", bits)
-        group_columns = (
-            module_rule.get_group_size("group_size", group_size)
-            if "group_size" in module_rule.table_data
-            else group_size
-        )
-        module_rule.check_all_read()
-        module_rule.check_choice("bits", module_bits, 2, 3, 4, 8)
+        rule.ignore("sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential")
+        module_bits = rule.get("bits", bits)
+        group_columns = rule.get_group_size("group_size", group_size) if "group_size" in rule.table_data else group_size
+        rule.check_all_read()
+        rule.check_choice("bits", module_bits, 2, 3, 4, 8)
         yield LayerGroup(GPTQ(module_bits, group_columns), modules)
 
 
@@ -264,9 +254,7 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    is_4_bit, is_8_bit = (
-        config.get(field_name, config.get(f"_{field_name}", False)) for field_name in ("load_in_4bit", "load_in_8bit")
-    )
+    is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
     block_size = config.get_group_size("bnb_4bit_blocksize", BNB_BLOCK)

@@ -95,10 +95,7 @@ class ConfigFields:
         if (
             not isinstance(field_value, list)
             or len(field_value) != 2
-            or any(
-                type(pair_integer) is not int or not minimum <= pair_integer <= LARGEST_INTEGER
-                for pair_integer in field_value
-            )
+            or any(type(integer) is not int or not minimum <= integer <= LARGEST_INTEGER for integer in field_value)
         ):
             raise self.value_error(field_name, field_value, f"two whole numbers of {minimum} or more, or null")
         return field_value[0], field_value[1]

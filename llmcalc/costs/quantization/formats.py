@@ -142,10 +142,9 @@ class FP8(LinearFormat):
             return ""
         axis_sizes = zip(("rows", "columns"), shard_shape, whole_shape, self.scale_extent, strict=True)
         refusal_reasons = (
-            _indivisible_reason(dimension, shard_size, block_size, "the block of")
-            for dimension, shard_size, undivided_size, block_size in axis_sizes
-            if shard_size != undivided_size
-            and undivided_size % block_size == 0  # others are left unconverted by checkpoints
+            _indivisible_reason(dimension, size, block_size, "the block of")
+            for dimension, size, undivided_size, block_size in axis_sizes
+            if size != undivided_size and undivided_size % block_size == 0  # others are left unconverted by checkpoints
         )
         return next(filter(None, refusal_reasons), "")
 

@@ -144,15 +144,11 @@ class GGUFMix(QuantizationScheme):
         """
         counts_by_type: dict[str, int] = {}
         params = list(weight_tensors_of(spec.tree()))
-        model_rules = self._rules_of_model(spec, params)
+        rules = self._rules_of_model(spec, params)
         for param in params:
-            if (
-                model_rules.tensor_category(param) == "attn_qkv"
-                and param.name != "q_proj"
-                and param.tensor.role == "matrix"
-            ):
+            if rules.tensor_category(param) == "attn_qkv" and param.name != "q_proj" and param.tensor.role == "matrix":
                 continue  # fused with q_proj
-            for ggml_type in model_rules.storage_types(param):
+            for ggml_type in rules.storage_types(param):
                 counts_by_type[ggml_type] = counts_by_type.get(ggml_type, 0) + 1
         return counts_by_type
 

@@ -10,6 +10,7 @@ doc/exl3.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -386,9 +387,7 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
     row_group = config.get_group_size("out_group_size", 1) or 1
     codebook_count, code_bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
     config.check_choice("nbits_per_codebook", code_bits, *range(1, 17))
-    module_names = [
-        weight_name.removesuffix(".weight") for weight_name in config.get_strings("linear_weights_not_to_quantize")
-    ]
+    module_names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
     skipped_modules = ModuleList(module_names, config_field="linear_weights_not_to_quantize")
     storage_format = AQLM(column_group, row_group, codebook_count, code_bits)
     return LinearScheme(
@@ -475,23 +474,24 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
 def read_metal(config: ConfigFields) -> QuantizationScheme:
     """Reads a config of `transformers`' kernels for Apple's GPUs."""
     config.ignore("dequantize")
-    bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
-    config.check_choice("bits", bits, 2, 4, 8)
-    return scheme_of_every_linear(
-        config,
-        LinearScheme(f"metal-int{bits}-g{group_size}", "transformers", (), (LayerGroup(MetalInt(bits, group_size)),)),
-    )
+    return _integer_scheme(config, "metal", MetalInt, (2, 4, 8), default_group=64)
 
 
 def read_higgs(config: ConfigFields) -> QuantizationScheme:
     """Reads a HIGGS config (transformers): bits and group size of all linear layers."""
     config.ignore("hadamard_size", "p", "tune_metadata")
-    bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 256) or 256
-    config.check_choice("bits", bits, 2, 3, 4)
-    return scheme_of_every_linear(
-        config,
-        LinearScheme(f"higgs-int{bits}-g{group_size}", "transformers", (), (LayerGroup(Higgs(bits, group_size)),)),
-    )
+    return _integer_scheme(config, "higgs", Higgs, (2, 3, 4), default_group=256)
+
+
+def _integer_scheme(
+    config: ConfigFields, name: str, format_class: Any, bit_choices: Sequence[int], default_group: int
+) -> QuantizationScheme:
+    """Returns the scheme of a method of transformers with integers in groups of columns, 4 bits by default."""
+    bits, group_size = config.get("bits", 4), config.get_group_size("group_size", default_group) or default_group
+    config.check_choice("bits", bits, *bit_choices)
+    layers = (LayerGroup(format_class(bits, group_size)),)
+    scheme = LinearScheme(f"{name}-int{bits}-g{group_size}", "transformers", (), layers)
+    return scheme_of_every_linear(config, scheme)
 
 
 BLOCK_SCALES_REMARK = (

@@ -84,9 +84,7 @@ class LinearScheme(QuantizationScheme):
 
     @property
     def depends_on_names(self) -> bool:
-        return bool(self.excluded_modules.entries) or any(
-            module_group.modules is not None for module_group in self.groups
-        )
+        return bool(self.excluded_modules.entries) or any(group.modules is not None for group in self.groups)
 
     def mark_used(self, module_names: tuple[str, ...]) -> None:
         for module_list in (
@@ -121,23 +119,13 @@ class LinearScheme(QuantizationScheme):
 
     @property
     def kernels(self) -> frozenset[str]:
-        linear_formats = (
-            linear_format
-            for layer_group in self.groups
-            for linear_format in (layer_group.format, layer_group.expert_format)
-        )
-        return frozenset(linear_format.kernel_type for linear_format in linear_formats if linear_format is not None) - {
-            ""
-        }
+        formats = (linear_format for group in self.groups for linear_format in (group.format, group.expert_format))
+        return frozenset(linear_format.kernel_type for linear_format in formats if linear_format is not None) - {""}
 
     @property
     def has_square_blocks(self) -> bool:
-        linear_formats = (
-            linear_format
-            for layer_group in self.groups
-            for linear_format in (layer_group.format, layer_group.expert_format)
-        )
-        return any(linear_format is not None and linear_format.has_square_blocks for linear_format in linear_formats)
+        formats = (linear_format for group in self.groups for linear_format in (group.format, group.expert_format))
+        return any(linear_format is not None and linear_format.has_square_blocks for linear_format in formats)
 
     def shard_refusal_reason(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
         shape = param.tensor.shape
@@ -168,11 +156,7 @@ class LinearScheme(QuantizationScheme):
         ):
             return None
         module_group = next(
-            (
-                layer_group
-                for layer_group in self.groups
-                if layer_group.modules is None or param.published_names in layer_group.modules
-            ),
+            (group for group in self.groups if group.modules is None or param.published_names in group.modules),
             None,
         )
         if module_group is None:
@@ -225,9 +209,7 @@ def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearSche
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
     no list, or if the list names it.
     """
-    has_module_list = any(
-        config.get(field_name) is not None for field_name in field_names or ("modules_to_not_convert",)
-    )
+    has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
     return replace(
         quantization_scheme,
         converts_head=has_module_list,

@@ -187,11 +187,7 @@ class MLXScheme(QuantizationScheme):
 
 def read_mlx(config: ConfigFields) -> QuantizationScheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
-    module_names = [
-        field_name
-        for field_name in config.table_data
-        if field_name not in ("group_size", "bits", "mode", "quant_method")
-    ]
+    module_names = [name for name in config.table_data if name not in ("group_size", "bits", "mode", "quant_method")]
     default_format, scheme_label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
     for module_name in module_names:

@@ -106,15 +106,13 @@ def listed_groups(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], t
     modules_by_format: dict[LinearFormat | None, list[str]] = {}
     algorithms: dict[str, None] = {}
     format_by_module: dict[str, LinearFormat | None] = {}
-    for module_name, (quantization_algorithm, storage_format) in _formats_by_module(layers_table):
-        if quantization_algorithm:
-            algorithms[quantization_algorithm] = None
+    for module_name, (algorithm, storage_format) in _formats_by_module(layers_table):
+        if algorithm:
+            algorithms[algorithm] = None
         first_expert_name = EXPERT_NUMBER.sub("0", module_name)
         if first_expert_name in format_by_module:
             if format_by_module[first_expert_name] != storage_format:
-                raise layers_table.value_error(
-                    module_name, quantization_algorithm, "the format of the layer's other experts"
-                )
+                raise layers_table.value_error(module_name, algorithm, "the format of the layer's other experts")
             continue
         format_by_module[first_expert_name] = storage_format
         modules_by_format.setdefault(storage_format, []).append(first_expert_name)
@@ -129,19 +127,17 @@ def _formats_by_module(layers_table: ConfigFields) -> Iterator[tuple[str, tuple[
     """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
     known_formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
     for module_name, module_fields in layers_table.get_tables("a table with quant_algo"):
-        quantization_algorithm, group_size = module_fields.get("quant_algo"), module_fields.get_group_size("group_size")
+        algorithm, group_size = module_fields.get("quant_algo"), module_fields.get_group_size("group_size")
         module_fields.ignore(*IGNORED_FIELDS)
         module_fields.check_all_read()
-        if quantization_algorithm is None or quantization_algorithm in NO_ALGORITHM:
+        if algorithm is None or algorithm in NO_ALGORITHM:
             yield module_name, ("", None)
             continue
-        if not isinstance(quantization_algorithm, str) or quantization_algorithm not in FORMAT_BY_ALGORITHM:
-            raise module_fields.value_error(
-                "quant_algo", quantization_algorithm, f"one of {', '.join(FORMAT_BY_ALGORITHM)}"
+        if not isinstance(algorithm, str) or algorithm not in FORMAT_BY_ALGORITHM:
+            raise module_fields.value_error("quant_algo", algorithm, f"one of {', '.join(FORMAT_BY_ALGORITHM)}")
+        if (algorithm, group_size) not in known_formats:
+            known_formats[algorithm, group_size] = (
+                algorithm,
+                FORMAT_BY_ALGORITHM[algorithm][1](group_size),
             )
-        if (quantization_algorithm, group_size) not in known_formats:
-            known_formats[quantization_algorithm, group_size] = (
-                quantization_algorithm,
-                FORMAT_BY_ALGORITHM[quantization_algorithm][1](group_size),
-            )
-        yield module_name, known_formats[quantization_algorithm, group_size]
+        yield module_name, known_formats[algorithm, group_size]

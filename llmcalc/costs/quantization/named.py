@@ -209,9 +209,7 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
         suggestion_text = f" Did you mean {SCHEMES_BY_BITS[bits_match['bits'] or '4']}?"
     else:
         suggestion_text = suggest(scheme_label, list(COMMON_SCHEMES))
-    names_text = "; ".join(
-        f"{group_size}: {', '.join(group_names)}" for group_size, group_names in SCHEMES_BY_GROUP.items()
-    )
+    names_text = "; ".join(f"{size}: {', '.join(names)}" for size, names in SCHEMES_BY_GROUP.items())
     raise InputError(
         f"--quantize {scheme_name[:40]}: unknown scheme"
         + (f".{suggestion_text}" if suggestion_text else f"; expected none or one of {names_text}")

@@ -134,9 +134,7 @@ class ModuleList:
         if not self._pattern_tests:
             return False
         start_time = process_time()
-        list_entry = next(
-            (list_entry for list_entry, entry_test in self._pattern_tests if entry_test(module_name)), None
-        )
+        list_entry = next((entry for entry, entry_test in self._pattern_tests if entry_test(module_name)), None)
         self._matching_seconds += process_time() - start_time
         if self._matching_seconds > LONGEST_MATCHING:
             raise InputError(
@@ -165,19 +163,15 @@ class ModuleList:
         def is_covered(list_entry: str) -> bool:
             """Whether a used entry matches a module that this entry also matches."""
             entry_test, example_name = pattern_tests.get(list_entry), _example_name(list_entry)
-            is_matched = any(
-                pattern_tests[used_entry](example_name) for used_entry in used_entries if used_entry in pattern_tests
-            )
+            is_matched = any(pattern_tests[entry](example_name) for entry in used_entries if entry in pattern_tests)
             return is_matched or (
                 entry_test is not None and any(entry_test(_example_name(entry_text)) for entry_text in used_entries)
             )
 
         return [
-            list_entry
-            for list_entry in self.entries
-            if list_entry not in used_entries
-            and not UNCONVERTED_MODULES.search(list_entry)
-            and not is_covered(list_entry)
+            entry
+            for entry in self.entries
+            if entry not in used_entries and not UNCONVERTED_MODULES.search(entry) and not is_covered(entry)
         ]
 
 

@@ -108,34 +108,29 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
     parameters_in_turn, tensor_like = optimizer_step.parameters_in_turn, optimizer_step.aten.new_like
-    for tensor_group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
-        for parameter in parameters_in_turn(tensor_group):
+    for group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
+        for parameter in parameters_in_turn(group):
             _new_norm(optimizer_step, parameter.tensor)
-        if _is_factored(tensor_group[0]):
-            row_means = [
-                _new_reduction(optimizer_step, parameter.grad, -1) for parameter in parameters_in_turn(tensor_group)
-            ]
+        if _is_factored(group[0]):
+            row_means = [_new_reduction(optimizer_step, parameter.grad, -1) for parameter in parameters_in_turn(group)]
             del row_means
-            col_means = [
-                _new_reduction(optimizer_step, parameter.grad, -2) for parameter in parameters_in_turn(tensor_group)
-            ]
+            col_means = [_new_reduction(optimizer_step, parameter.grad, -2) for parameter in parameters_in_turn(group)]
             del col_means
             var_estimates = [
-                _new_mean_product(optimizer_step, *parameter.states) for parameter in parameters_in_turn(tensor_group)
+                _new_mean_product(optimizer_step, *parameter.states) for parameter in parameters_in_turn(group)
             ]
             row_var_means = [
-                _new_reduction(optimizer_step, parameter.states[0], -2)
-                for parameter in parameters_in_turn(tensor_group)
+                _new_reduction(optimizer_step, parameter.states[0], -2) for parameter in parameters_in_turn(group)
             ]
             del row_var_means
         else:
-            grads_squared = [tensor_like(parameter.grad) for parameter in parameters_in_turn(tensor_group)]
+            grads_squared = [tensor_like(parameter.grad) for parameter in parameters_in_turn(group)]
             del grads_squared
-            var_estimates = [tensor_like(parameter.states[0]) for parameter in parameters_in_turn(tensor_group)]
+            var_estimates = [tensor_like(parameter.states[0]) for parameter in parameters_in_turn(group)]
         parameter_updates = var_estimates
-        for _, parameter_update in zip(parameters_in_turn(tensor_group), parameter_updates, strict=True):
+        for _, parameter_update in zip(parameters_in_turn(group), parameter_updates, strict=True):
             _new_norm(optimizer_step, parameter_update)
-        optimizer_step.write(tensor_group, parameter_updates)
+        optimizer_step.write(group, parameter_updates)
 
 
 def _group_by_dtype_and_factors(

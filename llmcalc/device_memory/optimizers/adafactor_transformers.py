@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of row and column means (or of the whole second moment), and of root mean squares."""
-    torch_states = {
-        state_name: state_size
-        for state_name, state_size in adafactor.state_bytes(tensors, "float32").items()
-        if state_name != "step"
-    }
+    torch_states = {name: size for name, size in adafactor.state_bytes(tensors, "float32").items() if name != "step"}
     return torch_states | {"RMS": 4 * tensor_count(tensors)}
 
 

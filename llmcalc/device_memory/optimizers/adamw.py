@@ -57,17 +57,15 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
     aten, is_older_torch = optimizer_step.aten, is_older_version(optimizer_step.torch_version, ONE_TEMPORARY_SINCE)
-    for tensor_group in optimizer_step.group_by_dtype(trained_parameters):
+    for group in optimizer_step.group_by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [
-            aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)
+            aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(group)
         ]
         if is_older_torch:
-            denoms = [
-                aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)
-            ]
+            denoms = [aten.new_like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(group)]
         else:
             denoms = exp_avg_sq_sqrt
-        optimizer_step.write(tensor_group, denoms)
+        optimizer_step.write(group, denoms)
 
 
 def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:

@@ -116,10 +116,8 @@ class _StateLayout:
             lambda tensor: is_large_tensor(tensor) * tensor.size + 4 * (1 - is_large_tensor(tensor)) * tensor.size,
         )
         bytes_by_state: StateBytesByName = {
-            f"state{state_index + 1}": add(
-                quantized_bytes, sum_over_tensors(float_tensors, lambda tensor: 4 * tensor.size)
-            )
-            for state_index in range(self.moment_count)
+            f"state{index + 1}": add(quantized_bytes, sum_over_tensors(float_tensors, lambda tensor: 4 * tensor.size))
+            for index in range(self.moment_count)
         }
         if self.in_8_bits:
             scale_bytes = 4 * sum_over_tensors(

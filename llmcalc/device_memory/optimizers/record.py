@@ -38,11 +38,6 @@ StateBytesByName: TypeAlias = dict[str, Number]
 """The library's name of a state → its bytes."""
 
 
-def _no_exact_state_bytes(is_flat: bool) -> tuple[int, int] | None:
-    """Returns None, for optimizers whose state bytes per element are the same on average for every tensor."""
-    return None
-
-
 @frozen
 class Optimizer:
     """The registry record of one optimizer.
@@ -98,7 +93,7 @@ class Optimizer:
     supports_row_shards: bool = False
     supports_flat_shards: bool = False
     separates_layer_matrices: bool = False
-    states_per_element: Callable[[bool], tuple[int, int] | None] = _no_exact_state_bytes
+    states_per_element: Callable[[bool], tuple[int, int] | None] = lambda is_flat: None
     product_flops: Callable[[Sequence[TrainedTensor]], Number] | None = None
     uncounted_work: str = ""
     paged_bytes: Callable[[Sequence[TrainedTensor]], Number] | None = None
@@ -140,10 +135,7 @@ class OptimizerState:
 
     def combined_with(self, other_state: OptimizerState) -> OptimizerState:
         """Returns the optimizer state of these tensors plus other tensors."""
-        joined_states = {
-            state_name: add(state_size, other_state.states[state_name])
-            for state_name, state_size in self.states.items()
-        }
+        joined_states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
         return replace(self, states=joined_states, paged_bytes=add(self.paged_bytes, other_state.paged_bytes))
 
     @property

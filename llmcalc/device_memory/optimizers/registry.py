@@ -63,11 +63,9 @@ DEFAULT_OPTIMIZER = "adamw"
 
 @cache
 def _load_record(optimizer_name: str) -> Optimizer:
-    name_match = NAME_WITH_RANK.fullmatch(optimizer_name)
-    if name_match:
-        optimizer_record: Optimizer = _load_file(name_match[1]).optimizer_of_projection_rank(
-            int(name_match[2]), optimizer_name
-        )
+    match = NAME_WITH_RANK.fullmatch(optimizer_name)
+    if match:
+        optimizer_record: Optimizer = _load_file(match[1]).optimizer_of_projection_rank(int(match[2]), optimizer_name)
     elif optimizer_name in LIBRARY_BY_NAME:
         optimizer_record = _load_file(LIBRARY_BY_NAME[optimizer_name]).OPTIMIZERS[optimizer_name]
     else:

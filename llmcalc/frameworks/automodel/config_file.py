@@ -87,10 +87,7 @@ TABLE_KEYS = {
 POLICY_KEYS = field_names("_target_ param_dtype reduce_dtype output_dtype cast_forward_inputs")
 """Keys of `distributed.mp_policy`: the arguments of torch's `MixedPrecisionPolicy`."""
 
-REFUSED_IF_ENABLED = {
-    "qat": "quantization-aware training",
-    "autocast": "autocast around FSDP2's casts",
-}
+REFUSED_IF_ENABLED = {"qat": "quantization-aware training", "autocast": "autocast around FSDP2's casts"}
 """Table with the key `enabled` → what it turns on, which is not modelled."""
 
 MODEL_READ = field_names("""
@@ -321,9 +318,7 @@ def _layout(reader: LaunchReader, config: Table, distributed_table: Table) -> La
     strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
-    tp, cp, pp, ep = (
-        _group_size(reader, distributed_table, f"{group_name}_size") for group_name in ("tp", "cp", "pp", "ep")
-    )
+    tp, cp, pp, ep = (_group_size(reader, distributed_table, f"{name}_size") for name in ("tp", "cp", "pp", "ep"))
     replica_count = _group_size(reader, distributed_table, "dp_replicate_size")
     fewest_devices = tp * cp * pp * max(_group_size(reader, distributed_table, "dp_size"), replica_count)
     world_size = _device_count(reader, config, max(fewest_devices, ep * pp))

@@ -312,8 +312,7 @@ def _sixteen_bit_format(reader: LaunchReader, config: Table) -> str | None:
             return "bf16"
         bf16_value = False
     flags = {
-        flag_name: reader.flag({**config, "bf16": bf16_value}, flag_name)
-        for flag_name in ("bf16", "bfloat16", "fp16", "float16")
+        name: reader.flag({**config, "bf16": bf16_value}, name) for name in ("bf16", "bfloat16", "fp16", "float16")
     }
     if flags["bf16"] or flags["bfloat16"]:
         return "bf16"
@@ -501,11 +500,7 @@ def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """
-    arguments = {
-        argument_name: config[argument_name]
-        for argument_name in ("deepspeed", "fsdp", "fsdp_config")
-        if config.get(argument_name)
-    }
+    arguments = {name: config[name] for name in ("deepspeed", "fsdp", "fsdp_config") if config.get(name)}
     fsdp_version = config.get("fsdp_version")
     if isinstance(arguments.get("fsdp_config"), Mapping) and fsdp_version is not None:
         arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": fsdp_version}

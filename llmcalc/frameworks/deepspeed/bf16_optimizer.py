@@ -50,10 +50,8 @@ class Bf16OptimizerRun(ReplicatedRun):
                 del cast_gradient
         if self.is_last_microbatch and self.communication_dtype is not self.accumulation_dtype:
             with count_storages_as(self.meter, "communication"):  # the sums are one tensor already, which is cast
-                message_buffer = Storage(
-                    self.meter, self.partition_size * self.rank_count * self.communication_dtype.bytes
-                )
-            del message_buffer
+                buffer = Storage(self.meter, self.partition_size * self.rank_count * self.communication_dtype.bytes)
+            del buffer
 
     def update(self) -> None:
         """Runs the optimizer on the rank's partition with the partition's gradient sums (`step`)."""

@@ -71,9 +71,7 @@ KEY_SHARED_WITH_TRAINER = "gradient_accumulation_steps"
 
 def is_deepspeed(config: Table) -> bool:
     """Whether a table is a DeepSpeed config."""
-    if is_trainer(
-        {config_key: json_value for config_key, json_value in config.items() if config_key != KEY_SHARED_WITH_TRAINER}
-    ):
+    if is_trainer({key: value for key, value in config.items() if key != KEY_SHARED_WITH_TRAINER}):
         return False
     zero_table = config.get("zero_optimization")
     return isinstance(zero_table, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
@@ -136,11 +134,7 @@ def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) 
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in CHUNKED_LOSSES:
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
-    settings = {
-        option_name: option_value
-        for option_name, option_value in launch_settings.settings.items()
-        if option_name != "loss_chunk"
-    }
+    settings = {name: value for name, value in launch_settings.settings.items() if name != "loss_chunk"}
     return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
 
@@ -175,9 +169,7 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
             reader.refuse(dotted_key, f"{short_repr(config_value)} is not modelled")
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
-            name: field_value
-            for name, field_value in field_values.items()
-            if not (name.startswith("stage3_") and field_value == AUTO)
+            name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
         }
     inner_tables = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
@@ -239,10 +231,7 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
         else [plain_type for plain_type in get_args(field_type) if plain_type is not NoneType] or [field_type]
     )
     literals = [
-        literal_value
-        for plain_type in type_arguments
-        if get_origin(plain_type) is Literal
-        for literal_value in get_args(plain_type)
+        value for plain_type in type_arguments if get_origin(plain_type) is Literal for value in get_args(plain_type)
     ]
     plain_types = [plain_type for plain_type in type_arguments if get_origin(plain_type) is not Literal]
     value_text = str(config_value)[:40].removesuffix(".0")

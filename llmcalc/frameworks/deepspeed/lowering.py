@@ -84,8 +84,7 @@ class GatheringProfile(EagerKernels):
         if self.coordinator is not None and not self.only_finds_parameters:
             parameter = self.coordinator.parameter_by_tensor_id.get(id(weight))
             if parameter is not None and not any(
-                parameter.module in running_modules
-                for running_modules in (self.gathered_modules, *self.modules_by_frame)
+                parameter.module in modules for modules in (self.gathered_modules, *self.modules_by_frame)
             ):
                 self.gathered_modules.append(parameter.module)
                 self.coordinator.fetch_module(parameter.module)

@@ -171,15 +171,11 @@ class ParameterCoordinator:
         """Gathers the parameters of a module, and prefetches the next ones (`fetch_sub_module`)."""
         if self.is_recording:
             self.module_order.append(module_path)
-        module_parameters = self.parameters_by_module[module_path]
+        parameters = self.parameters_by_module[module_path]
         self._start_all_gather(
-            [
-                parameter
-                for parameter in module_parameters
-                if not parameter.is_available and parameter.gather_handle is None
-            ]
+            [parameter for parameter in parameters if not parameter.is_available and parameter.gather_handle is None]
         )
-        for parameter in module_parameters:
+        for parameter in parameters:
             if parameter.gather_handle is not None:
                 self._wait_for_all_gather(parameter)
         if (
@@ -187,7 +183,7 @@ class ParameterCoordinator:
             and self.step_index < len(self.module_order)
             and self.module_order[self.step_index] == module_path
         ):
-            self._prefetch(module_parameters)
+            self._prefetch(parameters)
         self.step_index += 1
 
     def _prefetch(self, module_parameters: Sequence[Parameter]) -> None:

@@ -172,19 +172,15 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     if memory_estimate.settings.optimizer_offload:  # ZeRO-Offload
         settings = replace(settings, offload_optimizer="cpu")
         memory_estimate = memory_estimate.with_changes(optimizer_offload=None)
-    training_config = memory_estimate.training(cuda_runtime)
-    if (
-        not training_config.has_master_weights
-        and training_config.adapters is None
-        and training_config.dtype != "float32"
-    ):
+    config = memory_estimate.training(cuda_runtime)
+    if not config.has_master_weights and config.adapters is None and config.dtype != "float32":
         flag_text = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{flag_text}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     spec, dp_rank = memory_estimate.spec, layout.coordinates(rank).dp
-    zero_setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace_bytes)
+    zero_setup = ZeroSetup(spec, config, settings, layout.dp, dp_rank, cuda_runtime.workspace_bytes)
     stored_runs = training_run.recorded_ranks(cuda_runtime)
     replay_result, host_memory = _replay_on_allocator(zero_setup, cuda_runtime, stored_runs)
-    tensors_status = tensor_status(settings, training_config)
+    tensors_status = tensor_status(settings, config)
     return replace(
         summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_status),
         host_terms=host_memory,

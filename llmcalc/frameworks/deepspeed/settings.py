@@ -107,11 +107,7 @@ class DeepSpeedSettings:
         }
         return replace(
             self,
-            **{
-                field_name: auto_value
-                for field_name, auto_value in auto_values.items()
-                if getattr(self, field_name) == "auto"
-            },
+            **{name: value for name, value in auto_values.items() if getattr(self, name) == "auto"},
         )
 
     @property

@@ -118,10 +118,8 @@ class ZeroRun(TrainingRun):
     def host_state_bytes(self, element_count: int) -> int:
         """Returns the host bytes of fp32 optimizer states without step counts (`DeepSpeedCPUAdam`)."""
         master_tensor = TrainedTensor(ParamTensor((element_count,), "vector"), "optimizer", 1)
-        optimizer_record = optimizer(self.training_config.optimizer)
-        optimizer_states = optimizer_record.state(
-            [master_tensor], FLOAT32.name, self.training_config.has_momentum
-        ).states
+        record = optimizer(self.training_config.optimizer)
+        optimizer_states = record.state([master_tensor], FLOAT32.name, self.training_config.has_momentum).states
         return sum(int(state_bytes) for state_name, state_bytes in optimizer_states.items() if state_name != "step")
 
     @contextmanager

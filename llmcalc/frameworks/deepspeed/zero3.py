@@ -94,9 +94,7 @@ class Stage3Run(ZeroRun):
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
         settings, memory_terms = self.settings, list[MemoryTerm]()
-        group_sizes = [
-            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.sub_groups
-        ]
+        group_sizes = [sum(parameter.shard_elements for parameter in group) for group in self.sub_groups]
         if self.has_offloaded_states:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
             partition_bytes = sum(

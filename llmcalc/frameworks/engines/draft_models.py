@@ -16,15 +16,13 @@ def read_draft(draft_model: str | Preset, draft_flag: str, expected_draft: str) 
     try:
         return draft_model if isinstance(draft_model, Preset) else load(draft_model)
     except InputError as error:
-        preset_by_name = (
-            known_model(str(draft_model)) if str(draft_model).startswith(("/", "./", "../", "~/")) else None
-        )
-        if preset_by_name is not None:  # a folder of another machine
-            preset_name = preset_by_name.name
+        preset = known_model(str(draft_model)) if str(draft_model).startswith(("/", "./", "../", "~/")) else None
+        if preset is not None:  # a folder of another machine
+            preset_name = preset.name
             problem_text = (
                 f"the draft model, {short_repr(draft_model)}, is not here; by its name it is the preset {preset_name}"
             )
-            return preset_by_name.model_copy(update={"notes": (*preset_by_name.notes, problem_text)})
+            return preset.model_copy(update={"notes": (*preset.notes, problem_text)})
         raise InputError(
             f"{draft_flag} {short_repr(draft_model)}: cannot be read ({str(error)[:200]}); expected a preset, "
             f"{expected_draft}"

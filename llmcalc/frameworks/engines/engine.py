@@ -131,11 +131,7 @@ class EngineMemory:
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
-        return sum(
-            memory_term.bytes
-            for memory_term in self.terms
-            if memory_term.name == term_name and device in (None, memory_term.device)
-        )
+        return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))
 
 
 class EngineVersion(NamedTuple):
@@ -272,11 +268,7 @@ class Engine:
         """
         if vendor in self.plugin_stacks:
             return self.plugin_stacks[vendor]
-        return [
-            software_stack
-            for first_version, software_stack in self.stacks_by_version
-            if first_version <= version_numbers
-        ][-1]
+        return [stack for first_version, stack in self.stacks_by_version if first_version <= version_numbers][-1]
 
     def version(self, version_text: str) -> EngineVersion:
         """Returns the typed version (the newest for an empty text), and the range of versions with the same rules."""

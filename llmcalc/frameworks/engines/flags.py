@@ -106,8 +106,7 @@ class Flag(NamedTuple):
             return _read_amount(flag_name, flag_value, self.value_kind)
         if self.value_kind == "numbers":
             return tuple(
-                self._check_bounds(_read_number(flag_name, list_item))
-                for list_item in _read_list(flag_name, flag_value)
+                self._check_bounds(_read_number(flag_name, item)) for item in _read_list(flag_name, flag_value)
             )
         if self.value_kind == "table":
             return self._read_keys(_read_table(flag_name, flag_value))
@@ -195,8 +194,7 @@ def refused_flags(feature_name: str, spellings_with_value: str = "", switch_name
     """
     refusal_text = f"{feature_name}: not modelled; remove the flag"
     flags_with_value = [
-        Flag(tuple(flag_spellings.split("|")), refusal_reason=refusal_text)
-        for flag_spellings in spellings_with_value.split()
+        Flag(tuple(spellings.split("|")), refusal_reason=refusal_text) for spellings in spellings_with_value.split()
     ]
     return flags_with_value + [
         Flag(tuple(spellings.split("|")), "switch", refusal_reason=refusal_text) for spellings in switch_names.split()
@@ -211,11 +209,7 @@ def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[
 def memory_neutral_flags_of(engine_file: str) -> list[Flag]:
     """Returns the flags of `memory_neutral_flags.toml` beside an engine's file: a text for each type of value."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("memory_neutral_flags.toml").read_text())
-    return [
-        flag
-        for flag_kind, flag_names in flags_by_kind.items()
-        for flag in memory_neutral_flags(flag_names, cast(FlagKind, flag_kind))
-    ]
+    return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
 
 
 MOST_ITEMS = 10_000
@@ -266,12 +260,7 @@ def _read_scalar(written_value: Any) -> Any:
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
     """Returns spelling → flag. Long flags may be spelled with hyphens or underscores."""
-    return {
-        spelling: flag
-        for flag in flags
-        for flag_name in flag.names
-        for spelling in (flag_name, with_hyphens(flag_name))
-    }
+    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, with_hyphens(name))}
 
 
 def with_hyphens(argument: str) -> str:
@@ -337,11 +326,7 @@ def read_flag_values(
         is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
             field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
-    return {
-        field_name: field_value
-        for field_name, field_value in field_values.items()
-        if not _is_memory_neutral_field(flags, field_name)
-    }
+    return {name: value for name, value in field_values.items() if not _is_memory_neutral_field(flags, name)}
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:

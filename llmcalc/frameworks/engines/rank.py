@@ -324,8 +324,7 @@ class EngineRank:
         memory_use = self.memory_use
         if memory_use.quantized_size is not None:
             return {
-                component_name: int(stored_bytes.total)
-                for component_name, stored_bytes in memory_use.quantized_size.by_component.items()
+                name: int(stored_bytes.total) for name, stored_bytes in memory_use.quantized_size.by_component.items()
             }
         return {
             component_name: int(packed_bytes(component_bytes, memory_use.dtype))
@@ -485,9 +484,7 @@ class EngineRank:
 def compressed_layers(engine_rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
     """Returns each type of compressed attention in the model with its number of layers."""
     return [
-        (mixer, layer_count)
-        for mixer, layer_count in mixers(engine_rank.preset.model)
-        if isinstance(mixer, CompressedAttention)
+        (mixer, count) for mixer, count in mixers(engine_rank.preset.model) if isinstance(mixer, CompressedAttention)
     ]
 
 
@@ -543,9 +540,7 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
         from ...sources.to_hf import find_config, wrapper_class
 
         exported_config = find_config(model)
-        towers_without_audio = {
-            tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name
-        }
+        towers_without_audio = {name: tower for name, tower in model.towers.items() if "audio" not in name}
         if exported_config is None and towers_without_audio != model.towers:
             exported_config = find_config(model.model_copy(update={"towers": towers_without_audio}))
         if exported_config is None and model.towers:

@@ -277,9 +277,7 @@ class EngineServer:
     def settings(self) -> dict[str, Any]:
         """The effective value of each flag by name, with the parallel sizes and without the measured sizes."""
         effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {
-            flag_name: flag_value for flag_name, flag_value in effective_values.items() if flag_name != RECEIPT_FIELD
-        }
+        return {name: value for name, value in effective_values.items() if name != RECEIPT_FIELD}
 
     @cached_property
     def logged_terms(self) -> dict[str, int]:

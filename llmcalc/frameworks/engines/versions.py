@@ -227,22 +227,18 @@ class EngineRecord(Record, Generic[RuleType]):
         """
         version = version_text.removeprefix("v") or self.newest
         version_numbers = parse_version(version)
-        earlier_rules = [
-            version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers
-        ]
+        earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
         if not earlier_rules:
             raise InputError(
                 f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} "
                 "or newer"
             )
-        version_remark = ""
+        remark = ""
         if not version_text:
-            version_remark = f"no version is named: {self.title} {self.newest}, the newest that was read"
+            remark = f"no version is named: {self.title} {self.newest}, the newest that was read"
         elif version_numbers > parse_version(self.newest):
-            version_remark = (
-                f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
-            )
-        return EngineVersion(version, earlier_rules[-1].start, version_remark)
+            remark = f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
+        return EngineVersion(version, earlier_rules[-1].start, remark)
 
 
 RecordType = TypeVar("RecordType", bound=Record)

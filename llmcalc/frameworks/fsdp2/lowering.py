@@ -98,16 +98,12 @@ class FsdpProfile(RingAttentionKernels):
         """Creates the parameters' shards, and finds the modules of the head."""
         super().allocate_parameters(program)
         layer_norms = layer_norm_names(program)
-        for parameter_group in self.groups.values():
-            parameter_group.parameters.sort(
-                key=module_order_key([parameter.path for parameter in parameter_group.parameters], layer_norms)
-            )
+        for group in self.groups.values():
+            group.parameters.sort(key=module_order_key([parameter.path for parameter in group.parameters], layer_norms))
         if not self.groups[MODEL_GROUP].parameters:
             del self.groups[MODEL_GROUP]
         self.in_head: list[str] = [
-            module_scope.name
-            for module_scope in program.root.items
-            if isinstance(module_scope, ModuleScope) and module_scope.name in HEAD_MODULES
+            scope.name for scope in program.root.items if isinstance(scope, ModuleScope) and scope.name in HEAD_MODULES
         ]
 
     def create_parameter(self, parameter_key: ModulePath, template: Tensor) -> Tensor:
@@ -374,9 +370,7 @@ def torchtitan_name(layer_path: str) -> str:
 def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
     layers = (module_scope for module_scope in program.root.scopes() if module_scope.first_input is not None)
-    submodules = (
-        scope_item for layer_scope in layers for scope_item in layer_scope.items if isinstance(scope_item, ModuleScope)
-    )
+    submodules = (scope_item for scope in layers for scope_item in scope.items if isinstance(scope_item, ModuleScope))
     return frozenset(scope_item.name for scope_item in submodules if scope_item.node_fields.get("kind") == "norm")
 
 

@@ -113,9 +113,7 @@ class ShardedChunk(ModelChunk):
 
     def gathered_parameters(self) -> list[Parameter]:
         """Returns the gathered parameters of all groups."""
-        return [
-            parameter for parameter_group in self.lowering.groups.values() for parameter in parameter_group.parameters
-        ]
+        return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
 
     def set_up(self) -> None:
         """Creates the shards of the parameters."""

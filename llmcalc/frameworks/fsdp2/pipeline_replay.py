@@ -305,11 +305,9 @@ def _record_traces(
 def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_size: int) -> list[RecordedPass]:
     """Runs two training steps and returns their passes. group_size: micro-batches of a group in `run_in_groups`."""
     sharded_rank.set_up()
-    schedule_recorder = RecordedSchedule(
-        recorder, [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
-    )
-    for model_chunk in sharded_rank.chunks:
-        model_chunk.pass_recorder = schedule_recorder
+    schedule_recorder = RecordedSchedule(recorder, [chunk.gathered_parameters() for chunk in sharded_rank.chunks])
+    for chunk in sharded_rank.chunks:
+        chunk.pass_recorder = schedule_recorder
     for _ in range(2):
         for _ in range(2 if sharded_rank.schedule_count > 1 else 1):
             _run_schedule(sharded_rank, group_size)

@@ -158,14 +158,10 @@ def fsdp_memory(
             if replay_result is not None:
                 return summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_term)
         return stage_memory(sharded_setup, cuda_runtime, tensors_term)
-    device_memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(
+    memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(
         cuda_runtime.context_bytes, (), tensors_term
     )
-    return (
-        replace(device_memory, host_terms=host_terms(sharded_setup))
-        if fsdp_settings.offloads_to_host
-        else device_memory
-    )
+    return replace(memory, host_terms=host_terms(sharded_setup)) if fsdp_settings.offloads_to_host else memory
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
@@ -335,15 +331,13 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime)
 
 def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[TrainingConfig, FsdpSettings]:
     """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
-    memory_estimate = training_run.memory
-    training_config = memory_estimate.training(cuda_runtime)
-    if TOWERS.name in memory_estimate.states.parameter_count.include:
+    estimate = training_run.memory
+    training_config = estimate.training(cuda_runtime)
+    if TOWERS.name in estimate.states.parameter_count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     torchtitan_version = version_date(training_run.version)
-    settings = titan_settings(training_run.framework_settings, memory_estimate.settings.precision)
-    training_config, fsdp_settings = torchtitan_training(
-        memory_estimate.spec, training_config, torchtitan_version, settings
-    )
+    settings = titan_settings(training_run.framework_settings, estimate.settings.precision)
+    training_config, fsdp_settings = torchtitan_training(estimate.spec, training_config, torchtitan_version, settings)
     return training_config, replace(fsdp_settings, prefetched_layer_count=training_run.layout.prefetch)
 
 
@@ -478,12 +472,10 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
 
 def _represented_layer_count(layer: LayerKey, model_stacks: list[LayerStack]) -> int:
     """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
-    for layer_stack in model_stacks:
+    for stack in model_stacks:
         is_in_loop = (
-            layer_stack.layers_before + layer_stack.layer_period
-            <= layer.layer_index
-            < layer_stack.layers_before + 2 * layer_stack.layer_period
+            stack.layers_before + stack.layer_period <= layer.layer_index < stack.layers_before + 2 * stack.layer_period
         )
-        if layer.path == layer_stack.path and is_in_loop and layer_stack.repeat_count > RECORDED_REPEATS:
-            return 1 + layer_stack.repeat_count - RECORDED_REPEATS
+        if layer.path == stack.path and is_in_loop and stack.repeat_count > RECORDED_REPEATS:
+            return 1 + stack.repeat_count - RECORDED_REPEATS
     return 1

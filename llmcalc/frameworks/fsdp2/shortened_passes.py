@@ -40,14 +40,12 @@ class ShortenedStagePasses(ShortenedPasses):
         full_chunks: Sequence[ShardedChunk],
         stacks_by_chunk: Sequence[Sequence[LayerStack]],
     ) -> None:
-        super().__init__(
-            events, passes, [layer_stack for chunk_stacks in stacks_by_chunk for layer_stack in chunk_stacks]
-        )
+        super().__init__(events, passes, [layer_stack for stacks in stacks_by_chunk for layer_stack in stacks])
         self.recorded_chunks: Sequence[ShardedChunk] = model_chunks
         self.full_chunks: Sequence[ShardedChunk] = full_chunks
         self.sources: list[list[tuple[int, int | None]]] = [
-            self._recorded_parameters(short_chunk, full_chunk, chunk_stacks)
-            for short_chunk, full_chunk, chunk_stacks in zip(model_chunks, full_chunks, stacks_by_chunk, strict=True)
+            self._recorded_parameters(short_chunk, full_chunk, stacks)
+            for short_chunk, full_chunk, stacks in zip(model_chunks, full_chunks, stacks_by_chunk, strict=True)
         ]
 
     def _recorded_parameters(

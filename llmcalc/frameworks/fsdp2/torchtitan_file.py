@@ -354,9 +354,7 @@ def _stage_layers_from_split_points(
         split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
     if not split_points:
         return None
-    layer_numbers = [
-        split_point.removeprefix("layers.") if isinstance(split_point, str) else "" for split_point in split_points
-    ]
+    layer_numbers = [point.removeprefix("layers.") if isinstance(point, str) else "" for point in split_points]
     stage_bounds = [
         0,
         *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers),
@@ -402,7 +400,7 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     if layout.pp > 1:
         batch, microbatch_count = _micro_batch_sizes(job_config, local_batch_size, layout.pp)
         microbatches = microbatch_count * schedule_count
-    command_settings: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "phase": "training",
         "batch": batch,
         "num_microbatches": microbatches,
@@ -417,9 +415,7 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     }
     if job_config.flag_of("enable_compiled_autograd", False, "parallelism", "experimental"):
         reader.refuse("parallelism.enable_compiled_autograd", "compiled autograd is not modelled")
-    return {
-        option_name: option_value for option_name, option_value in command_settings.items() if option_value is not None
-    }
+    return {option_name: option_value for option_name, option_value in settings.items() if option_value is not None}
 
 
 NUMBER_FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
@@ -626,7 +622,5 @@ def _is_loss_compiled(job_config: _JobConfig) -> bool | None:
     """Returns whether the loss is compiled; None in versions without such a key."""
     if "compile" not in job_config.job_sections:
         return None
-    compiled_components = job_config.find_key("components", "compile")[1]
-    return job_config.flag_of("enable", False, "compile") and (
-        compiled_components is None or "loss" in compiled_components
-    )
+    components = job_config.find_key("components", "compile")[1]
+    return job_config.flag_of("enable", False, "compile") and (components is None or "loss" in components)

@@ -332,16 +332,12 @@ class _EncoderGraph:
             x = self._norm(stack.embedding_norm, x)
         layer_names = stack.layer_names()
         layers = stack.layers_by_kind()
-        windowed_mask = (
-            self._window_mask() if any(self._is_windowed(layers[layer_name]) for layer_name in layer_names) else None
-        )
+        windowed_mask = self._window_mask() if any(self._is_windowed(layers[name]) for name in layer_names) else None
         if windowed_mask is not None:
             x = self._new_tensor((self.hidden_size, self.row_count), self._view(x, None), self.positions)
         projectors_by_layer = self._deepstack_layers(len(layer_names))
         features: Tensor | None = None
-        for i in layers_with_graphs(
-            [(layer_name, i in projectors_by_layer) for i, layer_name in enumerate(layer_names)]
-        ):
+        for i in layers_with_graphs([(name, i in projectors_by_layer) for i, name in enumerate(layer_names)]):
             layer = layers[layer_names[i]]
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.feed_forward, FeedForward)

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..engines.engine import Engine
 from ..framework import LazyFunction
+
+LLAMA_SERVER: dict[str, Any] = {
+    "flags_by_option": {
+        "--seq": "--ctx-size",
+        "--context": "--ctx-size",
+        "--users": "--parallel",
+        "--kv-dtype": "--cache-type-k --cache-type-v",
+        "--devices": "--device",
+    },
+    "shows_alternatives": True,
+    "shown_defaults": ("--ctx-size", "--ubatch-size"),
+}
+"""What `llama-server` has in all its versions, as arguments of `ggml_engine`."""
 
 
 def ggml_engine(

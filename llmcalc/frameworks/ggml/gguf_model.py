@@ -315,11 +315,7 @@ class GgufModel:
             return loaded_tensors
         return (
             *loaded_tensors,
-            *(
-                tied_tensor._replace(name=OUTPUT_TENSOR)
-                for tied_tensor in loaded_tensors
-                if tied_tensor.name == EMBEDDING_TENSOR
-            ),
+            *(tensor._replace(name=OUTPUT_TENSOR) for tensor in loaded_tensors if tensor.name == EMBEDDING_TENSOR),
         )
 
     @cached_property
@@ -512,10 +508,7 @@ MOST_SHARDS = 1000
 
 def _file_shards(first_shard: Path) -> list[Path]:
     """Returns all files of a split GGUF file (`-00001-of-00003.gguf`), or the file alone."""
-    shard_match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
-    if shard_match is None or int(shard_match[3]) > MOST_SHARDS:
+    match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
+    if match is None or int(match[3]) > MOST_SHARDS:
         return [first_shard]
-    return [
-        first_shard.with_name(f"{shard_match[1]}-{i:05d}-of-{shard_match[3]}.gguf")
-        for i in range(1, int(shard_match[3]) + 1)
-    ]
+    return [first_shard.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1)]

@@ -32,12 +32,10 @@ class FittedServer(NamedTuple):
 
 def host_layers(fitted_server: FittedServer) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
-    server, tensor_placement = fitted_server.server, fitted_server.placement
+    server, placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
-    host_layer_count = sum(
-        tensor_placement.layer_devices.device(i) not in server.devices for i in range(layer_count + 1)
-    )
-    return host_layer_count + len(tensor_placement.host_experts) + len(tensor_placement.partial_layers)
+    host_layer_count = sum(placement.layer_devices.device(i) not in server.devices for i in range(layer_count + 1))
+    return host_layer_count + len(placement.host_experts) + len(placement.partial_layers)
 
 
 def is_all_on_gpus(fitted_server: FittedServer) -> bool:
@@ -211,14 +209,12 @@ class _LayerFit:
         if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
             layers_by_gpu = self._with_experts_on_gpus(layers_by_gpu)
         gpu_layer_count = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-        tensor_placement = self.placement_of(layers_by_gpu)
+        placement = self.placement_of(layers_by_gpu)
         server = self.server.with_flags(n_gpu_layers=gpu_layer_count)
         layer_note = f"--fit places {gpu_layer_count} of {layer_count + 1} layers on GPUs (with the output)"
-        hosted_layer_count = len(tensor_placement.host_experts) + len(tensor_placement.partial_layers)
+        hosted_layer_count = len(placement.host_experts) + len(placement.partial_layers)
         layer_note += f", the experts of {hosted_layer_count} of them on the host" if hosted_layer_count else ""
-        return FittedServer(
-            server, tensor_placement, server.buffers(tensor_placement), (*self.fitted_server.notes, layer_note)
-        )
+        return FittedServer(server, placement, server.buffers(placement), (*self.fitted_server.notes, layer_note))
 
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_limit: int, has_experts: bool

@@ -50,11 +50,7 @@ class GgmlSettings(EngineServer):
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
             first_version = next(
-                (
-                    version_rules.start
-                    for version_rules in self.engine_record.versions
-                    if version_rules.outputs == "sequences"
-                ),
+                (rules.start for rules in self.engine_record.versions if rules.outputs == "sequences"),
                 "",
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")

@@ -138,9 +138,7 @@ def _checkpoint_by_name(draft_name: str) -> tuple[Preset, str] | None:
 def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequence_count: int, is_unified: bool) -> dict[str, Any]:
     """Returns the flags of the draft model's server. context_tokens: tokens of the target model's cache."""
     inherited_flags = {flag_name: flags[flag_name] for flag_name in INHERITED_FLAGS if flag_name in flags}
-    chosen_flags = {
-        target_field: flags[field_name] for field_name, target_field in TARGET_FLAGS.items() if field_name in flags
-    }
+    chosen_flags = {target_field: flags[name] for name, target_field in TARGET_FLAGS.items() if name in flags}
     return {
         **inherited_flags, **chosen_flags,
         "ctx_size": context_tokens, "parallel": sequence_count, "kv_unified": is_unified, "fit": "off",

@@ -75,10 +75,7 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_other_values(arguments, MODELLED_VALUES)
         mixer_kind = _mixer_kind(reader, arguments)
         reader.check_unknown()
-        tp, pp = (
-            max(1, read_integer(reader, size_name, arguments.get(size_name, 1), minimum=0))
-            for size_name in PARALLEL_SIZES
-        )
+        tp, pp = (max(1, read_integer(reader, name, arguments.get(name, 1), minimum=0)) for name in PARALLEL_SIZES)
         spec = _model_of(reader, arguments, mixer_kind, tp)
         run_settings = {
             "seq": read_integer(reader, "seq_length", arguments.get("seq_length")),
@@ -109,9 +106,7 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. settings: settings of kernels and
         recomputation.
     """
-    sixteen_bit_formats = [
-        format_name for format_name in ("fp16", "bf16") if reader.table(config, format_name).get("enabled") is True
-    ]
+    sixteen_bit_formats = [name for name in ("fp16", "bf16") if reader.table(config, name).get("enabled") is True]
     if not sixteen_bit_formats:
         reader.refuse(
             "precision", "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
@@ -145,11 +140,7 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
 
 def _deepspeed_config(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    deepspeed_config = {
-        argument_name: argument_value
-        for argument_name, argument_value in arguments.items()
-        if argument_name in DEEPSPEED_KEYS
-    }
+    deepspeed_config = {name: value for name, value in arguments.items() if name in DEEPSPEED_KEYS}
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:
@@ -265,8 +256,7 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
     rotary_fraction, rope_base = (
-        reader.value(arguments, argument_name, default_value)
-        for argument_name, default_value in ROTARY_DEFAULTS.items()
+        reader.value(arguments, name, default_value) for name, default_value in ROTARY_DEFAULTS.items()
     )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.value_error("rotary_pct", rotary_fraction, "a share from 0 to 1")

@@ -22,14 +22,10 @@ OFFLOAD_DEVICE_KEYS = ("offload_optimizer_device", "offload_param_device")
 
 def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
     """Returns the config of `accelerate launch` with the command's arguments; empty for another launcher."""
-    launcher_index = next(
-        (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
-    )
+    launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
-    arguments = parse_arguments(
-        [launcher_word for launcher_word in launcher[launcher_index + 2 :] if launcher_word != "-m"], name_in_errors
-    )
+    arguments = parse_arguments([word for word in launcher[launcher_index + 2 :] if word != "-m"], name_in_errors)
     flags = {keyword_of(flag): flag_value for flag, flag_value in arguments.items()}
     file_name = flags.pop("config_file", None)
     file_table: dict[str, Any] = {}
@@ -123,9 +119,7 @@ def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_preci
         is_stated = any(config.get(argument_name) not in (None, "", []) for argument_name in argument_group)
         if is_stated or (argument_group is PRECISION_KEYS and not sets_precision):
             launcher_arguments = {
-                argument_name: argument_value
-                for argument_name, argument_value in launcher_arguments.items()
-                if argument_name not in argument_group
+                name: value for name, value in launcher_arguments.items() if name not in argument_group
             }
     return {
         **config,

@@ -57,9 +57,7 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
             arguments.append(command_word)
         else:
             typed_values[override_match[1]] = override_match[2]
-    typed_values |= {
-        keyword_of(name): argument_value for name, argument_value in parse_arguments(arguments, name_in_errors).items()
-    }
+    typed_values |= {keyword_of(name): value for name, value in parse_arguments(arguments, name_in_errors).items()}
     changed_config = dict(config)
     for typed_name, typed_value in typed_values.items():
         config_key = printable(typed_name)[:150]

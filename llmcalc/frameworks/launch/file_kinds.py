@@ -78,9 +78,7 @@ def _program_file(
         "read_tables": f"config_file:read_{folder_name}",
     }
     reader_package = f"{FRAMEWORKS_PACKAGE}.{folder_name}"
-    lazy_functions: dict[str, Any] = {
-        name: LazyFunction(reader_package, path) for name, path in reader_functions.items()
-    }
+    functions: dict[str, Any] = {name: LazyFunction(reader_package, path) for name, path in reader_functions.items()}
     program_kind = kind_name or folder_name.replace("_", "-")
     return folder_name, LaunchFile(
         program_kind,
@@ -89,7 +87,7 @@ def _program_file(
         version=version,
         commands=commands,
         launcher=launcher,
-        **lazy_functions,
+        **functions,
     )
 
 
@@ -261,9 +259,5 @@ def launch_file_kinds() -> tuple[LaunchFile, ...]:
 
 def launch_file_titles() -> str:
     """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
-    kind_titles = (
-        launch_file.title
-        for launch_file in (*_framework_files(), *program_files())
-        if launch_file.read_tables is not None
-    )
+    kind_titles = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read_tables is not None)
     return f"{', '.join(kind_titles)} or a SkyPilot task with the script of one of them"

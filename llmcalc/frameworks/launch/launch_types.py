@@ -187,13 +187,8 @@ class Launch:
             "kind": self.kind,
             "program": self.program or None,
             "version": self.version or None,
-            "filled_in": {
-                argument_name: json_value_of(default_value)
-                for argument_name, default_value in self.assumed_defaults.items()
-            },
-            "overridden": {
-                argument_name: override.json_data() for argument_name, override in self.option_overrides.items()
-            },
+            "filled_in": {name: json_value_of(default_value) for name, default_value in self.assumed_defaults.items()},
+            "overridden": {name: override.json_data() for name, override in self.option_overrides.items()},
             "env": dict(self.env),
             "ignored": list(self.ignored_arguments),
             "unknown": dict(self.unknown_arguments),
@@ -443,9 +438,7 @@ class LaunchReader:
 
         known_names: names of arguments that are read. unknown_reason: why the others are unknown.
         """
-        data_names = [
-            argument_name for argument_name in config if DATA_ARGUMENT.fullmatch(str(argument_name)) is not None
-        ]
+        data_names = [name for name in config if DATA_ARGUMENT.fullmatch(str(name)) is not None]
         known_names = [*known_names]
         ignored_names = (*ignored_names, *(name for name in data_names if name not in known_names))
         self.ignored_arguments += [argument_name for argument_name in config if argument_name in ignored_names]

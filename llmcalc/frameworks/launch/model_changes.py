@@ -90,24 +90,22 @@ def changes_of_model(
     call_nodes: the calls of the file, by line.
     lora_arguments: the arguments of `LoraConfig`, or of a function that adds adapters, that the reader knows.
     """
-    model_changes = ModelChanges()
+    changes = ModelChanges()
     model_names = _model_names(syntax_tree)
-    _record_adapters(model_changes, syntax_tree, call_nodes, lora_arguments)
-    _record_optimizer(model_changes, syntax_tree, call_nodes)
+    _record_adapters(changes, syntax_tree, call_nodes, lora_arguments)
+    _record_optimizer(changes, syntax_tree, call_nodes)
     has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
-        model_changes.unknown_arguments["requires_grad"] = FROZEN_NOTE
+        changes.unknown_arguments["requires_grad"] = FROZEN_NOTE
     for call in call_nodes:
-        _record_conversion(model_changes, call, model_names)
-        _record_head(model_changes, call)
-    _record_sizes(model_changes, syntax_tree, call_nodes)
+        _record_conversion(changes, call, model_names)
+        _record_head(changes, call)
+    _record_sizes(changes, syntax_tree, call_nodes)
     if any(_replaces_layers(statement, model_names) for statement in ast.walk(syntax_tree)):
-        model_changes.unknown_arguments["layers"] = "the file replaces layers of the model; expected TARGET with --set"
+        changes.unknown_arguments["layers"] = "the file replaces layers of the model; expected TARGET with --set"
     if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
-        model_changes.notes.append(
-            "resize_token_embeddings: the embedding is counted with the rows of the model's config"
-        )
-    return model_changes
+        changes.notes.append("resize_token_embeddings: the embedding is counted with the rows of the model's config")
+    return changes
 
 
 def _called_name(call: ast.Call) -> str:
@@ -136,11 +134,7 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
         target_node.elts[0] if isinstance(target_node, ast.Tuple) and target_node.elts else target_node
         for target_node in target_nodes
     ]
-    return {
-        variable_node.id
-        for variable_node in name_nodes
-        if isinstance(variable_node, ast.Name) and OTHER_MODEL_NAME.search(variable_node.id) is None
-    }
+    return {node.id for node in name_nodes if isinstance(node, ast.Name) and OTHER_MODEL_NAME.search(node.id) is None}
 
 
 def _record_adapters(

@@ -64,10 +64,7 @@ def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
 
     cells = list(_code_cells(parse_json(notebook_text, name_in_errors), name_in_errors))
     python_text = "\n".join(map(_python_of_cell, cells))
-    if any(
-        launch_file.read_python is not None and launch_file.is_python(python_text)
-        for launch_file in launch_file_kinds()
-    ):
+    if any(kind.read_python is not None and kind.is_python(python_text) for kind in launch_file_kinds()):
         return _checked_code(python_text, name_in_errors)
     commands = [command_text for cell in cells if (command_text := _script_of_cell(cell))]
     if not commands:
@@ -136,16 +133,12 @@ def _is_valid_python(python_text: str) -> bool:
 
 def _script_of_cell(cell: str) -> str:
     """Returns the commands of a cell as lines of a script; empty for a cell without commands."""
-    first_line, _, cell_body = cell.lstrip().partition("\n")
+    first_line, _, body = cell.lstrip().partition("\n")
     if first_line.startswith(SHELL_CELLS):
-        return cell_body
+        return body
     if first_line.startswith("%%writefile"):
         file_name = first_line.split()[-1]
-        return (
-            f"cat > {file_name} <<'{CELL_END_MARK}'\n{cell_body}\n{CELL_END_MARK}"
-            if CELL_END_MARK not in cell_body
-            else ""
-        )
+        return f"cat > {file_name} <<'{CELL_END_MARK}'\n{body}\n{CELL_END_MARK}" if CELL_END_MARK not in body else ""
     command_lines: list[str] = []
     is_continued = False
     for cell_line in cell.split("\n"):

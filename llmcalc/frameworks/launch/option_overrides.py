@@ -57,8 +57,7 @@ def read_with_options(
     return replace(
         _with_file_kind(launch_file, changed_launch),
         option_overrides={
-            option: OptionOverride(option_value, _value_in_file(launched_run, option))
-            for option, option_value in options.items()
+            option: OptionOverride(value, _value_in_file(launched_run, option)) for option, value in options.items()
         },
     )
 
@@ -106,15 +105,12 @@ def with_overrides(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         FORMAT_SETTINGS if "precision" in settings else ("precision",) if set(FORMAT_SETTINGS) & set(settings) else ()
     )
     option_values = {
-        option: setting_value
-        for option, setting_value in launched_run.settings.items()
-        if option not in replaced_settings
+        option: value for option, value in launched_run.settings.items() if option not in replaced_settings
     }
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")
     option_overrides = {
-        option: OptionOverride(option_value, _value_in_file(launched_run, option))
-        for option, option_value in options.items()
+        option: OptionOverride(value, _value_in_file(launched_run, option)) for option, value in options.items()
     }
     changed_launch = replace(
         launched_run,
@@ -167,9 +163,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         settings = dict(launched_run.settings)
         if selected_framework.name != DEFAULT_FRAMEWORK and settings.get("precision") == "autocast":
             trains_adapters = "lora_rank" in settings and "dtype" in settings
-            settings = {
-                option: option_value for option, option_value in settings.items() if option not in FORMAT_SETTINGS
-            }
+            settings = {option: value for option, value in settings.items() if option not in FORMAT_SETTINGS}
             settings |= {"dtype": "bf16", "master_weights": "none" if trains_adapters else "fp32"}
         is_default_framework = selected_framework.name == DEFAULT_FRAMEWORK
         return replace(

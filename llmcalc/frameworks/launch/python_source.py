@@ -73,9 +73,7 @@ def expression_value(expression: ast.expr, known_values: Mapping[str, Any], nest
         dotted_name = dotted_name_of(expression)
         return known_values[dotted_name] if dotted_name in known_values else UnknownValue(dotted_name)
     if isinstance(expression, ast.List | ast.Tuple):
-        return [
-            expression_value(list_element, known_values, nesting_depth + 1) for list_element in expression.elts[:1000]
-        ]
+        return [expression_value(element, known_values, nesting_depth + 1) for element in expression.elts[:1000]]
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
         operand_value = expression_value(expression.operand, known_values, nesting_depth + 1)
         return -operand_value if isinstance(operand_value, int | float) else UnknownValue("-")
@@ -117,8 +115,7 @@ def _equality_result(comparison: ast.Compare, known_values: Mapping[str, Any], n
     if "get_device_capability" in attribute_names and isinstance(operation, ast.GtE):
         return True  # of 8 and later, as `BF16_SUPPORT_FUNCTION`
     left_value, right_value = (
-        format_name(expression_value(operand_node, known_values, nesting_depth))
-        for operand_node in (comparison.left, right_node)
+        format_name(expression_value(node, known_values, nesting_depth)) for node in (comparison.left, right_node)
     )
     if has_unknown(left_value) or has_unknown(right_value) or not isinstance(operation, ast.Eq | ast.NotEq):
         return UnknownValue("a comparison")
@@ -429,9 +426,7 @@ class Configurations:
         self.count_work(len(owner_config) + len(config))
         for config_key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[config_key]
-        owner_config |= {
-            f"{attr_name}.{config_key}".rstrip("."): config_value for config_key, config_value in config.items()
-        }
+        owner_config |= {f"{attr_name}.{key}".rstrip("."): value for key, value in config.items()}
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 
@@ -459,14 +454,10 @@ class Configurations:
         called_name = dotted_name_of(expression.func)
         keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}
         if called_name in self.functions:
-            argument_values = {
-                config_key: expression_value(config_value, variables)
-                for config_key, config_value in keyword_nodes.items()
-            }
+            argument_values = {key: expression_value(value, variables) for key, value in keyword_nodes.items()}
             parameters = [parameter.arg for parameter in self.functions[called_name].args.args]
             argument_values |= {
-                config_key: expression_value(config_value, variables)
-                for config_key, config_value in zip(parameters, expression.args, strict=False)
+                key: expression_value(value, variables) for key, value in zip(parameters, expression.args, strict=False)
             }
             return self.configuration_of(called_name, argument_values, depth + 1)
         config: Config = dict(self.known_configurations.get(called_name, {}))
@@ -479,10 +470,7 @@ class Configurations:
             *keyword_nodes.items(),
         ):
             inner_config = self.evaluate(argument, variables, configs_by_variable, depth + 1)
-            config |= {
-                f"{config_key}.{inner_path}".rstrip("."): config_value
-                for inner_path, config_value in inner_config.items()
-            }
+            config |= {f"{config_key}.{inner_path}".rstrip("."): value for inner_path, value in inner_config.items()}
         self.count_work(len(config))
         if len(config) > MOST_VALUES:
             raise RecursionError

@@ -143,9 +143,7 @@ def launch_from_text(
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         shell_script = read_script(file_text, name_in_errors, shell_variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", file_text, re.MULTILINE)
-        sbatch_words = [
-            command_word for option_words in sbatch_options for command_word in option_words if command_word
-        ]
+        sbatch_words = [word for words in sbatch_options for word in words if word]
         return _read_script(shell_script, launch_source, sbatch_words, options)
     if shell_variables or arguments:
         typed_word = next(iter(shell_variables or arguments))
@@ -215,9 +213,9 @@ ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(
 
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
-    for launch_file in launch_file_kinds():
-        if launch_file.read_python is not None and launch_file.is_python(file_text):
-            return read_with_options(launch_file, launch_file.read_python, file_text, source_file, options)
+    for kind in launch_file_kinds():
+        if kind.read_python is not None and kind.is_python(file_text):
+            return read_with_options(kind, kind.read_python, file_text, source_file, options)
     if ARGUMENT_PARSER.search(file_text) is not None:
         if source_file.arguments:
             command_text = f"python {shlex.join([source_file.name_in_errors, *source_file.arguments])}"
@@ -230,9 +228,7 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             "--per_device_train_batch_size …', or the script or YAML file that has them"
         )
     known_titles_text = ", ".join(
-        launch_file.title
-        for launch_file in launch_file_kinds()
-        if launch_file.read_python is not None and launch_file not in REFUSED_LAUNCH_FILES
+        kind.title for kind in launch_file_kinds() if kind.read_python is not None and kind not in REFUSED_LAUNCH_FILES
     )
     raise InputError(
         f"{source_file.name_in_errors}: a Python file of no program that is read (it is never run); expected "
@@ -243,10 +239,7 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
 SETTINGS_ADVICE = "TARGET with --phase training and the run's settings, such as --batch 4 --seq 2048 --recompute full"
 """What to type for a run that no reader knows."""
 
-OPTIONS_BY_WRAPPER = {
-    r"FullyShardedDataParallel|fully_shard\(": "--fsdp N",
-    r"DistributedDataParallel": "--dp N",
-}
+OPTIONS_BY_WRAPPER = {r"FullyShardedDataParallel|fully_shard\(": "--fsdp N", r"DistributedDataParallel": "--dp N"}
 """Pattern of a call that divides a model's training over devices → the options that say the same."""
 
 
@@ -263,10 +256,8 @@ def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
     launchers = (framework(program_folder).launcher for program_folder in FRAMEWORK_NAMES)
     commands = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
-    program_regex = "|".join(
-        (*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands)
-    )
-    return re.compile(rf"^[^#\n:]*\b({program_regex}|torch\.distributed\.(run|launch))\s", re.M)
+    regex = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands))
+    return re.compile(rf"^[^#\n:]*\b({regex}|torch\.distributed\.(run|launch))\s", re.M)
 
 
 def starts_python(file_text: str) -> bool:
@@ -365,8 +356,7 @@ def _read_training_command(
 ) -> Launch:
     name_in_errors = source_file.name_in_errors
     script = replace(
-        script,
-        commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS],
+        script, commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS]
     )
     command_lines = _program_lines(script.commands)
     env_by_line = {command.line: command.env for command in script.commands}
@@ -408,9 +398,7 @@ def _read_training_command(
 
     for launch_file in launch_file_kinds():
         if launch_file.read_command is not None:
-            matching_lines = [
-                program_line for program_line in command_lines if launch_file.starts_program(program_line)
-            ]
+            matching_lines = [line for line in command_lines if launch_file.starts_program(line)]
             matching_lines = [
                 command for command in matching_lines if launch_file.is_training_command(command)
             ] or matching_lines
@@ -429,9 +417,7 @@ def _read_training_command(
             return _read_config(config_file_and_range[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
         if program_line.program == "tune run":
-            recipe_name = next(
-                (command_word for command_word in program_line.words if not command_word.startswith("-")), "NAME"
-            )
+            recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
@@ -441,9 +427,7 @@ def _read_training_command(
         config_kind = _table_kind(program_line)
         if config_kind is not None and config_kind.read_tables is not None:
             command_words = parse_arguments(program_line.words, name_in_errors)
-            arguments_table = {
-                keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
-            }
+            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
             arguments_table = {**_implied_values(program_line), **arguments_table}
             return read_with_options(
                 config_kind, config_kind.read_tables, arguments_table, source_of_command(program_line), options
@@ -484,10 +468,7 @@ def _read_by_arguments(
         return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
-        (command.line, command_word)
-        for command in start_commands
-        for command_word in command.words
-        if is_unresolved(command_word)
+        (command.line, word) for command in start_commands for word in command.words if is_unresolved(word)
     )
     line_number, unresolved_word = next(unresolved_words, (0, ""))
     reason_text = f" (line {line_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
@@ -515,22 +496,17 @@ def _read_python_of_command(
     options: Mapping[str, Any],
 ) -> Launch | None:
     """Returns the training run of the Python file that a command runs, if it is beside the script and trains."""
-    for program_line in command_lines:
-        source_file = source_function(program_line)
-        if not program_line.path or is_unresolved(program_line.path):
+    for line in command_lines:
+        source_file = source_function(line)
+        if not line.path or is_unresolved(line.path):
             continue
         try:
-            file_path, file_text = (
-                ("", "") if source_file.read_text is None else source_file.read_text(program_line.path)
-            )
+            file_path, file_text = ("", "") if source_file.read_text is None else source_file.read_text(line.path)
         except InputError:
             continue
-        if any(
-            launch_file.read_python is not None and launch_file.is_python(file_text)
-            for launch_file in launch_file_kinds()
-        ):
+        if any(kind.read_python is not None and kind.is_python(file_text) for kind in launch_file_kinds()):
             return _read_python(
-                file_text, replace(source_file, name_in_errors=file_path, arguments=program_line.words), options
+                file_text, replace(source_file, name_in_errors=file_path, arguments=line.words), options
             )
     return None
 
@@ -546,17 +522,14 @@ def _single_command(program_commands: list[CommandLine], name_in_errors: str) ->
     distinct_values_by_variable = {
         variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()
     }
-    varying_loops = {
-        variable: flag_values for variable, flag_values in distinct_values_by_variable.items() if len(flag_values) > 1
-    }
+    varying_loops = {variable: values for variable, values in distinct_values_by_variable.items() if len(values) > 1}
     line_numbers_text = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         assignments_text = " ".join(
             f"{variable}={printable(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
         )
         loops_text = "; ".join(
-            f"{variable}: {', '.join(map(printable, loop_values[:6]))}"[:120]
-            for variable, loop_values in varying_loops.items()
+            f"{variable}: {', '.join(map(printable, values[:6]))}"[:120] for variable, values in varying_loops.items()
         )
         raise InputError(
             f"{name_in_errors}: a loop trains several times (line {line_numbers_text}; {loops_text}); expected one of "
@@ -615,24 +588,18 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
 def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program starts."""
-    program_lines = [program_line for command in commands if (program_line := parse_command_line(command)) is not None]
+    program_lines = [line for command in commands if (line := parse_command_line(command)) is not None]
     return [
-        program_line
-        if (file_kind := _kind_with_launcher(program_line)) is None
-        else file_kind.with_launcher(program_line)
-        for program_line in program_lines
+        line if (file_kind := _kind_with_launcher(line)) is None else file_kind.with_launcher(line)
+        for line in program_lines
     ]
 
 
 def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
-    installed_program = "" if command_line.path else command_line.program.partition(" ")[0]
+    program = "" if command_line.path else command_line.program.partition(" ")[0]
     return next(
-        (
-            file_kind
-            for file_kind in launch_file_kinds()
-            if file_kind.launcher and file_kind.launcher == installed_program
-        ),
+        (file_kind for file_kind in launch_file_kinds() if file_kind.launcher and file_kind.launcher == program),
         None,
     )
 
@@ -712,10 +679,8 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
     for option_name, option_value in pairwise([*launcher, ""]):
         if option_name.startswith("--include"):  # localhost:0,1,2,3
             devices_text = (option_name.partition("=")[2] or option_value).rpartition(":")[2]
-    device_list_match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
-    visible_count = (
-        devices_of_machine(launcher) if device_list_match is None else len(devices_text.strip(",").split(","))
-    )
+    match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
+    visible_count = devices_of_machine(launcher) if match is None else len(devices_text.strip(",").split(","))
     if visible_count is None:
         return None
     machine_count_texts = [

@@ -47,15 +47,9 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
     """Returns the arguments that a Python file declares, with the values typed after the file's name."""
     default_values = dict([*_declared_arguments(syntax_tree)][:MOST_ARGUMENTS])
     typed_values = dict(_typed_values(typed_words))
-    undeclared_flag = next(
-        (f"--{argument_name}" for argument_name in typed_values if argument_name not in default_values), ""
-    )
+    undeclared_flag = next((f"--{name}" for name in typed_values if name not in default_values), "")
     positional_word = typed_words[0] if typed_words and not typed_values else ""
-    argument_values = {
-        name: argument_value
-        for name, argument_value in {**default_values, **typed_values}.items()
-        if argument_value is not None
-    }
+    argument_values = {name: value for name, value in {**default_values, **typed_values}.items() if value is not None}
     argument_variables = set(_argument_variables(syntax_tree))
     variables: dict[str, Any] = {}
     for node in ast.walk(syntax_tree):
@@ -65,13 +59,9 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
             and dotted_name_of(node.value).removeprefix("self.") in argument_variables
         ):
             variables[dotted_name_of(node)] = argument_values[node.attr]
-    used_arguments = {
-        argument_name.rpartition(".")[2]: short_repr(variable_value)
-        for argument_name, variable_value in variables.items()
-    }
+    used_arguments = {name.rpartition(".")[2]: short_repr(value) for name, value in variables.items()}
     used_values_text = ", ".join(
-        f"{argument_name} {value_text}"
-        for argument_name, value_text in [*used_arguments.items()][:MOST_NOTED_ARGUMENTS]
+        f"{name} {value_text}" for name, value_text in [*used_arguments.items()][:MOST_NOTED_ARGUMENTS]
     )
     return ScriptArguments(
         default_values, typed_values, variables, undeclared_flag or positional_word, used_values_text

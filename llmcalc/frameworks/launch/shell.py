@@ -289,9 +289,7 @@ class StatementReader(WordReader):
             command_words = ["[[", *command_words]
         condition_holds = evaluate_test(command_words)
         if condition_holds is not None:
-            self.script.unset_variables |= {
-                printable(command_word) for command_word in command_words if UNSET_VARIABLE.fullmatch(command_word)
-            }
+            self.script.unset_variables |= {printable(word) for word in command_words if UNSET_VARIABLE.fullmatch(word)}
         return condition_holds
 
     def open_block(self, command_words: list[str], separator: str) -> None:
@@ -398,9 +396,7 @@ class StatementReader(WordReader):
         elif first_word == "eval" and self.depth < 3:
             StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_all()
         elif first_word == "read" and self.here_string is not None:
-            variable_names = [
-                variable_name for variable_name in command_words[1:] if VARIABLE_NAME.fullmatch(variable_name)
-            ]
+            variable_names = [name for name in command_words[1:] if VARIABLE_NAME.fullmatch(name)]
             if "-d" in command_words and variable_names:  # the whole text
                 self.script.variables[variable_names[-1]] = self.here_string.strip()
             else:
@@ -441,13 +437,9 @@ class StatementReader(WordReader):
     def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the shell command `read` does."""
         input_text = self.here_string or ""
-        split_words = (
-            input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
-        )
+        words = input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
         for i, variable_name in enumerate(variables):
-            words_value = (
-                " ".join(split_words[i:]) if i == len(variables) - 1 else split_words[i] if i < len(split_words) else ""
-            )
+            words_value = " ".join(words[i:]) if i == len(variables) - 1 else words[i] if i < len(words) else ""
             self.script.variables[variable_name] = words_value.strip()
 
     def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line_number: int) -> None:
@@ -455,12 +447,8 @@ class StatementReader(WordReader):
         self.script.word_count += len(command_words)
         if self.script.word_count > MOST_WORDS:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
-        for i, command_word in enumerate(command_words[:-1]):
-            if (
-                command_word in ("-c", "-lc")
-                and self.depth < 3
-                and command_words[i - 1].rpartition("/")[2] in ("sh", "bash")
-            ):
+        for i, word in enumerate(command_words[:-1]):
+            if word in ("-c", "-lc") and self.depth < 3 and command_words[i - 1].rpartition("/")[2] in ("sh", "bash"):
                 self.set_container_variables(command_words[:i])
                 outer_arguments = self.script.arguments
                 self.script.arguments = (

@@ -123,10 +123,7 @@ def task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
     A table has numbers as values, or none: `{H100:8, H200:8}` is a set of texts.
     """
     if isinstance(accelerators, Mapping):
-        texts = [
-            str(accelerator_name) if count is None else f"{accelerator_name}:{count}"
-            for accelerator_name, count in accelerators.items()
-        ]
+        texts = [str(name) if count is None else f"{name}:{count}" for name, count in accelerators.items()]
     else:
         texts = accelerators if isinstance(accelerators, list) else [accelerators]
     names_and_counts = [text.partition(":") for text in texts[:MOST_ALTERNATIVES] if isinstance(text, str)]

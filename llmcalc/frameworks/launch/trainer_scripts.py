@@ -69,9 +69,7 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     reader.ignored_arguments += sorted(training_script.ignored_arguments & config.keys())
     reader.notes += [f"{training_script.title}: its own arguments are read as those of the Trainer"]
     reader.notes += [training_script.note] * bool(training_script.note)
-    other_arguments = {
-        key: argument_value for key, argument_value in config.items() if key not in script_argument_names
-    }
+    other_arguments = {key: value for key, value in config.items() if key not in script_argument_names}
     return {**other_arguments, **trainer_arguments}
 
 

@@ -220,9 +220,7 @@ class _ValueBuilder:
 def environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(environment_value, Mapping):
-        return {
-            str(variable_name): str(text) for variable_name, text in environment_value.items() if is_plain_data(text)
-        }
+        return {str(name): str(text) for name, text in environment_value.items() if is_plain_data(text)}
     env: dict[str, str] = {}
     for env_element in environment_value if isinstance(environment_value, list) else ():
         if isinstance(env_element, Mapping) and is_plain_data(env_element.get("value")):

@@ -53,13 +53,9 @@ HEAD_CHUNK_TOKENS = 128
 
 def is_litgpt(config: Table) -> bool:
     """Whether a table is a config of LitGPT."""
-    train_table = config.get("train")
-    has_batch_sizes = isinstance(train_table, Mapping) and (
-        "micro_batch_size" in train_table or "global_batch_size" in train_table
-    )
-    return has_batch_sizes and any(
-        argument_name in config for argument_name in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
-    )
+    table = config.get("train")
+    has_batch_sizes = isinstance(table, Mapping) and ("micro_batch_size" in table or "global_batch_size" in table)
+    return has_batch_sizes and any(name in config for name in ("checkpoint_dir", "model_name", "lora_r", "logger_name"))
 
 
 def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:

@@ -124,9 +124,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     if has_planned_sizes:
         buffer_names = ("model_buffer", "kv_buffer", "compute_buffer")
         memory_terms = tuple(
-            LogTerm(buffer_name, log_values.byte_sizes(buffer_name)[-1])
-            for buffer_name in buffer_names
-            if buffer_name in log_values
+            LogTerm(name, log_values.byte_sizes(name)[-1]) for name in buffer_names if name in log_values
         )
     if is_ollama:
         memory_terms = tuple(_with_encoder(memory_term, log_values) for memory_term in memory_terms)
@@ -145,17 +143,11 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     failed_buffer = ""
     if is_out_of_memory:
         failed_buffer = next(
-            (
-                buffer_name
-                for buffer_name, failure_hints in FAILURE_TEXTS.items()
-                if log_text.lines_with(*failure_hints)
-            ),
+            (name for name, failure_hints in FAILURE_TEXTS.items() if log_text.lines_with(*failure_hints)),
             "",
         )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
-    cache_formats = {
-        PLAIN_FORMATS.get(log_values.last_text(group_name), "") for group_name in ("key_format", "value_format")
-    }
+    cache_formats = {PLAIN_FORMATS.get(log_values.last_text(name), "") for name in ("key_format", "value_format")}
     is_ik_fork = not is_ollama and any(term_name in log_values for term_name in LOGGED_IK_FLAGS)
     program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
@@ -205,9 +197,7 @@ def _llama_server_flags(log_values: LogValues, memory_terms: Sequence[LogTerm]) 
 
     Layers are divided over several devices by their memory, which stands for what of it was free.
     """
-    numbered_devices = {
-        log_term.device for log_term in memory_terms if re.fullmatch(r"[A-Za-z]+[0-9]{1,3}", log_term.device or "")
-    }
+    numbered_devices = {term.device for term in memory_terms if re.fullmatch(r"[A-Za-z]+[0-9]{1,3}", term.device or "")}
     device_count = int(log_values.last_text("devices") or len(numbered_devices) or 1)
     device_bytes = _device_memory_sizes(log_values)
     if len(device_bytes) == device_count:

@@ -131,15 +131,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         )
         reader.refuse_if_set(
             config,
-            {
-                argument_name: f"{method_name}: not modelled"
-                for argument_name, method_name in REFUSED_ARGUMENTS.items()
-                if method_name
-            },
+            {name: f"{method_name}: not modelled" for name, method_name in REFUSED_ARGUMENTS.items() if method_name},
         )
-        if config.get("do_train") is not True and any(
-            config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
-        ):
+        if config.get("do_train") is not True and any(config.get(name) is True for name in ("do_predict", "do_eval")):
             raise reader.argument_error(
                 "do_train", "not true: the file predicts or evaluates; expected a file that trains"
             )

@@ -59,9 +59,7 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
     """Returns the training run of a config. ignored_names: LLaMA-Factory's arguments that change no memory."""
     reader.check_names(config, (*PARALLEL_SIZES, *ARGUMENTS_READ), ignored_names | ARGUMENTS_IGNORED)
     reader.ignored_arguments = [
-        argument_name
-        for argument_name in reader.ignored_arguments
-        if not argument_name.startswith("overlap_") or config.get(argument_name) is True
+        name for name in reader.ignored_arguments if not name.startswith("overlap_") or config.get(name) is True
     ]
     uses_bridge = (
         BRIDGE_VARIABLE in reader.source.env or "mixed_precision" in config

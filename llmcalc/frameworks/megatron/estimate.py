@@ -100,22 +100,20 @@ class StageRun:
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_layer_repeats`."""
-        memory_meter, rank_run, stage_chunk = self.meter, self.rank_run, self.model_chunk
+        meter, rank_run, stage_chunk = self.meter, self.rank_run, self.model_chunk
         self.stage_layers.set_repeats(layer_repeats)
-        start_bytes = memory_meter.live_bytes
-        memory_meter.restart()
+        start_bytes = meter.live_bytes
+        meter.restart()
         chunk_input, forward_output = self._run_forward()
-        saved_bytes, forward_visits = memory_meter.live_bytes - start_bytes, memory_meter.pass_visits(start_bytes)
-        memory_meter.restart()
+        saved_bytes, forward_visits = meter.live_bytes - start_bytes, meter.pass_visits(start_bytes)
+        meter.restart()
         rank_run.backward(chunk_input, forward_output, None if stage_chunk.is_last else rank_run.receive_gradient())
-        backward_visits = memory_meter.pass_visits(start_bytes)
+        backward_visits = meter.pass_visits(start_bytes)
         del chunk_input, forward_output
-        remaining_bytes = memory_meter.live_bytes - self._set_up_bytes + self.buffer_meter.live_bytes
+        remaining_bytes = meter.live_bytes - self._set_up_bytes + self.buffer_meter.live_bytes
         pass_bytes = _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes)
         self._latest_passes = (
-            (saved_bytes, remaining_bytes, forward_visits, backward_visits)
-            if memory_meter.live_bytes == start_bytes
-            else None
+            (saved_bytes, remaining_bytes, forward_visits, backward_visits) if meter.live_bytes == start_bytes else None
         )
         return pass_bytes
 
@@ -150,9 +148,7 @@ def _micro_batch_bytes(
     saved_bytes: int, forward_visits: PassVisits, backward_visits: PassVisits, remaining_bytes: int
 ) -> MicroBatchBytes:
     """Returns the bytes of a micro-batch. remaining_bytes: bytes that stay after its passes."""
-    forward_peaks, backward_peaks = (
-        PeakByPath(module_visits.peak_by_path()) for module_visits in (forward_visits, backward_visits)
-    )
+    forward_peaks, backward_peaks = (PeakByPath(visits.peak_by_path()) for visits in (forward_visits, backward_visits))
     return MicroBatchBytes(
         saved_bytes, forward_peaks.plus_bytes(remaining_bytes), backward_peaks.plus_bytes(remaining_bytes)
     )

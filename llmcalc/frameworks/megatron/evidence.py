@@ -73,17 +73,14 @@ def check_components(spec: ModelSpec) -> None:
         return
     for model_component in evidence_of_parts(spec, frozenset({MTP.name})):
         if (model_component.kind, model_component.name) not in WITNESS_BY_PART:
-            supported_parts = sorted(
-                part_type for part_kind, part_type in WITNESS_BY_PART if part_kind == model_component.kind
-            )
+            supported_parts = sorted(part_type for kind, part_type in WITNESS_BY_PART if kind == model_component.kind)
             supported_text = f" (it has {', '.join(supported_parts)})" if model_component.kind != "part" else ""
             raise InputError(
                 f"--framework megatron: Megatron-LM has no {model_component.kind} "
                 f"'{model_component.name}'{supported_text}; expected a model without it, or --framework torch or fsdp2"
             )
     if any(
-        isinstance(component_node, Norm) and component_node.gate_rank is not None
-        for component_node in nested_components(spec, frozenset({MTP.name}))
+        isinstance(node, Norm) and node.gate_rank is not None for node in nested_components(spec, frozenset({MTP.name}))
     ):
         raise InputError(
             "norms with a gate (gate_rank) are not modelled with --framework megatron; expected --framework fsdp2 or "

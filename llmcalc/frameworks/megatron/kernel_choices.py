@@ -48,17 +48,15 @@ def check_modelled_arguments(settings: MegatronSettings) -> None:
     """Raises `InputError` for the first argument whose effect on memory is not modelled."""
     for flag, refusal_reason in unmodelled_arguments(settings).items():
         raise InputError(f"{flag}: {refusal_reason} is not modelled; expected the argument to be left out")
-    unsupported_modules = set(settings.recomputed_modules) - {
+    modules = set(settings.recomputed_modules) - {
         "core_attn",
         "layernorm",
         "moe_act",
         "mla_up_proj",
         *KIND_BY_RECOMPUTED_MODULE,
     }
-    if unsupported_modules:
-        raise InputError(
-            f"--recompute-modules {' '.join(sorted(unsupported_modules))}: not modelled; {EXPECTED_RECOMPUTE_MODULES}"
-        )
+    if modules:
+        raise InputError(f"--recompute-modules {' '.join(sorted(modules))}: not modelled; {EXPECTED_RECOMPUTE_MODULES}")
     if "moe_act" in settings.recomputed_modules and settings.num_experts is not None and not settings.moe_grouped_gemm:
         raise InputError("--recompute-modules moe_act: not modelled without --moe-grouped-gemm; expected both")
     if "shared_experts" in settings.recomputed_modules and settings.moe_shared_expert_gate:

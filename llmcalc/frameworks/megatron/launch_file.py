@@ -159,10 +159,7 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.value_error("ENV_VARS", variables_table, "a table of name: value")
-        environment.update(
-            (str(variable_name), _environment_text(variable_value))
-            for variable_name, variable_value in variables_table.items()
-        )
+        environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
         for table_key in arguments_table:
             if table_key not in READ_TEST_KEYS:
                 _record_table_key(reader, table_key)
@@ -335,11 +332,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             reader.ignored_arguments.append(flag)
         elif written_value is not False:
             ignored_reason = next(
-                (
-                    ignored_reason
-                    for name_prefix, ignored_reason in REASON_BY_PREFIX.items()
-                    if argument_name.startswith(name_prefix)
-                ),
+                (reason for prefix, reason in REASON_BY_PREFIX.items() if argument_name.startswith(prefix)),
                 "",
             )
             reader.refuse(flag, ignored_reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip("."))

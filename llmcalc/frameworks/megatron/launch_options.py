@@ -136,11 +136,7 @@ def _argument_name(flag: str) -> str:
 def _argument_number(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
     argument_value = next(
-        (
-            argument_value
-            for flag, argument_value in _find_arguments(config)[1].items()
-            if _argument_name(str(flag)) == argument_name
-        ),
+        (value for flag, value in _find_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
         None,
     )
     number_text = str(argument_value)
@@ -149,16 +145,10 @@ def _argument_number(config: Table, argument_name: str) -> int | None:
 
 def _with_changed_arguments(config: Table, argument_changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values, without arguments whose new value is None."""
-    table_key, arguments_table = _find_arguments(config)
+    table_key, table = _find_arguments(config)
     dropped_arguments = set(argument_changes) | (
         {"recompute_activations"} if "recompute_granularity" in argument_changes else set()
     )
-    arguments = {
-        flag: value for flag, value in arguments_table.items() if _argument_name(str(flag)) not in dropped_arguments
-    }
-    arguments |= {
-        f"--{argument_name.replace('_', '-')}": argument_value
-        for argument_name, argument_value in argument_changes.items()
-        if argument_value is not None
-    }
+    arguments = {flag: value for flag, value in table.items() if _argument_name(str(flag)) not in dropped_arguments}
+    arguments |= {f"--{name.replace('_', '-')}": value for name, value in argument_changes.items() if value is not None}
     return {**config, table_key: arguments} if table_key else arguments

@@ -24,8 +24,7 @@ def read_accelerate(
     reader.refuse_groups(config)
     section_name = "megatron_lm_config"
     plugin_options = {
-        str(key).removeprefix("megatron_lm_"): option_value
-        for key, option_value in reader.table(config, section_name).items()
+        str(key).removeprefix("megatron_lm_"): value for key, value in reader.table(config, section_name).items()
     }
     record_unknown_keys(reader, plugin_options, (*READ_PLUGIN_KEYS, "gradient_clipping"), section_name)
 

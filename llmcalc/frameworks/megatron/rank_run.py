@@ -302,9 +302,7 @@ class RankRun:
         self.sharded_weights.set_up(weights_by_path)
         self.updated_element_counts = self.sharded_weights.updated_element_counts
         self.states_per_parameter = [2] * len(self.updated_element_counts)
-        zero_storages = [
-            self.allocate_storage(4 * element_count, "temporary") for element_count in self.updated_element_counts
-        ]
+        zero_storages = [self.allocate_storage(4 * count, "temporary") for count in self.updated_element_counts]
         self._make_optimizer_states()
         del zero_storages
         self.graph.leaf_gradient_hook = self._accumulate_in_bucket
@@ -503,15 +501,13 @@ class RankRun:
         batch = self.get_batch(model_chunk)
         self.make_first_rope_tables()
         model_chunk.input_tensor = chunk_input
-        pass_recorder = self.pass_recorder
+        recorder = self.pass_recorder
 
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
         output_tensor = (
-            run_forward()
-            if pass_recorder is None
-            else pass_recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
+            run_forward() if recorder is None else recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
         )
         if self.retains_batches:
             self.batches.append(batch)
@@ -536,13 +532,11 @@ class RankRun:
 
     def _sum_loss(self, losses: Tensor) -> Tensor:
         """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
-        autograd_graph, shape = self.graph, losses.shape
-        masked_losses = autograd_graph.new_tensor(shape, FLOAT32)
-        loss_sum = autograd_graph.new_tensor((1,), FLOAT32)
+        graph, shape = self.graph, losses.shape
+        masked_losses = graph.new_tensor(shape, FLOAT32)
+        loss_sum = graph.new_tensor((1,), FLOAT32)
         del masked_losses
-        sum_node = AutogradNode(
-            autograd_graph, "sum", (losses,), lambda g, needs_input_grad: [autograd_graph.new_tensor(shape, FLOAT32)]
-        )
+        sum_node = AutogradNode(graph, "sum", (losses,), lambda g, needs_input_grad: [graph.new_tensor(shape, FLOAT32)])
         loss_sum.node = sum_node
         return loss_sum
 

@@ -352,11 +352,8 @@ def _parameters_of_all_repeats(parameters: Sequence[Parameter], layer_stack: Lay
             parameters_before.append(parameter)
     first_repeat = recorded_repeats[0]
     repeated_parameters = [
-        [
-            _parameter_of_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat)
-            for parameter in first_repeat
-        ]
-        for repeat_number in range(layer_stack.repeat_count)
+        [_parameter_of_later_layer(parameter, layer_stack, number * layers_per_repeat) for parameter in first_repeat]
+        for number in range(layer_stack.repeat_count)
     ]
     for recorded_repeat, copied_repeat in zip(recorded_repeats, repeated_parameters, strict=False):
         if [_parameter_description(parameter) for parameter in recorded_repeat] != list(

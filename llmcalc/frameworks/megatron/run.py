@@ -34,13 +34,9 @@ def check(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run that Megatron-LM does not support in any layout."""
     check_components(memory_estimate.spec)
     megatron_settings_of(memory_estimate, ONE_DEVICE, version_text)
-    for program_step in all_steps(memory_estimate.spec.shared_program.root.items):
-        if (
-            program_step.verb == "attention"
-            and not program_step.options.get("selected_keys")
-            and unsupported_attention_reason(program_step)
-        ):
-            raise InputError(unsupported_attention_reason(program_step))
+    for step in all_steps(memory_estimate.spec.shared_program.root.items):
+        if step.verb == "attention" and not step.options.get("selected_keys") and unsupported_attention_reason(step):
+            raise InputError(unsupported_attention_reason(step))
 
 
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:

@@ -42,33 +42,31 @@ def _run_without_pipeline(rank_run: RankRun) -> None:
 
 def _run_1f1b(rank_run: RankRun) -> None:
     """Runs the 1F1B pipeline schedule (`forward_backward_pipelining_without_interleaving`)."""
-    (model_chunk,), microbatches = rank_run.chunks, rank_run.microbatches
+    (chunk,), microbatches = rank_run.chunks, rank_run.microbatches
     warmup_microbatches = min(rank_run.layout.pp - rank_run.coordinates.pp - 1, microbatches)
     stage_inputs: list[Tensor | None] = []
     forward_outputs: list[ForwardOutput] = []
     for _ in range(warmup_microbatches):
-        stage_input = None if model_chunk.is_first else rank_run.receive_hidden()
-        forward_output = rank_run.forward(model_chunk, stage_input)
+        stage_input = None if chunk.is_first else rank_run.receive_hidden()
+        forward_output = rank_run.forward(chunk, stage_input)
         stage_inputs.append(stage_input)
         forward_outputs.append(forward_output)
         forward_output.free()
     remaining_microbatches = microbatches - warmup_microbatches
     if remaining_microbatches:
-        stage_input = None if model_chunk.is_first else rank_run.receive_hidden()
+        stage_input = None if chunk.is_first else rank_run.receive_hidden()
     for microbatch in range(remaining_microbatches):
-        forward_output = rank_run.forward(model_chunk, stage_input)
-        gradient = None if model_chunk.is_last else rank_run.receive_gradient()
+        forward_output = rank_run.forward(chunk, stage_input)
+        gradient = None if chunk.is_last else rank_run.receive_gradient()
         stage_inputs.append(stage_input)
         forward_outputs.append(forward_output)
         forward_output.free()
         stage_input, forward_output = stage_inputs.pop(0), forward_outputs.pop(0)
         input_gradient = rank_run.backward(stage_input, forward_output, gradient)
-        stage_input = (
-            None if model_chunk.is_first or microbatch == remaining_microbatches - 1 else rank_run.receive_hidden()
-        )
+        stage_input = None if chunk.is_first or microbatch == remaining_microbatches - 1 else rank_run.receive_hidden()
     for _ in range(warmup_microbatches):
         stage_input, forward_output = stage_inputs.pop(0), forward_outputs.pop(0)
-        gradient = None if model_chunk.is_last else rank_run.receive_gradient()
+        gradient = None if chunk.is_last else rank_run.receive_gradient()
         input_gradient = rank_run.backward(stage_input, forward_output, gradient)
     del input_gradient
 
@@ -103,9 +101,7 @@ class InterleavedSchedule:
         self.chunk_order: list[int] = []
         for first_microbatch in range(0, microbatch_count, group_size):
             group_microbatches = min(group_size, microbatch_count - first_microbatch)
-            self.chunk_order += [
-                chunk_index for chunk_index in range(self.chunk_count) for _ in range(group_microbatches)
-            ]
+            self.chunk_order += [index for index in range(self.chunk_count) for _ in range(group_microbatches)]
         self.forward_pass_count: int = microbatch_count * self.chunk_count
         self.warmup_pass_count: int = min(
             self.forward_pass_count, (self.pp - stage_index - 1) * 2 + (self.chunk_count - 1) * group_size

@@ -223,9 +223,7 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) ->
         )
     if options.precision not in (None, "bf16-master"):
         raise InputError(f"--precision {options.precision}: not modelled with adapters; expected bf16-master")
-    if any(
-        program_step.verb == "attention" and program_step.options.get("selected_keys") for program_step in program_steps
-    ):
+    if any(step.verb == "attention" and step.options.get("selected_keys") for step in program_steps):
         raise InputError("--lora-rank: not modelled with attention to selected tokens; expected a model without")
     if adapters.library == "megatron-bridge" and adapters.rank % layout.tp:
         raise ImpossibleLayout(f"--tp {layout.tp}: does not divide --lora-rank {adapters.rank}; expected a divisor")
@@ -305,9 +303,7 @@ def loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
 
 def _layout_arguments(layout: Layout) -> dict[str, Any]:
     """Returns the arguments that describe a parallel layout."""
-    names_by_exchange = {
-        ring_exchange: exchange_name for exchange_name, ring_exchange in CP_EXCHANGE_BY_COMM_TYPE.items()
-    }
+    names_by_exchange = {ring_exchange: name for name, ring_exchange in CP_EXCHANGE_BY_COMM_TYPE.items()}
     arguments: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,

@@ -11,67 +11,57 @@ from .settings import GATED_DELTA_NET_NAMES, MegatronSettings
 
 def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
-    refusal_reasons = {}
+    reasons = {}
     for argument in settings.changed_fields():
         for refusal_reason, arguments in UNMODELLED_FIELDS_BY_REASON.items():
             if argument in arguments and getattr(settings, argument) not in VALUES_WITHOUT_EFFECT.get(argument, ()):
-                refusal_reasons[flag_of(argument)] = refusal_reason
+                reasons[flag_of(argument)] = refusal_reason
     if settings.overlap_moe_expert_parallel_comm and settings.pp > 1:
-        refusal_reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
+        reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
     if settings.optimizer_cpu_offload and (settings.optimizer != "adam" or settings.optimizer_offload_fraction != 1):
-        refusal_reasons["--optimizer-cpu-offload"] = (
-            "Adam's step on the host with other than --optimizer-offload-fraction 1"
-        )
+        reasons["--optimizer-cpu-offload"] = "Adam's step on the host with other than --optimizer-offload-fraction 1"
     if settings.moe_token_dispatcher_type == "flex" and settings.moe_flex_dispatcher_backend != "hybridep":
-        refusal_reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
+        reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
     if settings.tp_comm_overlap and (
         settings.num_experts is not None or settings.has_latent_attention or settings.kind == "hybrid"
     ):
-        refusal_reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
+        reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
     is_local = settings.enable_cuda_graph or settings.cuda_graph_impl == "local"
     graph_modules = settings.cuda_graph_modules or settings.cuda_graph_scope or ()
     if captures_whole_step("local" if is_local else settings.cuda_graph_impl, graph_modules):
-        refusal_reasons["--enable-cuda-graph" if settings.enable_cuda_graph else "--cuda-graph-impl"] = WHOLE_STEP_GRAPH
-    refusal_reasons |= _unsupported_fp8(settings)
+        reasons["--enable-cuda-graph" if settings.enable_cuda_graph else "--cuda-graph-impl"] = WHOLE_STEP_GRAPH
+    reasons |= _unsupported_fp8(settings)
     if settings.use_megatron_fsdp:
-        refusal_reasons |= _unsupported_sharding(settings)
+        reasons |= _unsupported_sharding(settings)
     if settings.experimental_attention_variant == "dsa":
         if not settings.has_latent_attention:
-            refusal_reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
-        refusal_reasons |= {
+            reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
+        reasons |= {
             flag_of(argument): "another indexer"
             for argument in UNMODELLED_INDEXER_FIELDS
             if argument in settings.changed_fields()
         }
         if settings.recompute_mode == "selective":
-            refusal_reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
+            reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
         if settings.fp8_format is not None:
-            refusal_reasons["--fp8-format"] = "8-bit products with an indexer"
+            reasons["--fp8-format"] = "8-bit products with an indexer"
     if settings.attention_output_gate and (settings.has_latent_attention or settings.kind in ("bert", "t5")):
-        refusal_reasons["--attention-output-gate"] = "another kind of attention"
-    return refusal_reasons
+        reasons["--attention-output-gate"] = "another kind of attention"
+    return reasons
 
 
 def _unsupported_sharding(settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for arguments that are not modelled together with Megatron-FSDP."""
-    refusal_reasons = {
-        field_name: refusal_reason
-        for field_name, (modelled_values, refusal_reason) in MODELLED_VALUES_WITH_FSDP.items()
+    reasons = {
+        field_name: reason
+        for field_name, (modelled_values, reason) in MODELLED_VALUES_WITH_FSDP.items()
         if getattr(settings, field_name) not in modelled_values
     }
-    if settings.megatron_fsdp_grad_comm_dtype not in (
-        "auto",
-        settings.megatron_fsdp_main_grads_dtype,
-    ):
-        refusal_reasons["megatron_fsdp_grad_comm_dtype"] = (
-            "gradients that are sent in another format than they are kept in"
-        )
+    if settings.megatron_fsdp_grad_comm_dtype not in ("auto", settings.megatron_fsdp_main_grads_dtype):
+        reasons["megatron_fsdp_grad_comm_dtype"] = "gradients that are sent in another format than they are kept in"
     if settings.mtp_layers:
-        refusal_reasons["mtp_num_layers"] = "multi-token prediction"
-    return {
-        flag_of(argument): f"with --use-megatron-fsdp, {refusal_reason}"
-        for argument, refusal_reason in refusal_reasons.items()
-    }
+        reasons["mtp_num_layers"] = "multi-token prediction"
+    return {flag_of(argument): f"with --use-megatron-fsdp, {reason}" for argument, reason in reasons.items()}
 
 
 def _unsupported_fp8(settings: MegatronSettings) -> dict[str, str]:
@@ -137,11 +127,7 @@ UNMODELLED_FIELDS_BY_REASON: dict[str, tuple[str, ...]] = {
         "moe_router_padding_for_fp8",
         "moe_router_padding_for_quantization",
     ),
-    "offloading to the host": (
-        "cpu_offloading_num_layers",
-        "fine_grained_activation_offloading",
-        "moe_paged_stash",
-    ),
+    "offloading to the host": ("cpu_offloading_num_layers", "fine_grained_activation_offloading", "moe_paged_stash"),
     "a CUDA graph of the optimizer's step": ("optimizer_cuda_graph",),
     "communication buffers of the user": ("use_nccl_ub",),
     "another kind of attention": (

@@ -132,18 +132,14 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Raises `InputError` for a command, with the recipe's file and overrides to type instead."""
-    command_words = list(command_line.words)
-    flag_index = next((i for i, command_word in enumerate(command_words) if command_word == "--recipe"), None)
-    typed_recipe = (
-        command_words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(command_words) else "RECIPE"
-    )
+    words = list(command_line.words)
+    flag_index = next((i for i, command_word in enumerate(words) if command_word == "--recipe"), None)
+    typed_recipe = words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(words) else "RECIPE"
     if is_unresolved(typed_recipe):
         raise InputError(
             f"{source_file.name_in_errors}: line {command_line.line}: --recipe: {unresolved_reason(typed_recipe)}"
         )
-    override_words = [
-        word for word in command_words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)
-    ]
+    override_words = [word for word in words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)]
     typed_text = printable(" ".join([typed_recipe, *dict.fromkeys(override_words)]), 600)
     raise InputError(
         f"{source_file.name_in_errors}: line {command_line.line} runs the recipe {typed_recipe[:60]}, whose settings "
@@ -288,8 +284,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         None,
     )
     tp, pp, cp = (
-        config_size(f"model.{parallel_kind}_parallel_size", 1)
-        for parallel_kind in ("tensor_model", "pipeline_model", "context")
+        config_size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
@@ -313,8 +308,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
-            config_value(f"{section_name}.use_distributed_optimizer", True) is not False
-            for section_name in ("ddp", "optimizer")
+            config_value(f"{name}.use_distributed_optimizer", True) is not False for name in ("ddp", "optimizer")
         ),
         batch=batch,
         seq=config_size(_length_key(reader, config), 4096),
@@ -438,9 +432,7 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: number formats of the states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
-    state_formats = {
-        _number_format(config.get(f"optimizer.exp_avg{state_suffix}_dtype")) for state_suffix in ("", "_sq")
-    }
+    state_formats = {_number_format(config.get(f"optimizer.exp_avg{suffix}_dtype")) for suffix in ("", "_sq")}
     if len(state_formats) > 1:
         reader.refuse("optimizer.exp_avg_dtype", "moments of two formats are not modelled")
     return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats.pop()}

@@ -52,11 +52,7 @@ def _read_command_with_file(config: Table, command_line: CommandLine, source_fil
     env_texts = {str(variable_name): str(variable_value) for variable_name, variable_value in env.items()}
     reader = LaunchReader(source_file)
     empty_argument = next(
-        (
-            argument_name
-            for argument_name, argument_value in config.items()
-            if argument_name != "ENV" and argument_value == []
-        ),
+        (name for name, value in config.items() if name != "ENV" and value == []),
         None,
     )
     if empty_argument is not None:  # an argument without a value, which transformers' `HfArgumentParser` refuses

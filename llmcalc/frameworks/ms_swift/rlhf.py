@@ -47,11 +47,7 @@ GKD_IGNORED = frozenset(
 )
 """Arguments of distillation that do not change the memory of a step: those of its samples."""
 
-GKD_BYTES_PER_LOGIT = {
-    "bfloat16": ((8, 6), (2, 2)),
-    "float32": ((28, 12), (15, 5)),
-    "autocast": ((30, 12), (17, 5)),
-}
+GKD_BYTES_PER_LOGIT = {"bfloat16": ((8, 6), (2, 2)), "float32": ((28, 12), (15, 5)), "autocast": ((30, 12), (17, 5))}
 """Format of the logits → (β strictly between 0 and 1, β of 0 or 1): bytes per logit of `jsd_loss` beyond those of the
 eager cross-entropy, and further ones of a chunk of tokens. Upper bounds, measured with torch on meta
 (tests/frameworks/launch/test_distillation.py).

@@ -131,9 +131,7 @@ def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> L
             raise reader.argument_error(
                 argument_name, "an expression is not computed; expected a number, a text or True or False"
             )
-    reader.ignored_arguments += [
-        argument_name for argument_name in file_values if argument_name not in ARGUMENT_DEFAULTS
-    ]
+    reader.ignored_arguments += [name for name in file_values if name not in ARGUMENT_DEFAULTS]
     run_values = {
         key: reader.value(known_values, key, default_value) for key, default_value in ARGUMENT_DEFAULTS.items()
     }

@@ -135,25 +135,21 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         overrides = {key: plain_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()}
-        model_table = _model_values(reader, config, overrides)
+        table = _model_values(reader, config, overrides)
         model_name = str(config.get("name", ""))[:80]
-        if (
-            "encoder" in model_table
-            or "decoder" in model_table
-            or any(model_type in model_name for model_type in MODEL_TYPES)
-        ):
+        if "encoder" in table or "decoder" in table or any(model_type in model_name for model_type in MODEL_TYPES):
             raise reader.argument_error(
                 "name", f"{short_repr(model_name)}: its layers are not read; expected a GPT, BERT or Mamba config"
             )
-        if model_table.get("peft.peft_scheme") not in (None, "none", "null"):
+        if table.get("peft.peft_scheme") not in (None, "none", "null"):
             raise reader.argument_error(
                 "model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null"
             )
-        if model_table.get("num_layers") is None:
+        if table.get("num_layers") is None:
             raise reader.argument_error(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
-        arguments = _megatron_arguments(reader, model_table, config)
+        arguments = _megatron_arguments(reader, table, config)
         reader.check_unknown()
         model_type = next((model_type for model_type in ("bert", "mamba") if model_type in model_name), "gpt")
         device_count = (

@@ -143,11 +143,11 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             raise reader.argument_error(
                 "grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}"
             )
-        flat_values = _flat_values(reader, merged_config)
+        flat_values = flat_config(
+            {name: reader.table(merged_config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)}
+        )
         policy_table = {
-            key.removeprefix("policy."): policy_value
-            for key, policy_value in flat_values.items()
-            if key.startswith("policy.")
+            key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")
         }
         _check_keys(reader, policy_table)
         model_id = str(policy_table.get("model_name") or "")
@@ -196,11 +196,6 @@ def _merge_configs(base_config: Table, config: Table) -> dict[str, Any]:
             _merge_configs(merged_config[config_key], config_value) if are_tables else config_value
         )
     return merged_config
-
-
-def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns dotted key → value of the tables `policy`, `cluster`, `loss_fn` and of the algorithm."""
-    return flat_config({name: reader.table(config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)})
 
 
 def _check_keys(reader: LaunchReader, policy_table: Table) -> None:

@@ -150,11 +150,7 @@ class OllamaServer:
     def number_of_gpus(self) -> int:
         """The number of GPUs that Ollama uses."""
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return (
-            1
-            if visible_devices is None
-            else len([device_name for device_name in str(visible_devices).split(",") if device_name.strip()])
-        )
+        return 1 if visible_devices is None else len([name for name in str(visible_devices).split(",") if name.strip()])
 
     @cached_property
     def num_ctx(self) -> int:
@@ -262,10 +258,8 @@ class OllamaServer:
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
         server = self._server_before_fit(**self._llama_server_flags(sequence_count, DEFAULT_BATCH))
-        tensor_devices = server.placement
-        used_bytes = sum(server.model_buffers(tensor_devices).values()) + sum(
-            server.cache_buffers(tensor_devices).values()
-        )
+        devices = server.placement
+        used_bytes = sum(server.model_buffers(devices).values()) + sum(server.cache_buffers(devices).values())
         free_bytes = server.free_bytes * len(server.devices)
         for context_limit, default_batch, larger_batch, largest_percent in BATCH_RULES:
             has_free_memory = (

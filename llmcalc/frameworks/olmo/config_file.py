@@ -38,13 +38,8 @@ STEP_KEYS = ("optimizer", "precision", "fsdp", "ddp", "compile", "activation_che
 
 def is_olmo(config: Table) -> bool:
     """Whether a table is a config of OLMo."""
-    model_table = config.get("model")
-    return (
-        isinstance(model_table, Mapping)
-        and "d_model" in model_table
-        and "layer_norm_type" in model_table
-        and "optimizer" in config
-    )
+    table = config.get("model")
+    return isinstance(table, Mapping) and "d_model" in table and "layer_norm_type" in table and "optimizer" in config
 
 
 def read_olmo(config: Table, source_file: LaunchSource) -> Launch:

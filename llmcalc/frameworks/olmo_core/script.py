@@ -82,9 +82,7 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.name_in_errors)
         variables = dict(_number_assignments(syntax_tree.body, {}))
-        sequence_length = next(
-            (variables[variable_name] for variable_name in LENGTH_CONSTANTS if variable_name in variables), None
-        )
+        sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
         variables |= dict.fromkeys(LENGTH_VARIABLES, sequence_length)
         for function_node in (node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)):
             variables |= {
@@ -147,11 +145,10 @@ def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, 
         keyword.arg: (keyword.value, expression_value(keyword.value, variables)) for keyword in call.keywords
     }
     return {
-        str(argument_name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node)
-        or argument_value.text
-        if isinstance(argument_value, UnknownValue)
-        else argument_value
-        for argument_name, (value_node, argument_value) in argument_values.items()
+        str(name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node) or value.text
+        if isinstance(value, UnknownValue)
+        else value
+        for name, (value_node, value) in argument_values.items()
     }
 
 

@@ -78,11 +78,7 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append(
                 "accelerate's own config says how devices divide the run; --zero and --fsdp say it here"
             )
-        arguments = {
-            argument_name: argument_value
-            for argument_name, argument_value in config.items()
-            if argument_name in known_argument_names()
-        }
+        arguments = {name: value for name, value in config.items() if name in known_argument_names()}
         return trainer_launch(reader, {**arguments, "bf16": True}, run_settings)
 
 

@@ -114,15 +114,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             _current_name(argument_name): argument_value
             for argument_name, argument_value in parse_arguments(command_line.words, source_file.name_in_errors).items()
         }
-        known_names = frozenset(
-            argument_name
-            for argument_name in arguments
-            if argument_name.startswith(READ_SECTIONS) or "max_len" in argument_name
-        )
+        known_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
         argument_values = plain_arguments(arguments, reader, known_names)
-        argument_values = {
-            _current_name(argument_name): argument_value for argument_name, argument_value in argument_values.items()
-        }
+        argument_values = {_current_name(name): value for name, value in argument_values.items()}
         model_id = marked_model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, argument_values)
         world_size = (
@@ -136,9 +130,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         rollout = (
             _rollout_of(reader, argument_values, launch_settings.layout.dp) if trainer_name == "train_ppo_ray" else None
         )
-        reader.ignored_arguments += [
-            argument_name for argument_name in argument_values if argument_name.partition(".")[0] in IGNORED_SECTIONS
-        ]
+        reader.ignored_arguments += [name for name in argument_values if name.partition(".")[0] in IGNORED_SECTIONS]
         return reader.create_launch("deepspeed", launch_settings, model_name=model_id, rollout=rollout)
 
 

@@ -108,9 +108,7 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:
         record_unknown_keys(reader, config, CONFIG_TABLES, "", "no table that is known")
         tables = {table_name: reader.table(config, table_name) for table_name in CONFIG_TABLES}
-        values_by_key = {
-            f"{table_name}.{key}"[:100]: value for table_name, table in tables.items() for key, value in table.items()
-        }
+        values_by_key = {f"{name}.{key}"[:100]: value for name, table in tables.items() for key, value in table.items()}
         trainer_type = str(values_by_key.get("training.trainer_type", "HF")).upper()[:40]
         if trainer_type not in SETTINGS_BY_TRAINER:
             raise reader.value_error("training.trainer_type", trainer_type, f"one of {', '.join(SETTINGS_BY_TRAINER)}")

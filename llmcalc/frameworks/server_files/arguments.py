@@ -139,10 +139,7 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
         *([Flag(("--hf-file", "-hff"))] if "--hf-repo" in server_program.model_flags else []),
         Flag((f"--{CONFIG_FLAG}", *server_program.config_flags)),
         *(Flag((ignored_spelling,), is_memory_neutral=True) for ignored_spelling in server_program.ignored_flags),
-        *(
-            Flag((ignored_spelling,), "switch", is_memory_neutral=True)
-            for ignored_spelling in server_program.ignored_switches
-        ),
+        *(Flag((spelling,), "switch", is_memory_neutral=True) for spelling in server_program.ignored_switches),
         *serving_engine.known_flags(),
     )
 
@@ -157,9 +154,7 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
             continue
         flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
         named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
-        if all(named_flags) and any(
-            matched_flag is not None and not matched_flag.flag.is_memory_neutral for matched_flag in named_flags
-        ):
+        if all(named_flags) and any(flag is not None and not flag.flag.is_memory_neutral for flag in named_flags):
             return program.engine
     return ""
 

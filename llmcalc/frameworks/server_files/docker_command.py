@@ -78,14 +78,9 @@ def parse_mount(volume_entry: Any) -> dict[str, str]:
     else:
         mount_fields = dict(zip(("source", "target"), str(volume_entry).split(":"), strict=False))
     host_folder = mount_fields.get("source") or mount_fields.get("src", "")
-    container_folder = mount_fields.get("target") or mount_fields.get("dst") or mount_fields.get("destination", "")
-    is_mount = (
-        "/" in host_folder
-        and not is_unresolved(host_folder)
-        and container_folder.startswith("/")
-        and container_folder.rstrip("/")
-    )
-    return {container_folder.rstrip("/"): host_folder.rstrip("/")} if is_mount else {}
+    folder = mount_fields.get("target") or mount_fields.get("dst") or mount_fields.get("destination", "")
+    is_mount = "/" in host_folder and not is_unresolved(host_folder) and folder.startswith("/") and folder.rstrip("/")
+    return {folder.rstrip("/"): host_folder.rstrip("/")} if is_mount else {}
 
 
 def number_of_gpus(gpus_text: str, place_in_file: str) -> int | None:

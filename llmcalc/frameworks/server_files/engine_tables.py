@@ -131,11 +131,9 @@ def _ray_server(ray_config: Mapping[str, Any]) -> Container:
 
 
 def _chart_server(chart_values: Mapping[str, Any]) -> Container:
-    switch_flags = {switch_key: True for switch_key in SWITCH_KEYS if chart_values.get(switch_key) is True}
+    flags = {switch_key: True for switch_key in SWITCH_KEYS if chart_values.get(switch_key) is True}
     image_name = ":".join(str(chart_values[key]) for key in ("repository", "tag") if chart_values.get(key))
-    return _stack_server(
-        chart_values, chart_values["modelURL"], switch_flags, image_name, chart_values.get("requestGPU")
-    )
+    return _stack_server(chart_values, chart_values["modelURL"], flags, image_name, chart_values.get("requestGPU"))
 
 
 def _operator_server(operator_table: Mapping[str, Any], model_table: Mapping[str, Any]) -> Container:
@@ -187,11 +185,7 @@ def inner_table(outer_table: Mapping[str, Any], *nested_keys: str) -> Mapping[st
 
 
 def _environment_texts(environment_table: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        str(variable_name): str(variable_value)
-        for variable_name, variable_value in environment_table.items()
-        if isinstance(variable_value, str | int | float)
-    }
+    return {str(name): str(value) for name, value in environment_table.items() if isinstance(value, str | int | float)}
 
 
 def _texts_of_list(list_value: Any) -> list[str]:

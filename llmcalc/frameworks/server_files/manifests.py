@@ -149,9 +149,7 @@ def _compose_servers(
             env=environment_variables(expanded_fields["environment"]),
             gpu_count=_reserved_accelerator_count(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
             mounts={
-                container_folder: host_folder
-                for volume in volume_list
-                for container_folder, host_folder in parse_mount(volume).items()
+                folder: host_folder for volume in volume_list for folder, host_folder in parse_mount(volume).items()
             },
         )
         command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.command_words)
@@ -200,10 +198,7 @@ def _skypilot_servers(
     setup_script = config.get("setup")
     engine_versions = engine_versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container(
-        "run",
-        image="script",
-        gpu_name=task_script.accelerator_name,
-        gpu_count=task_script.accelerator_count,
+        "run", image="script", gpu_name=task_script.accelerator_name, gpu_count=task_script.accelerator_count
     )
     for started_server in server_finder.servers_in_script(task_script.text, task_script.variables, (), container):
         yield started_server.with_version_in_file(engine_versions)

@@ -267,11 +267,7 @@ def program_of_image(image_reference: str) -> ServerProgram | None:
     """
     image_name = re.sub(r"(?<![^/])[^/]*-project/", "", image_reference.lower().partition("@")[0])
     return next(
-        (
-            program
-            for program in PROGRAMS
-            if any(image_name_part in image_name for image_name_part in program.image_names)
-        ),
+        (program for program in PROGRAMS if any(part in image_name for part in program.image_names)),
         None,
     )
 
@@ -288,12 +284,12 @@ def version_of_image(image_name: str) -> str:
 
 def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
     """Returns the server start at word number `i` of a command; None for another word."""
-    command_word = command_words[i]
+    word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
-    if command_word in ("-m", "--module") and i:
+    if word in ("-m", "--module") and i:
         return _server_start_of_module(next_word, tuple(command_words[i + 2 :]))
-    if command_word.endswith(".py"):
-        program_name = command_word.removesuffix(".py").replace("/", ".")
+    if word.endswith(".py"):
+        program_name = word.removesuffix(".py").replace("/", ".")
         python_module = next(
             (
                 module_program
@@ -304,20 +300,18 @@ def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "")
             "",
         )
         return _server_start_of_module(python_module, tuple(command_words[i + 1 :])) if python_module else None
-    program_name = command_word.rpartition("/")[2].removesuffix(".exe")
+    program_name = word.rpartition("/")[2].removesuffix(".exe")
     for server_program in PROGRAMS:
         for command_name in sorted(server_program.commands, key=len, reverse=True):
             first_word, _, second_word = command_name.partition(" ")
             if second_word:
                 is_command, arguments_start = program_name == first_word and next_word == second_word, i + 2
             else:
-                is_command = program_name == first_word or command_word.endswith(f"/{first_word}")
+                is_command = program_name == first_word or word.endswith(f"/{first_word}")
                 arguments_start = i + 1
             if is_command:
                 return ServerStart(
-                    _fork_of_program(
-                        server_program, f"{image} {command_word}".lower(), command_words[arguments_start:]
-                    ),
+                    _fork_of_program(server_program, f"{image} {word}".lower(), command_words[arguments_start:]),
                     tuple(command_words[arguments_start:]),
                 )
     return None

@@ -208,10 +208,7 @@ class _Evaluator:
             return None
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
         self._count_combined_items(keyword_values)
-        return {
-            argument_name: _with_unresolved_marks(argument_value)
-            for argument_name, argument_value in keyword_values.items()
-        }
+        return {name: _with_unresolved_marks(value) for name, value in keyword_values.items()}
 
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""

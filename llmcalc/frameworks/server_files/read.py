@@ -58,10 +58,8 @@ def servers_of_file(
     typed_engine: the engine that is typed beside the file; empty for the file's.
     Raises `InputError`, which names file, place, flag and fix.
     """
-    typed_launch_file, launch_text, launch_folder = _read_launch(path)
-    return servers_of_text(
-        launch_text, typed_launch_file, allows_unknown_flags, launch_folder, typed_flags, typed_engine
-    )
+    typed_launch_file, launch_text, folder = _read_launch(path)
+    return servers_of_text(launch_text, typed_launch_file, allows_unknown_flags, folder, typed_flags, typed_engine)
 
 
 def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
@@ -234,11 +232,7 @@ def _server_of_bare_config(config_file: Any) -> Iterator[StartedServer]:
                 if isinstance(config_table, Mapping)
                 for inner_key in config_table
             ]
-            + [
-                f"--{table_key}"
-                for table_key, config_value in config_file.items()
-                if not isinstance(config_value, Mapping)
-            ]
+            + [f"--{key}" for key, value in config_file.items() if not isinstance(value, Mapping)]
         )
         server_program = program_named(engine_name)
         if server_program is not None and server_program.config_flags:
@@ -298,16 +292,10 @@ def _read_server(
         if not flag_name.startswith("-")
     }
     environment_flags = {
-        field_name: container.env[variable_name]
-        for variable_name, field_name in flag_fields.items()
-        if variable_name in container.env
+        field_name: container.env[name] for name, field_name in flag_fields.items() if name in container.env
     }
     all_fields = {flag.field_name for flag in serving_engine.known_flags()}
-    parallel_sizes = {
-        field_name: parallel_size
-        for field_name, parallel_size in container.parallel_sizes.items()
-        if field_name in all_fields
-    }
+    parallel_sizes = {name: size for name, size in container.parallel_sizes.items() if name in all_fields}
     model_name = server_start.model or arguments.model or container.model_name
     if container.model_name and not re.fullmatch(r"[\w.-]+/[\w.-]+", model_name):
         model_name = container.model_name
@@ -319,11 +307,7 @@ def _read_server(
         version=started_server.version,
         model_name=f"${printable(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
         flag_values={**parallel_sizes, **environment_flags, **arguments.values},
-        env={
-            variable_name: variable_value[:200]
-            for variable_name, variable_value in container.env.items()
-            if not SECRET_NAMES.search(variable_name)
-        },
+        env={name: value[:200] for name, value in container.env.items() if not SECRET_NAMES.search(name)},
         hardware=accelerator_of(container.gpu_name) if container.gpu_name else "",
         gpu_name=one_line(container.gpu_name)[:80],
         gpu_count=container.gpu_count,
@@ -335,24 +319,20 @@ def _read_server(
 
 def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
     """Yields the flags equivalent to environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
-    if not program.variable_prefix or not any(
-        variable_name.startswith(program.variable_prefix) for variable_name in env
-    ):
+    if not program.variable_prefix or not any(name.startswith(program.variable_prefix) for name in env):
         return
     flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
     for variable_name, variable_value in env.items():
         if variable_name.startswith(program.variable_prefix):
             flag_words = variable_name.removeprefix(program.variable_prefix).lower().replace("_", "-")
-            flag_spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
-            matched_flag = find_flag(flags_by_name, flag_spelling)
+            spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
+            matched_flag = find_flag(flags_by_name, spelling)
             is_switch = matched_flag is None or matched_flag.flag.value_kind == "switch"
             if is_switch and variable_value.lower() in OFF_VALUES:
-                yield f"--no-{flag_spelling[2:]}"
+                yield f"--no-{spelling[2:]}"
             else:
                 yield (
-                    flag_spelling
-                    if is_switch and variable_value.lower() in ON_VALUES
-                    else f"{flag_spelling}={variable_value}"
+                    spelling if is_switch and variable_value.lower() in ON_VALUES else f"{spelling}={variable_value}"
                 )
 
 

@@ -175,11 +175,7 @@ def _daemon_servers_without_start(
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables whose values are known without running the file."""
-    return {
-        variable_name: variable_value
-        for variable_name, variable_value in env.items()
-        if not is_unresolved(variable_value)
-    }
+    return {variable_name: value for variable_name, value in env.items() if not is_unresolved(value)}
 
 
 def _modelfile_servers(script: ShellScript, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
@@ -219,12 +215,10 @@ def engine_versions_in(file_text: str) -> Mapping[str, str]:
     versions_by_engine: dict[str, set[str]] = {}
     for server_program in PROGRAMS:
         if server_program.package:
-            for text_match in re.finditer(
-                rf"\b{server_program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", file_text
-            ):
-                versions_by_engine.setdefault(server_program.engine, set()).add(text_match[1])
-    for text_match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", file_text):
-        program_of_tag, image_version = program_of_image(text_match[0]), version_of_image(text_match[0])
+            for match in re.finditer(rf"\b{server_program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", file_text):
+                versions_by_engine.setdefault(server_program.engine, set()).add(match[1])
+    for match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", file_text):
+        program_of_tag, image_version = program_of_image(match[0]), version_of_image(match[0])
         if program_of_tag is not None and image_version:
             versions_by_engine.setdefault(program_of_tag.engine, set()).add(image_version)
     return {engine_name: versions.pop() for engine_name, versions in versions_by_engine.items() if len(versions) == 1}

@@ -510,8 +510,7 @@ class SGLangServer(EngineServer):
         }
         table_bytes = int(model.vocab_size) * int(model.hidden_size) * self.element_bytes
         return sum(
-            table_bytes // ranks_of_table[table_name]
-            for table_name in draft_vocabulary_tables(self.speculation, self.preset)
+            table_bytes // ranks_of_table[name] for name in draft_vocabulary_tables(self.speculation, self.preset)
         )
 
     @property

@@ -188,12 +188,10 @@ def graph_config_flags(graph_config: Mapping[str, Any]) -> dict[str, Any]:
     flags_by_name = {flag_name: flag for flag in FLAGS for flag_name in flag.names}
     phases = {phase for phase, _ in GRAPH_SETTINGS}
     flag_values: dict[str, Any] = {}
-    for phase, phase_settings in graph_config.items():
-        if phase_settings is None and phase in phases:
+    for phase, settings in graph_config.items():
+        if settings is None and phase in phases:
             continue
-        for key, setting_value in (
-            phase_settings if isinstance(phase_settings, Mapping) else {"": phase_settings}
-        ).items():
+        for key, setting_value in (settings if isinstance(settings, Mapping) else {"": settings}).items():
             flag_name = GRAPH_SETTINGS.get((phase, key))
             if flag_name is not None and setting_value is not None:
                 graph_flag = flags_by_name[flag_name]

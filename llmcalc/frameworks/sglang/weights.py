@@ -20,10 +20,7 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
     if engine_rank.quantize is not None or (
         quantization_config.get("quant_method"),
         quantization_config.get("expert_dtype"),
-    ) != (
-        "fp8",
-        "fp4",
-    ):
+    ) != ("fp8", "fp4"):
         return 0
     included_parts = included_part_names(engine_rank.includes_mtp, with_towers=False)
     expert_elements = sum(
@@ -38,9 +35,7 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
 
 def unused_segment_bytes(engine_rank: EngineRank) -> int:
     """Returns the unused bytes in the allocator's segments of weights; 0 where ranks divide blocks with one scale."""
-    return sum(
-        remainder_bytes * segment_count for remainder_bytes, segment_count in segment_remainders(engine_rank).items()
-    )
+    return sum(remainder_bytes * count for remainder_bytes, count in segment_remainders(engine_rank).items())
 
 
 def copied_projection_bytes(engine_rank: EngineRank, element_bytes: int, is_nvidia: bool) -> int:

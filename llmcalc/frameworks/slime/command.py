@@ -130,17 +130,10 @@ def _is_model_variable(word: str) -> bool:
 def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
     """Returns arguments without SGLang's CUDA-graph batch sizes if a command such as `seq` prints them, with a note."""
     batch_sizes = arguments.get(GRAPH_BATCHES, [])
-    if not any(
-        is_unresolved(str(batch_size))
-        for batch_size in (batch_sizes if isinstance(batch_sizes, list) else [batch_sizes])
-    ):
+    if not any(is_unresolved(str(size)) for size in (batch_sizes if isinstance(batch_sizes, list) else [batch_sizes])):
         return arguments
     reader.notes.append(f"{GRAPH_BATCHES}: known when the script runs; the batches of SGLang's default are counted")
-    return {
-        argument_name: argument_value
-        for argument_name, argument_value in arguments.items()
-        if argument_name != GRAPH_BATCHES
-    }
+    return {argument_name: value for argument_name, value in arguments.items() if argument_name != GRAPH_BATCHES}
 
 
 def _micro_batch_tokens(reader: LaunchReader, config: Table) -> int:

@@ -106,8 +106,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         LogValues(_with_process_lines(error_messages[-1]), (PROCESS_PATTERN,)).byte_sizes("process_has")
     )
     bytes_by_term = {
-        group_name: log_values.last_size(group_name)
-        for group_name in ("requested", "free", "process", "allocated", "unallocated")
+        name: log_values.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")
     }
     bytes_by_term |= {term_name: log_values.last_size(term_name) for term_name in ("private_pools", "reserved")}
     if bytes_by_term["process"] is None and other_process_bytes:  # this process is the only one of the list
@@ -121,9 +120,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     ]
     memory_terms += [LogTerm("other_processes", other_process_bytes)] if other_process_bytes else []
     total_bytes = log_values.last_size("total")
-    term_at_fault, flag = _diagnose_shortage(
-        {memory_term.name: memory_term.value for memory_term in memory_terms}, total_bytes or 0
-    )
+    term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in memory_terms}, total_bytes or 0)
     return ParsedLog(
         program="torch" if trainer_log is None else trainer_log.program,
         title="torch" if trainer_log is None else trainer_log.title,
@@ -161,11 +158,7 @@ def _read_trainer_metrics(log_text: LogText) -> ParsedLog | None:
     """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
     log_values = LogValues(log_text, TRAINER_PATTERNS)
     metric_names = ("before_init", "init_allocated", "train_allocated", "train_peak")
-    memory_terms = [
-        LogTerm(metric_name, log_values.byte_sizes(metric_name)[-1])
-        for metric_name in metric_names
-        if metric_name in log_values
-    ]
+    memory_terms = [LogTerm(name, log_values.byte_sizes(name)[-1]) for name in metric_names if name in log_values]
     if "trainable" in log_values:
         memory_terms.append(LogTerm("trainable", log_values.whole_numbers("trainable")[-1], "parameters"))
     if not memory_terms:

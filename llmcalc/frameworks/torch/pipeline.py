@@ -400,10 +400,8 @@ class RankRun:
         """Runs one optimizer step over the parameters of all chunks."""
         first_chunk = self.chunks[0]
         chunk_parameters = first_chunk.updated_parameters, first_chunk.parameters
-        first_chunk.updated_parameters = [
-            parameter for model_chunk in self.chunks for parameter in model_chunk.updated_parameters
-        ]
-        first_chunk.parameters = [weight for model_chunk in self.chunks for weight in model_chunk.parameters]
+        first_chunk.updated_parameters = [parameter for chunk in self.chunks for parameter in chunk.updated_parameters]
+        first_chunk.parameters = [weight for chunk in self.chunks for weight in chunk.parameters]
         first_chunk.update()
         first_chunk.updated_parameters, first_chunk.parameters = chunk_parameters
 

@@ -115,11 +115,7 @@ def is_trl(config: Table) -> bool:
     has_trl_argument = bool(IDENTIFYING_ARGUMENTS & set(config)) or (
         "dataset_name" in config and not is_trainer(config)
     )
-    return (
-        "model_name_or_path" in config
-        and has_trl_argument
-        and any(argument_name in config for argument_name in trainer_arguments)
-    )
+    return "model_name_or_path" in config and has_trl_argument and any(name in config for name in trainer_arguments)
 
 
 def read_trl(config: Table, source_file: LaunchSource) -> Launch:
@@ -145,9 +141,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             (*known_argument_names(), *ARGUMENTS_READ, REWARD_ARGUMENT, *READ_GRPO_ARGUMENTS, *PREFERENCE_ARGUMENTS),
             ignored_names,
         )
-        known_loss_keys = (
-            argument_name for argument_name in PREFERENCE_ARGUMENTS if config.get(argument_name) is not None
-        )
+        known_loss_keys = (name for name in PREFERENCE_ARGUMENTS if config.get(name) is not None)
         is_pair_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER_ARGUMENT))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pair_loss else "")
@@ -217,16 +211,12 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
 
 def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
     """Returns the arguments, with the entries of `model_init_kwargs` as arguments of the script."""
-    model_arguments = reader.table(config, "model_init_kwargs")
-    for argument_name, argument_value in model_arguments.items():
+    arguments = reader.table(config, "model_init_kwargs")
+    for argument_name, argument_value in arguments.items():
         if argument_name not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
             reader.refuse(f"model_init_kwargs.{argument_name}"[:100], "it is modelled without")
     return {
-        **{
-            argument_name: model_arguments[argument_name]
-            for argument_name in MODEL_ARGUMENTS
-            if argument_name in model_arguments
-        },
+        **{argument_name: arguments[argument_name] for argument_name in MODEL_ARGUMENTS if argument_name in arguments},
         **config,
     }
 

@@ -128,9 +128,8 @@ def is_python(file_text: str) -> bool:
     except InputError:  # `read_python` raises it with the file's name
         return True
     return any(
-        dotted_name_of(call_node.func).rpartition(".")[2] in CONFIG_CLASS_BY_TRAINER
-        and not _has_configuration(call_node)
-        for call_node in calls_in_order(syntax_tree)
+        dotted_name_of(node.func).rpartition(".")[2] in CONFIG_CLASS_BY_TRAINER and not _has_configuration(node)
+        for node in calls_in_order(syntax_tree)
     )
 
 
@@ -198,9 +197,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             if has_unknown(argument_value)
         }
         config = {
-            argument_name: argument_value
-            for argument_name, argument_value in config.items()
-            if argument_name not in unknown_arguments
+            argument_name: value for argument_name, value in config.items() if argument_name not in unknown_arguments
         }
         reader.unknown_arguments |= {
             argument_name: _unknown_reason(argument, script_arguments, source_file.name_in_errors)
@@ -235,11 +232,7 @@ def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str
     sft_arguments = next((call.arguments for call in named_calls if call.name == "SFTTrainer"), {})
     if not any(argument_name in sft_arguments for argument_name in EARLIER_TRAINER_ARGUMENTS):
         return {}
-    return {
-        argument_name: argument_value
-        for argument_name, argument_value in EARLIER_DEFAULTS.items()
-        if argument_name not in config
-    }
+    return {argument_name: value for argument_name, value in EARLIER_DEFAULTS.items() if argument_name not in config}
 
 
 def _sample_length_arguments(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
@@ -315,9 +308,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
             arguments["dtype"] = AUTO_DTYPE  # transformers 5, modeling_utils.py, `from_pretrained`
     else:
         loading_arguments = _loading_arguments(named_calls)
-        arguments |= {
-            argument_name: format_name(argument_value) for argument_name, argument_value in loading_arguments.items()
-        }
+        arguments |= {argument_name: format_name(value) for argument_name, value in loading_arguments.items()}
     for call_name, argument_names in (
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
@@ -384,10 +375,7 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_values(later_assignments.pop(), variables)
-        if any(
-            _is_in_skipped_branch(condition, branch_value, variables)
-            for condition, branch_value in conditions.get(id(node), ())
-        ):
+        if any(_is_in_skipped_branch(condition, value, variables) for condition, value in conditions.get(id(node), ())):
             continue
         arguments = keyword_arguments(node, variables)
         first_argument = expression_value(node.args[0], variables) if node.args else None

@@ -64,10 +64,7 @@ TRAINING_BY_CONFIG_CLASS = {
 EMBEDDING_MODEL = {"load_in_4bit": False, "use_gradient_checkpointing": False}
 """Defaults of `FastSentenceTransformer.from_pretrained` (models/sentence_transformer.py)."""
 
-EMBEDDING_ADAPTERS = {
-    "target_modules": ["query", "key", "value", "dense"],
-    "use_gradient_checkpointing": False,
-}
+EMBEDDING_ADAPTERS = {"target_modules": ["query", "key", "value", "dense"], "use_gradient_checkpointing": False}
 """Defaults of `FastSentenceTransformer.get_peft_model`."""
 
 DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -114,9 +111,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         peft_arguments = _call_arguments(
             reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "get_peft_model")
         )
-        config_classes = dict.fromkeys(
-            called_name for called_name, _ in named_calls if called_name in TRAINING_BY_CONFIG_CLASS
-        )
+        config_classes = dict.fromkeys(name for name, _ in named_calls if name in TRAINING_BY_CONFIG_CLASS)
         class_name = "GRPOConfig" if "GRPOConfig" in config_classes else next(iter(config_classes), "")
         if len(config_classes) > 1:
             reader.notes.append(f"the file trains with {', '.join(config_classes)}; the run of {class_name} is counted")
@@ -125,21 +120,14 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
                 "SFTConfig",
                 f"no call of a trainer's configuration; expected one of {', '.join(TRAINING_BY_CONFIG_CLASS)}",
             )
-        config = (
-            _call_arguments(reader, named_calls, values_by_name, lambda called_name: called_name == class_name) or {}
-        )
+        config = _call_arguments(reader, named_calls, values_by_name, lambda name: name == class_name) or {}
         trainer_arguments = (
-            _call_arguments(reader, named_calls, values_by_name, lambda called_name: called_name.endswith("Trainer"))
-            or {}
+            _call_arguments(reader, named_calls, values_by_name, lambda name: name.endswith("Trainer")) or {}
         )
         model_changes = changes_of_model(syntax_tree, calls_in_order(syntax_tree), ADAPTER_ARGUMENTS)
         reader.unknown_arguments |= model_changes.unknown_arguments
         reader.notes += model_changes.notes
-        config |= {
-            argument_name: argument_value
-            for argument_name, argument_value in model_changes.arguments.items()
-            if argument_name == "optim"
-        }
+        config |= {name: value for name, value in model_changes.arguments.items() if name == "optim"}
         has_standby = STANDBY_LINE.search(file_text) is not None
         loss_name = TRAINING_BY_CONFIG_CLASS[class_name]
         if loss_name == "embedding":
@@ -167,11 +155,7 @@ def _run_of_calls(
     adapter_arguments: None without adapters. is_standby: whether vLLM frees its cache while the model is trained.
     """
     max_length = next(
-        (
-            config[argument_name]
-            for argument_name in ("max_length", "max_seq_length")
-            if config.get(argument_name) is not None
-        ),
+        (config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None),
         None,
     )
     run_settings: dict[str, Any] = {
@@ -327,8 +311,7 @@ def _adapter_settings(
     adapter_settings |= recompute_settings(peft_values.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     is_eight_bit = reader.flag(model_arguments, "load_in_8bit")
     is_unquantized = any(
-        reader.flag(model_arguments, argument_name)
-        for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
+        reader.flag(model_arguments, name) for name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
     if reader.flag(model_arguments, "load_in_4bit", not (is_eight_bit or is_unquantized)):
         return {**adapter_settings, **BASE_IN_4_BITS}
@@ -362,16 +345,10 @@ def _call_arguments(
     arguments = keyword_arguments(call_node, values_by_name)
     if call_node.args and "model_name" not in arguments:
         arguments["model_name"] = expression_value(call_node.args[0], values_by_name)
-    unresolved_arguments = {
-        argument_name for argument_name, argument_value in arguments.items() if has_unknown(argument_value)
-    }
+    unresolved_arguments = {name for name, value in arguments.items() if has_unknown(value)}
     for argument in sorted(REQUIRED_ARGUMENTS & unresolved_arguments):
         reader.refuse(argument, "is known only when the file runs")
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)
-    return {
-        argument_name: argument_value
-        for argument_name, argument_value in arguments.items()
-        if argument_name not in unresolved_arguments
-    }
+    return {name: value for name, value in arguments.items() if name not in unresolved_arguments}

@@ -99,8 +99,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         sft_models = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
         if program not in (*TRAINERS, *sft_models) and not is_recipe:
             raise reader.argument_error(
-                f"line {command_line.line}: {program}",
-                f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}",
+                f"line {command_line.line}: {program}", f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}"
             )
         overrides_by_key = hydra_overrides_of(command_line.words)
         if program in sft_models:
@@ -188,13 +187,11 @@ def _uses_megatron(reader: LaunchReader, config: Table, base_names: Sequence[str
 
     Source: verl/trainer/config/ppo_trainer.yaml at its head of 2026-08-22, whose actor is `${model_engine}_actor`.
     """
-    model_engine = config.get("model_engine", "dp")
-    if model_engine not in ("dp", "megatron"):
-        raise reader.argument_error(
-            "model_engine", f"{short_repr(model_engine)} is not read; expected dp (FSDP) or megatron"
-        )
+    engine = config.get("model_engine", "dp")
+    if engine not in ("dp", "megatron"):
+        raise reader.argument_error("model_engine", f"{short_repr(engine)} is not read; expected dp (FSDP) or megatron")
     return (
-        model_engine == "megatron"
+        engine == "megatron"
         or config.get(f"{ACTOR_PREFIX}.strategy") == "megatron"
         or any("megatron" in base_name for base_name in base_names)
     )
@@ -411,9 +408,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         return reader.integer(config, f"{section_name}.{size_name}", 1)
 
     override_section = f"{section_name}.override_transformer_config"
-    tp, pp, cp = (
-        section_size(f"{size_name}_parallel_size") for size_name in ("tensor_model", "pipeline_model", "context")
-    )
+    tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
     batch, tokens = _micro_batch_shape(reader, config, cp)
     fusion_key = f"{override_section}.bias_activation_fusion"
     fused_model_types = (

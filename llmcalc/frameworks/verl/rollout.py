@@ -137,9 +137,7 @@ def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_meg
     has_kl_term = reader.flag(config, f"{ACTOR_PREFIX}.use_kl_loss") or reader.flag(
         config, "algorithm.use_kl_in_reward"
     )
-    has_adapters = any(
-        config.get(f"{MODEL_PREFIX}.{lora_key}") not in (None, 0) for lora_key in ("lora_rank", "lora.rank")
-    )
+    has_adapters = any(config.get(f"{MODEL_PREFIX}.{key}") not in (None, 0) for key in ("lora_rank", "lora.rank"))
     if not has_kl_term or has_adapters:
         return AdditionalModel()
     section_name = f"{REFERENCE_PREFIX}.{'megatron' if is_megatron else 'fsdp_config'}"

@@ -417,12 +417,7 @@ class VLLMServer(VLLMSettings):
     def exchange_bytes(self) -> int:
         """The bytes of the buffers with which a library sends tokens to experts."""
         return exchange_buffer_bytes(
-            self.preset.model,
-            self.flags,
-            self.dp,
-            self.tp * self.dp,
-            self.max_num_batched_tokens,
-            self.version_numbers,
+            self.preset.model, self.flags, self.dp, self.tp * self.dp, self.max_num_batched_tokens, self.version_numbers
         )
 
     @property

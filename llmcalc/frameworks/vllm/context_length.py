@@ -37,14 +37,10 @@ def scaled_length(preset: Preset) -> int | None:
 
 def short_rope_length(preset: Preset) -> int | None:
     """Returns the longest length with LongRoPE's short factors; None without LongRoPE, or if it is not stated."""
-    for rope_table in _scaling_tables(preset.rope_parameters or {}):
-        original_length = rope_table.get("original_max_position_embeddings")
+    for table in _scaling_tables(preset.rope_parameters or {}):
+        original_length = table.get("original_max_position_embeddings")
         has_stated_length = preset.config is None or "original_max_position_embeddings" in preset.config
-        if (
-            rope_table.get("rope_type", rope_table.get("type")) in ("su", "longrope")
-            and has_stated_length
-            and original_length
-        ):
+        if table.get("rope_type", table.get("type")) in ("su", "longrope") and has_stated_length and original_length:
             return int(original_length)
     return None
 

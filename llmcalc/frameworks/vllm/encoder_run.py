@@ -273,9 +273,7 @@ def _apply_processor_limits(image_resizing: ImageRule, processor_settings: Mappi
             raise InputError(
                 f"--mm-processor-kwargs: {limit_name}: {short_repr(pixel_limit)}; expected a number of pixels"
             )
-    changed_limits = {
-        limit_name: pixel_limit for limit_name, pixel_limit in pixel_limits.items() if pixel_limit is not None
-    }
+    changed_limits = {name: pixel_limit for name, pixel_limit in pixel_limits.items() if pixel_limit is not None}
     if most_pixels is not None and min_pixels is None:
         changed_limits["min_pixels"] = min(image_resizing.min_pixels, most_pixels)
     return image_resizing.model_copy(update=changed_limits)

@@ -71,8 +71,7 @@ class BlockPool:
     def aligns_states(self) -> bool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
         return any(
-            layer_group.state_blocks is not None and layer_group.state_blocks.storage_mode == "align"
-            for layer_group in self.groups
+            group.state_blocks is not None and group.state_blocks.storage_mode == "align" for group in self.groups
         )
 
     def blocks(self, available_bytes: int) -> int:
@@ -97,10 +96,8 @@ class BlockPool:
         """
         if first_page_bytes := self.groups[0].page_bytes:
             request_bytes = sum(
-                layer_group.page_bytes
-                * layer_group.blocks(request_length, self.block_size, tokens_in_flight)
-                // layer_group.group_count
-                for layer_group in self.groups
+                group.page_bytes * group.blocks(request_length, self.block_size, tokens_in_flight) // group.group_count
+                for group in self.groups
             )
             return block_count / -(-request_bytes // first_page_bytes)
         return self.max_concurrency(block_count, request_length, tokens_in_flight)
@@ -117,8 +114,7 @@ class BlockPool:
         if version_rules.printed_tokens == "blocks x block_size":
             return block_count * self.block_size
         has_current_states = any(
-            layer_group.state_blocks is not None and layer_group.state_blocks.storage_mode == "current"
-            for layer_group in self.groups
+            group.state_blocks is not None and group.state_blocks.storage_mode == "current" for group in self.groups
         )
         smallest_block_tokens = min(self.block_size, request_length) if has_current_states else self.block_size
         return block_count // sum(layer_group.group_count for layer_group in self.groups) * smallest_block_tokens

@@ -198,12 +198,10 @@ def _flags_of_workers(log_text: LogText) -> tuple[dict[str, Any], str]:
     worker_matches = [worker_match for log_line in named_lines if (worker_match := _WORKER.search(log_line[:200]))]
     worker_names = {worker_match["ranks"] or f"_TP{worker_match['rank']}" for worker_match in worker_matches}
     group_sizes, layout_note = sizes_of_groups(sorted(worker_names))
-    layout_flags: dict[str, Any] = {
-        RANK_FLAGS[group_name]: group_size for group_name, group_size in group_sizes.items()
-    }
+    flags: dict[str, Any] = {RANK_FLAGS[group_name]: group_size for group_name, group_size in group_sizes.items()}
     if any("_EP" in worker_name for worker_name in worker_names):
-        layout_flags["enable_expert_parallel"] = True
-    return layout_flags, layout_note
+        flags["enable_expert_parallel"] = True
+    return flags, layout_note
 
 
 def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:

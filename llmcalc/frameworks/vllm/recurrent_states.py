@@ -133,8 +133,8 @@ def _state_blocks(
     block_size: int,
 ) -> StateBlocks:
     """Returns the number and location of the recurrent states, to which `state_blocks` adds the number format."""
-    mixer_modules = [mixer for mixer, _ in mixers(engine_rank.preset.model)]
-    mamba_modules = [mixer for mixer in mixer_modules if isinstance(mixer, Mamba | Mamba2)]
+    modules = [mixer for mixer, _ in mixers(engine_rank.preset.model)]
+    mamba_modules = [mixer for mixer in modules if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"
     if flags.get("enable_prefix_caching", engine_rules.caches_prefixes):
         storage_mode = _state_storage_mode(
@@ -148,9 +148,7 @@ def _state_blocks(
         state_alignment = math.lcm(state_alignment, chunk_tokens)
     if storage_mode != "align":
         return StateBlocks(storage_mode, draft_tokens, 0, state_alignment)
-    if _exports_delta_net_states(engine_rules, hardware) and any(
-        isinstance(mixer, GatedDeltaNet) for mixer in mixer_modules
-    ):
+    if _exports_delta_net_states(engine_rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in modules):
         return StateBlocks(storage_mode, draft_tokens, 1, math.lcm(state_alignment, CHECKPOINT_ALIGNMENT))
     has_checkpoint = engine_rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
     return StateBlocks(storage_mode, draft_tokens, int(has_checkpoint), state_alignment)

@@ -41,11 +41,9 @@ def width_of_terminal() -> int:
     columns_setting = os.environ.get("COLUMNS", "")
     if columns_setting.isdigit() and int(columns_setting):
         return int(columns_setting)
-    for standard_stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
+    for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         try:
-            if standard_stream is not None and (
-                terminal_columns := os.get_terminal_size(standard_stream.fileno()).columns
-            ):
+            if stream is not None and (terminal_columns := os.get_terminal_size(stream.fileno()).columns):
                 return terminal_columns
         except (AttributeError, ValueError, OSError):
             continue

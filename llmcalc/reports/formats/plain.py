@@ -87,10 +87,7 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
     if leaves_only:
         table = table._replace(rows=leaf_rows_of(table.rows))
     fractional_columns = {
-        column_index
-        for row in table.rows
-        for column_index, cell in enumerate(row.cells)
-        if isinstance(_raw_value(cell), float)
+        index for row in table.rows for index, cell in enumerate(row.cells) if isinstance(_raw_value(cell), float)
     }
     raw_rows = [
         {
@@ -245,8 +242,7 @@ def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
     note_segments = WEB_ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
     paragraph = "".join(
-        segment if segment_index % 2 else escape_markdown(segment)
-        for segment_index, segment in enumerate(note_segments)
+        segment if index % 2 else escape_markdown(segment) for index, segment in enumerate(note_segments)
     )
     block_marker = MARKDOWN_BLOCK_START.match(paragraph)
     return paragraph if block_marker is None else f"{block_marker[0]}\\{paragraph[block_marker.end() :]}"

@@ -130,9 +130,7 @@ class ViewOperations:
         """Splits an axis into views with a single autograd node, which concatenates the gradients."""
         axis = axis % len(x.shape)
         input_shape, dtype = x.shape, x.dtype
-        views = [
-            x.view((*input_shape[:axis], part_size, *input_shape[axis + 1 :]), x.strides) for part_size in part_sizes
-        ]
+        views = [x.view((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.strides) for size in part_sizes]
         shapes = [view.shape for view in views]
 
         def join_gradients(gradients: list[OptionalGradient], _: NeedsInputGrad) -> Sequence[OptionalGradient]:

@@ -104,8 +104,7 @@ def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str
     stated_layer_count = config.get("num_hidden_layers")
     layer_count = stated_layer_count if isinstance(stated_layer_count, int) else 0
     return [
-        "sliding_attention" if has_window(layer_index) else "full_attention"
-        for layer_index in range(min(layer_count, MOST_LAYERS))
+        "sliding_attention" if has_window(index) else "full_attention" for index in range(min(layer_count, MOST_LAYERS))
     ]
 
 

@@ -17,13 +17,11 @@ SINGLE_FILE = "model.safetensors"
 def read_checkpoint(path: Path) -> Checkpoint:
     """Returns the tensors of a checkpoint. Raises `InputError` if the path is not a checkpoint."""
     if os.path.isdir(path):  # Path.is_dir raises an error for a name that is too long
-        file_in_folder = next(
-            (path / file_name for file_name in (INDEX_FILE, SINGLE_FILE) if (path / file_name).is_file()), None
-        )
+        file = next((path / file_name for file_name in (INDEX_FILE, SINGLE_FILE) if (path / file_name).is_file()), None)
         gguf_files = sorted(path.glob("*.gguf"))
-        if file_in_folder is None and len(gguf_files) != 1:
+        if file is None and len(gguf_files) != 1:
             raise InputError(f"{path}: expected {INDEX_FILE}, {SINGLE_FILE} or one .gguf file in it")
-        path = file_in_folder or gguf_files[0]
+        path = file or gguf_files[0]
     if path.name.endswith(".safetensors.index.json"):
         return read_index(path)
     if path.suffix == ".safetensors":

@@ -17,13 +17,11 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     Raises `InputError` if its model type is not supported.
     """
     text_model_type = text_model_of(config)[2]
-    candidate_types = dict.fromkeys(
+    types = dict.fromkeys(
         (model_type_of_class_name(architecture_of(config)), usual_name(config["model_type"]), text_model_type)
     )
     base_model_types = [
-        family_of(model_type).class_model_type or model_type
-        for model_type in candidate_types
-        if model_type in model_types()
+        family_of(model_type).class_model_type or model_type for model_type in types if model_type in model_types()
     ]
     name_prefixes = (
         f"{base_class}."

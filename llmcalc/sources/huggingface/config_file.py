@@ -168,9 +168,7 @@ def describe_config_data(
     if isinstance(dtype, str):
         model_description["dtype"] = dtype
     config_tables = [*_config_tables(config_data)]
-    state_dtype = next(
-        (table[dtype_field] for table in config_tables for dtype_field in STATE_DTYPES if dtype_field in table), None
-    )
+    state_dtype = next((table[field] for table in config_tables for field in STATE_DTYPES if field in table), None)
     if isinstance(state_dtype, str) and state_dtype != "auto":
         model_description["state_dtype"] = state_dtype
     rope_parameters = _rope_parameters(next(iter(config_tables)))

@@ -176,9 +176,7 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
     )
-    stated_tying = next(
-        (root_config[field_name] for field_name in tying_fields if root_config.get(field_name) is not None), None
-    )
+    stated_tying = next((root_config[name] for name in tying_fields if root_config.get(name) is not None), None)
     if stated_tying is None and tying_source == "wrapper":
         default_tying, text_section = family.defaults.get("tie_word_embeddings"), root_config.get(family.text_section)
         states_no_tying = text_section is None or tying_fields.keys().isdisjoint(text_section)
@@ -413,13 +411,9 @@ def _uncounted_encoder_remarks(model_type: str, root_config: Mapping[str, Any]) 
     """Returns a remark for each encoder that is not counted because the config's class is not supported."""
     from .towers import TOWER_SECTIONS
 
-    encoder_remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
-    encoder_sections = (
-        section_name for section_name in TOWER_SECTIONS if isinstance(root_config.get(section_name), dict)
-    )
-    return [
-        f"{name}: {encoder_remark}" for name in encoder_sections if name not in family_of(model_type).uncounted_fields
-    ]
+    remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
+    sections = (section_name for section_name in TOWER_SECTIONS if isinstance(root_config.get(section_name), dict))
+    return [f"{name}: {remark}" for name in sections if name not in family_of(model_type).uncounted_fields]
 
 
 def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -514,9 +508,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         (family,) if section_path or root_model_type == model_type else (family, family_of(root_model_type))
     )
     uncounted_towers = {
-        field_name: tower_notes
-        for family in family_records
-        for field_name, tower_notes in family.uncounted_fields.items()
+        name: tower_notes for family in family_records for name, tower_notes in family.uncounted_fields.items()
     }
     uncounted_encoders = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (

@@ -55,6 +55,14 @@ def field_names(field_list: str) -> frozenset[str]:
     return frozenset(field_list.split())
 
 
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+"""Names of fields in GPT-2's configs, as aliases of a family."""
+
 EVERY_CLASS = ("",)
 """Class-name suffix that matches all classes."""
 

@@ -91,9 +91,7 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
 def _tracked_value(field_value: Any, path: str) -> Any:
     """Returns a config value whose numbers remember their path in the config."""
     if isinstance(field_value, dict):
-        return {
-            field_name: _tracked_value(element, f"{path}.{field_name}") for field_name, element in field_value.items()
-        }
+        return {name: _tracked_value(element, f"{path}.{name}") for name, element in field_value.items()}
     if isinstance(field_value, list):
         return [_tracked_value(list_element, path) for list_element in field_value]
     return _with_origin_fields(field_value, frozenset({path}))

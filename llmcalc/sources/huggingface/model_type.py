@@ -98,13 +98,11 @@ def _model_type_of_repository_code(config_data: Mapping[str, Any], class_name: s
     if "text_config" in config_data:
         return ""
     auto_map = config_data.get("auto_map")
-    code_paths = (
-        " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
-    )
+    paths = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     candidate_types = (
         model_type
         for class_prefix, model_type in CODE_CLASSES.items()
-        if class_name.startswith(class_prefix) or f"/{class_prefix}" in code_paths
+        if class_name.startswith(class_prefix) or f"/{class_prefix}" in paths
     )
     return next(candidate_types, "") or model_type_of_code_fields(config_data)
 

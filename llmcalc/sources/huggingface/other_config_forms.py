@@ -320,9 +320,7 @@ def _read_mistral(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads OpenAI's own config of gpt-oss, where every second layer, from the first on, has a window."""
     config: dict[str, Any] = {field_name: _positive_size(model_args, field_name) for field_name in GPT_OSS_SIZES}
-    config |= {
-        field_name: _positive_size(model_args, argument_name) for field_name, argument_name in GPT_OSS_NAMES.items()
-    }
+    config |= {name: _positive_size(model_args, argument_name) for name, argument_name in GPT_OSS_NAMES.items()}
     context_length = _positive_size(model_args, "initial_context_length", 4096)
     rope_factor = model_args.get("rope_scaling_factor", 32)
     if not is_number(rope_factor) or not 0 < rope_factor <= LARGEST_SIZE:
@@ -382,9 +380,7 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     if has_latent_attention:
         latent_fields = {"kv_lora_rank": "kv_lora_rank", "v_head_dim": "v_head_dim", "qk_nope_head_dim": "qk_head_dim"}
         latent_fields |= {"qk_rope_head_dim": "qk_pos_emb_head_dim"}
-        config |= {
-            field_name: _positive_size(model_args, argument_name) for field_name, argument_name in latent_fields.items()
-        }
+        config |= {name: _positive_size(model_args, argument_name) for name, argument_name in latent_fields.items()}
         config |= {"n_group": 1, "topk_group": 1}
         has_low_rank_queries = model_args.get("q_lora_rank") is not None
         config["q_lora_rank"] = _positive_size(model_args, "q_lora_rank") if has_low_rank_queries else None

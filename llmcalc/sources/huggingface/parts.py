@@ -63,9 +63,7 @@ def attention(config: Config, **other_fields: Any) -> Table:
     attention_fields: Table = {"num_attention_heads": heads, "head_dim": head_dim, "position": rope(config)}
     if kv_heads is not None and kv_heads != heads:
         attention_fields["num_key_value_heads"] = kv_heads
-    return {
-        field_name: value for field_name, value in {**attention_fields, **other_fields}.items() if value is not None
-    }
+    return {name: value for name, value in {**attention_fields, **other_fields}.items() if value is not None}
 
 
 def rope(
@@ -108,11 +106,7 @@ def full_rope(config: Config) -> Table:
 
     The whole part is rotary, whatever fraction the config states.
     """
-    return {
-        field_name: field_value
-        for field_name, field_value in rope(config).items()
-        if field_name != "partial_rotary_factor"
-    }
+    return {name: value for name, value in rope(config).items() if name != "partial_rotary_factor"}
 
 
 def biases(has_biases: bool, *bias_fields: str) -> Table:
@@ -224,9 +218,7 @@ def _without_single_variant(stack_table: Table) -> Table:
     if len(used_kinds) != 1 or used_kinds != set(stack_table.get("variants", ())):
         return stack_table
     other_fields = {
-        field_name: value
-        for field_name, value in stack_table.items()
-        if field_name not in ("variants", "first_layers", "pattern")
+        name: value for name, value in stack_table.items() if name not in ("variants", "first_layers", "pattern")
     }
     return {
         **other_fields,
@@ -271,9 +263,7 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 def token_types(segment_type_count: int, task_type_count: int | None = None) -> Table:
     """Returns the segment and task embeddings, as a stack's field `token_types`, if there are any."""
     embedding_sizes = {"type_vocab_size": segment_type_count or None, "task_type_vocab_size": task_type_count}
-    vocab_sizes = {
-        field_name: vocab_size for field_name, vocab_size in embedding_sizes.items() if vocab_size is not None
-    }
+    vocab_sizes = {name: size for name, size in embedding_sizes.items() if size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
@@ -467,6 +457,24 @@ def moe(expert_count: int, top_k: int, expert: Table, shared_expert: Table | Non
         **other_fields,
     }
     return moe_fields if shared_expert is None else {**moe_fields, "shared_expert": shared_expert}
+
+
+def gated_experts(
+    config: Config,
+    expert_width: int | None = None,
+    shared_width: int | None = None,
+    count_fields: Sequence[str] = ("num_experts",),
+    **other_fields: Any,
+) -> Table:
+    """Returns gated experts from the usual config fields, `num_experts_per_tok` of which run for a token.
+
+    expert_width: the width of an expert, by default `moe_intermediate_size`. shared_width: the width of the shared
+        expert; None or 0 without one. count_fields: the names of the field with the number of experts.
+    """
+    expert_count, top_k = config.integer(*count_fields), config.integer("num_experts_per_tok")
+    expert = glu(config, ffn_width=expert_width or config.integer("moe_intermediate_size"))
+    shared_expert = glu(config, ffn_width=shared_width) if shared_width else None
+    return moe(expert_count, top_k, expert, shared_expert, **other_fields)
 
 
 IDLE_CROSS_ATTENTION_NOTE = (
@@ -708,11 +716,7 @@ def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> T
     for block in used_configs.values():
         if all(table_with_changes(block, layer) == layer for layer in used_configs.values()):
             changes_by_kind = {
-                layer_kind: {
-                    field_name: field_value
-                    for field_name, field_value in layer.items()
-                    if block.get(field_name) != field_value
-                }
+                layer_kind: {name: value for name, value in layer.items() if block.get(name) != value}
                 for layer_kind, layer in used_configs.items()
             }
             return {"block": block, "variants": changes_by_kind, **layer_pattern(layer_kinds)}

@@ -155,9 +155,7 @@ def typed_config(
 
 def model_type_of_class_name(class_name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next(
-        (model_type for model_type, class_names in library_class_names().items() if class_name in class_names), ""
-    )
+    return next((model_type for model_type, names in library_class_names().items() if class_name in names), "")
 
 
 def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
@@ -263,15 +261,13 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
     """
     stated_model_type = usual_name(config["model_type"])
     class_name = architecture_of(config)
-    unsupported_classes = other_classes()
-    class_names = library_class_names().get(stated_model_type) or unsupported_classes["classes"].get(
-        stated_model_type, []
-    )
+    classes = other_classes()
+    class_names = library_class_names().get(stated_model_type) or classes["classes"].get(stated_model_type, [])
     if class_name.lower() in {cls.lower() for cls in class_names}:
         return True
     if class_name.endswith("ForCausalLM"):
-        return stated_model_type in unsupported_classes["causal"]
-    return not class_name and stated_model_type in unsupported_classes["language"]
+        return stated_model_type in classes["causal"]
+    return not class_name and stated_model_type in classes["language"]
 
 
 UNDESCRIBED_PARTS = {
@@ -315,11 +311,9 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     class_name = architecture_of(config)
-    types_of_class = [
-        model_type for model_type, class_names in library_class_names().items() if class_name in class_names
-    ]
-    if types_of_class:
-        return f"its class is named as that of {types_of_class[0]}: with that model_type it is read as one"
+    types = [model_type for model_type, class_names in library_class_names().items() if class_name in class_names]
+    if types:
+        return f"its class is named as that of {types[0]}: with that model_type it is read as one"
     undescribed_part = UNDESCRIBED_PARTS.get(config["model_type"].lower())
     if undescribed_part is not None:
         return f"its layers have {undescribed_part}, which a description in TOML does not have either"

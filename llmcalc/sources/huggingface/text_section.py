@@ -35,10 +35,7 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
         return config, []
     section_names = [name for name, section in config.items() if isinstance(section, dict) and name.endswith("_config")]
     sizes = {size_field: config[size_field] for size_field in SIZE_FIELDS if size_field in config}
-    is_repeated = any(
-        section_name in section_names and sizes.items() <= config[section_name].items()
-        for section_name in OTHER_TEXT_SECTIONS
-    )
+    is_repeated = any(name in section_names and sizes.items() <= config[name].items() for name in OTHER_TEXT_SECTIONS)
     if sizes and not is_repeated:
         return config, []
     nested_sections = [name for name in section_names if isinstance(config[name].get(family.text_section), dict)]

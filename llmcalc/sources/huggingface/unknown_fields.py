@@ -62,12 +62,8 @@ class UnknownField(NamedTuple):
         if field_name == PER_LAYER_FIELD and isinstance(self.value, dict):
             return any(self.value.values())
         if isinstance(self.value, list) and len(self.value) == self.layer_count:
-            layer_numbers = {list_value for list_value in self.value if type(list_value) is int}
-            if (
-                len(layer_numbers) > 1
-                and not layer_numbers <= {0, 1}
-                and all(type(value) is int for value in self.value)
-            ):
+            numbers = {list_value for list_value in self.value if type(list_value) is int}
+            if len(numbers) > 1 and not numbers <= {0, 1} and all(type(value) is int for value in self.value):
                 return True
         if name_words[-2:] == ["layer", "types"] and isinstance(self.value, list):
             return len({repr(nested_element) for nested_element in self.value}) > 1

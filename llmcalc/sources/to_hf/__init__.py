@@ -143,9 +143,7 @@ def _is_likely_family(family: Family, config_values: ConfigValues) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
     default_fields = [USUAL_NAME_BY_SYNONYM.get(field_name, field_name) for field_name in family.defaults]
     default_activations = [
-        family.defaults[field_name]
-        for field_name in family.defaults
-        if USUAL_NAME_BY_SYNONYM.get(field_name, field_name) == "hidden_act"
+        family.defaults[name] for name in family.defaults if USUAL_NAME_BY_SYNONYM.get(name, name) == "hidden_act"
     ]
     return ("num_experts" in default_fields) == bool(config_values.expert_layers()) and (
         not default_activations
@@ -207,9 +205,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; empty for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    dropout_fields = {
-        field_name: getattr(spec.dropout, place) or 0.0 for place, field_name in family.dropout_fields.items()
-    }
+    dropout_fields = {name: getattr(spec.dropout, place) or 0.0 for place, name in family.dropout_fields.items()}
     return {
         field_name: probability
         for field_name, probability in dropout_fields.items()

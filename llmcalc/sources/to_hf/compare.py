@@ -121,9 +121,7 @@ def _field_values(field_value: Any) -> int:
 def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
     """Returns a table per layer, with the index of the layer that owns the layer's parameters."""
     layer_kinds = stack.layer_names()
-    table_by_kind = {
-        layer_kind: _plain_values(stack.layer(layer_kind), hidden_size) for layer_kind in dict.fromkeys(layer_kinds)
-    }
+    table_by_kind = {kind: _plain_values(stack.layer(kind), hidden_size) for kind in dict.fromkeys(layer_kinds)}
     field_names = (
         field_name
         for field_name in Stack.model_fields
@@ -136,8 +134,7 @@ def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
     }
     first_layer_by_kind = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in table_by_kind}
     owner_indices = [
-        first_layer_by_kind[layer_kind] if layer_kind in stack.shared_layers else layer_index
-        for layer_index, layer_kind in enumerate(layer_kinds)
+        first_layer_by_kind[kind] if kind in stack.shared_layers else index for index, kind in enumerate(layer_kinds)
     ]
     layers = [table_by_kind[layer_kind] for layer_kind in layer_kinds]
     return {**stack_table, "shared_layers": owner_indices, "layers": layers}
@@ -178,9 +175,7 @@ def _plain_values(field_value: Any, hidden_size: int) -> Any:
                 part_table["position"] = {"type": "rope", "rotary_dim": rotary_dim}
         return part_table
     if isinstance(field_value, dict):
-        return {
-            field_name: _plain_values(nested_value, hidden_size) for field_name, nested_value in field_value.items()
-        }
+        return {name: _plain_values(nested_value, hidden_size) for name, nested_value in field_value.items()}
     if isinstance(field_value, list | tuple):
         return [_plain_values(list_element, hidden_size) for list_element in field_value]
     return "gelu_tanh" if field_value == "gelu_new" else field_value

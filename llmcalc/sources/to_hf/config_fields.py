@@ -58,10 +58,6 @@ def _mlp_bias(config_values: ConfigValues) -> bool:
     return config_values.network.up_bias
 
 
-def _expert_count(config_values: ConfigValues) -> int:
-    return config_values.moe.num_experts if any(isinstance(ffn, MoE) for ffn in config_values.networks) else 0
-
-
 def _shared_width(config_values: ConfigValues) -> int:
     return 0 if config_values.moe.shared_expert is None else config_values.moe.shared_expert.intermediate_size
 
@@ -72,10 +68,6 @@ def _shared_experts(config_values: ConfigValues) -> int | None:
     if remainder:
         raise AbsentValue
     return expert_count
-
-
-def _identity_expert_count(config_values: ConfigValues) -> int:
-    return 0 if config_values.moe.identity_experts is None else config_values.moe.identity_experts.zero_expert_num
 
 
 def _label_count(config_values: ConfigValues) -> int:
@@ -140,8 +132,8 @@ VALUE_GETTERS: dict[str, Callable[[ConfigValues], Any]] = {
     "intermediate_size": lambda s: s.network.intermediate_size,
     "mlp_bias": _mlp_bias,
     "lm_head_bias": lambda s: getattr(s.spec.head, "bias", False),
-    "num_experts": _expert_count,
-    "zero_expert_num": _identity_expert_count,
+    "num_experts": lambda s: s.moe.num_experts if any(isinstance(ffn, MoE) for ffn in s.networks) else 0,
+    "zero_expert_num": lambda s: 0 if s.moe.identity_experts is None else s.moe.identity_experts.zero_expert_num,
     "router_bias": lambda s: s.find_part(LinearRouter).bias,
     "moe_intermediate_size": lambda s: s.moe.expert.intermediate_size,
     "n_shared_experts": _shared_experts,

@@ -210,9 +210,7 @@ class ConfigValues:
 
     def layers_before_experts(self) -> int:
         """The number of layers below the first layer with experts."""
-        return next(
-            (layer_index for layer_index, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers)
-        )
+        return next((index for index, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers))
 
     def layer_kinds(self, **family_words: str) -> list[str]:
         """Returns each layer's kind as in `layer_types`. family_words: a family's names for the kinds."""

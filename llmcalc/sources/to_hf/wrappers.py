@@ -31,9 +31,7 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
     except (LookupError, AttributeError, TypeError):  # an encoder, or a part of one, that only this wrapper has
         return config
     lacks_head = config["architectures"][0].endswith("Model")
-    text_config = {
-        field_name: field_value for field_name, field_value in config.items() if field_name != "architectures"
-    }
+    text_config = {name: value for name, value in config.items() if name != "architectures"}
     class_fields = {"model_type": model_type, "architectures": wrapper_names(model_type, lacks_head)[:1]}
     return {
         **class_fields,
@@ -49,7 +47,5 @@ def _wrapper_type_of(text_model_type: str) -> str:
     Only wrappers that are read in the text type's own file are searched.
     """
     model_types = TYPES_BY_FILE[FILE_BY_TYPE[text_model_type]]
-    wrapper_types = (model_type for model_type in model_types if family_of(model_type).text_type == text_model_type)
-    return next(
-        (model_type for model_type in wrapper_types if family_of(model_type).write_tower_sections is not None), ""
-    )
+    types = (model_type for model_type in model_types if family_of(model_type).text_type == text_model_type)
+    return next((model_type for model_type in types if family_of(model_type).write_tower_sections is not None), "")

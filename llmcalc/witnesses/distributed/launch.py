@@ -43,20 +43,18 @@ def run_processes(
     Raises `InputError` if a process fails or at the timeout.
     """
     process_count = training_jobs[0].layout.world_size
-    with tempfile.TemporaryDirectory() as job_folder:
-        jobs_file = Path(job_folder, "jobs")
+    with tempfile.TemporaryDirectory() as folder:
+        jobs_file = Path(folder, "jobs")
         jobs_file.write_text("\n".join(training_job.to_json() for training_job in training_jobs))
         processes: list[subprocess.Popen[bytes]] = []
         try:
             port = _free_port()
             for rank in range(process_count):
-                processes.append(
-                    _start_processes(rank, process_count, port, [worker_module, str(jobs_file)], job_folder)
-                )
-            _wait_for_processes(processes, time.monotonic() + time_limit, job_folder, time_limit)
+                processes.append(_start_processes(rank, process_count, port, [worker_module, str(jobs_file)], folder))
+            _wait_for_processes(processes, time.monotonic() + time_limit, folder, time_limit)
         finally:
             _end_processes(processes)
-        return json.loads(Path(job_folder, "out.0").read_text())
+        return json.loads(Path(folder, "out.0").read_text())
 
 
 def _free_port() -> int:

@@ -118,12 +118,7 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshards: bool, dtype: torch.dty
     precision_policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer_index, layer in enumerate(module.layers):
         is_last_layer = layer_index == len(module.layers) - 1
-        fully_shard(
-            layer,
-            mesh=mesh,
-            mp_policy=precision_policy,
-            reshard_after_forward=reshards and not is_last_layer,
-        )
+        fully_shard(layer, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=reshards and not is_last_layer)
         layer.forward = partial(_unwrap_state, layer.forward)
         layer.register_forward_pre_hook(_wrap_state, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=precision_policy, reshard_after_forward=False)

@@ -126,9 +126,7 @@ class RankStorageTracker(CpuStorageTracker):
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
     """Waits until other threads have dropped their references to the tensors."""
     deadline = time.monotonic() + RELEASE_SECONDS
-    while any(
-        tensor._use_count() > reference_count for tensor, reference_count in zip(tensors, reference_counts, strict=True)
-    ):
+    while any(tensor._use_count() > count for tensor, count in zip(tensors, reference_counts, strict=True)):
         if time.monotonic() > deadline:
             return
         time.sleep(0.0001)
@@ -249,15 +247,13 @@ class RankProcess:
 
     def _end_stages_group(self) -> Any:
         """Returns the process group of the first and the last pipeline stage."""
-        layout, group_of_rank = self.training_job.layout, None
+        layout, group = self.training_job.layout, None
         for tp in range(layout.tp):
             for dp in range(layout.dp):
                 ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
                 end_stage_group = dist.new_group(ranks)
-                group_of_rank = (
-                    end_stage_group if (tp, dp) == (self.coordinates.tp, self.coordinates.dp) else group_of_rank
-                )
-        return group_of_rank
+                group = end_stage_group if (tp, dp) == (self.coordinates.tp, self.coordinates.dp) else group
+        return group
 
     # --- building ---------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class AttentionKernels(LinearKernels):
 
     def do_repeat(self, operation: Step) -> None:
         """Copies nothing, because attention backends read a key head once for all query heads that share it."""
-        self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+        self.store_output(operation, self.tensor_of(operation.input_values[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class AttentionKernels(LinearKernels):
         """Applies rotary embeddings to queries or keys."""
         x = self.tensor_read_by(operation, operation.input_values[0])
         self.frames[-1].local_tensors[f"qkv_output of {operation.name} {id(operation)}"] = x
-        self.store_without_reshape(operation.output_values[0], self.rotate(x))
+        self.store_output(operation, self.rotate(x))
 
     def rotate(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings, in one kernel or by torch's operations."""
@@ -159,7 +159,7 @@ class AttentionKernels(LinearKernels):
         else:
             attention_output = run_attention(qkv)
         del qkv
-        self.store_without_reshape(operation.output_values[0], attention_output)
+        self.store_output(operation, attention_output)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, output_width: Number, masked: bool
@@ -180,7 +180,7 @@ class AttentionKernels(LinearKernels):
         `softmax_sum`; transformer_engine/pytorch/csrc/extensions/attention.cpp allocates it). A deterministic one has
         another workspace, whose size the library alone knows: it is not counted.
         """
-        autograd_graph, row_count = self.graph, q.shape[0]
+        graph, row_count = self.graph, q.shape[0]
         query_sums_shape = None if self.rank_choices.is_deterministic else (q.shape[0], q.shape[1])
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
@@ -190,18 +190,16 @@ class AttentionKernels(LinearKernels):
         fused_qkv_shape = (row_count, q.strides[0]) if shares_storage else None
         attn_output = self.new_tensor(row_count, output_width)
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
-        random_state = autograd_graph.new_tensor((2,), INT64)
+        random_state = graph.new_tensor((2,), INT64)
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             if fused_qkv_shape is None:
-                input_gradients = [
-                    autograd_graph.new_tensor(input_shape, output_gradient.dtype) for input_shape in input_shapes
-                ]
+                input_gradients = [graph.new_tensor(input_shape, output_gradient.dtype) for input_shape in input_shapes]
                 self.cudnn_workspace(query_sums_shape, heads)
                 return input_gradients
-            fused_qkv_gradient = autograd_graph.new_tensor(fused_qkv_shape, output_gradient.dtype)
+            fused_qkv_gradient = graph.new_tensor(fused_qkv_shape, output_gradient.dtype)
             self.cudnn_workspace(query_sums_shape, heads)
             return [
                 Tensor(input_shape, output_gradient.dtype, fused_qkv_gradient.storage, fused_qkv_gradient.strides)

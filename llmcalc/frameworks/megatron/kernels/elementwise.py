@@ -27,11 +27,11 @@ class ElementwiseKernels(AttentionKernels):
 
     def do_in_format_of(self, operation: Step) -> None:
         """Returns the tensor unchanged, since all activations have one number format."""
-        self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[-1]))
+        self.store_output(operation, self.tensor_of(operation.input_values[-1]))
 
     def do_flat(self, operation: Step) -> None:
         """Returns the tensor unchanged, because every row already holds all heads of a token."""
-        self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+        self.store_output(operation, self.tensor_of(operation.input_values[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
@@ -39,17 +39,14 @@ class ElementwiseKernels(AttentionKernels):
         """Runs an activation, or leaves a gate's activation to the later multiplication."""
         x = self.tensor_read_by(operation, operation.input_values[0])
         if self._is_gate(operation.output_values[0]):
-            self.store_without_reshape(operation.output_values[0], x)
+            self.store_output(operation, x)
             return
         bias, self.activation_bias = self.activation_bias, None
-        self.store_without_reshape(operation.output_values[0], self.activation(x, bias))
+        self.store_output(operation, self.activation(x, bias))
 
     def _is_gate(self, program_value: Value) -> bool:
         """Whether a value is a gate that a later operation multiplies."""
-        return any(
-            consumer_step.verb == "mul"
-            for consumer_step, _ in self.readers_by_storage.get(id(program_value.storage), ())
-        )
+        return any(step.verb == "mul" for step, _ in self.readers_by_storage.get(id(program_value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""
@@ -73,8 +70,8 @@ class ElementwiseKernels(AttentionKernels):
     def do_mul(self, operation: Step) -> None:
         """Computes act(gate) · up from the output of one fused projection."""
         if operation.output_values[0].axes[0].name == "heads":
-            self.store_without_reshape(
-                operation.output_values[0],
+            self.store_output(
+                operation,
                 self.multiply_by_gate(
                     *(self.tensor_read_by(operation, input_value) for input_value in operation.input_values)
                 ),
@@ -82,10 +79,7 @@ class ElementwiseKernels(AttentionKernels):
             return
         gate_and_up_output = self.gate_and_up(operation)
         bias, self.activation_bias = self.activation_bias, None
-        self.store_without_reshape(
-            operation.output_values[0],
-            self.gated_activation(gate_and_up_output, bias, operation.output_values[0].width),
-        )
+        self.store_output(operation, self.gated_activation(gate_and_up_output, bias, operation.output_values[0].width))
 
     def gate_and_up(self, operation: Step) -> Tensor:
         """Returns the fused gate-and-up projection's output. Raises `UnsupportedKernel` for separate projections."""
@@ -116,7 +110,7 @@ class ElementwiseKernels(AttentionKernels):
 
     def do_dropout(self, operation: Step) -> None:
         """Defers the dropout of a sublayer's output to the residual addition."""
-        self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+        self.store_output(operation, self.tensor_of(operation.input_values[0]))
         if operation.options["place"] in ("attention_output", "feed_forward"):
             self.dropout_outputs.add(id(operation.output_values[0]))
 
@@ -126,8 +120,8 @@ class ElementwiseKernels(AttentionKernels):
             (input_value for input_value in operation.input_values if id(input_value) in self.dropout_outputs), None
         )
         if dropout_output is None:
-            self.store_without_reshape(
-                operation.output_values[0],
+            self.store_output(
+                operation,
                 self.add(*(self.tensor_read_by(operation, input_value) for input_value in operation.input_values)),
             )
             return
@@ -138,7 +132,7 @@ class ElementwiseKernels(AttentionKernels):
         sum_output = self.bias_dropout_add(
             self.tensor_read_by(operation, dropout_output), self.tensor_read_by(operation, residual_value), bias
         )
-        self.store_without_reshape(operation.output_values[0], sum_output)
+        self.store_output(operation, sum_output)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds two tensors of the same shape."""

@@ -135,9 +135,7 @@ class ExpertKernels(HeadKernels):
 
     def do_buffer(self, operation: Step) -> None:
         """Creates the bias that corrects the experts' scores, without counting the bias's few bytes."""
-        self.store_without_reshape(
-            operation.output_values[0], empty(UncountedMeter(), self.shape(operation.output_values[0]), FLOAT32)
-        )
+        self.store_output(operation, empty(UncountedMeter(), self.shape(operation.output_values[0]), FLOAT32))
 
     def do_route(self, operation: Step) -> None:
         """Runs topk_routing_with_score_function: probabilities and a routing mask per token and expert."""
@@ -190,7 +188,7 @@ class ExpertKernels(HeadKernels):
         }
         expert_rows = dispatch_functions[self.rank_choices.dispatcher](x, local_tensors)
         del x
-        self.store_without_reshape(operation.output_values[0], expert_rows)
+        self.store_output(operation, expert_rows)
 
     def do_combine(self, operation: Step) -> None:
         """Returns expert outputs to their tokens with the run's dispatcher."""
@@ -205,7 +203,7 @@ class ExpertKernels(HeadKernels):
         combined_output = combine_functions[self.rank_choices.dispatcher](expert_outputs, local_tensors)
         if not self.rank_choices.combines_in_one_function:
             local_tensors["output"] = combined_output
-        self.store_without_reshape(operation.output_values[0], combined_output)
+        self.store_output(operation, combined_output)
 
     @property
     def local_expert_count(self) -> int:
@@ -596,23 +594,17 @@ class ExpertKernels(HeadKernels):
             return
         x = self.tensor_read_by(operation, operation.input_values[0])
         if self.rank_choices.fuses_weighted_activation:
-            self.store_without_reshape(
-                operation.output_values[0], self.weighted_glu(x, self.row_probs, operation.output_values[0].width)
-            )
+            self.store_output(operation, self.weighted_glu(x, self.row_probs, operation.output_values[0].width))
             return
         activation_output = self.node_with_new_gradients("activation", (x,), self.empty_like(x), x)
         del x
-        self.store_without_reshape(
-            operation.output_values[0], self.multiply_by_probabilities(activation_output, self.row_probs)
-        )
+        self.store_output(operation, self.multiply_by_probabilities(activation_output, self.row_probs))
 
     def do_mul(self, operation: Step) -> None:
         """Multiplies by a gate, and on expert rows also by the router probabilities."""
         if operation.input_values[0].width == 1:  # a number for each token
             logits, y = (self.tensor_read_by(operation, input_value) for input_value in operation.input_values)
-            self.store_without_reshape(
-                operation.output_values[0], self.aten.mul(y, self.aten.elementwise_function("sigmoid", logits))
-            )
+            self.store_output(operation, self.aten.mul(y, self.aten.elementwise_function("sigmoid", logits)))
             return
         if not self.has_expert_rows(operation):
             super().do_mul(operation)
@@ -622,11 +614,9 @@ class ExpertKernels(HeadKernels):
         if not self.rank_choices.fuses_bias_and_activation:
             activation_output = self.gated_activation(gate, None, output_width)
             del gate
-            self.store_without_reshape(
-                operation.output_values[0], self.multiply_by_probabilities(activation_output, self.row_probs)
-            )
+            self.store_output(operation, self.multiply_by_probabilities(activation_output, self.row_probs))
             return
-        self.store_without_reshape(operation.output_values[0], self.weighted_glu(gate, self.row_probs, output_width))
+        self.store_output(operation, self.weighted_glu(gate, self.row_probs, output_width))
 
     def weighted_glu(self, x: Tensor, probs: Tensor, output_width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""

@@ -75,11 +75,7 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
     Three belong to the input, weight and output, two to gradients.
     """
     return (
-        [
-            4 * tensor_count
-            for group_size in (3, 2)
-            for tensor_count in (group_size, group_size * kernel_choices.amax_history_length)
-        ]
+        [4 * tensor_count for size in (3, 2) for tensor_count in (size, size * kernel_choices.amax_history_length)]
         if kernel_choices.fp8_recipe == "delayed"
         else []
     )
@@ -104,9 +100,7 @@ class Fp8Kernels(DeltaKernels):
         kernel_choices = self.rank_choices
         if kernel_choices.fp8_recipe == "none":
             return False
-        layer_index = next(
-            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), None
-        )
+        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), None)
         if layer_index is None or self.is_in_multi_token_prediction:
             return True
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layer_counts
@@ -116,25 +110,21 @@ class Fp8Kernels(DeltaKernels):
         self, row_count: Number, row_width: Number, needs_rowwise: bool = True, needs_columnwise: bool = True
     ) -> QuantizedTensor:
         """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
-        kernel_choices = self.rank_choices
-        row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width)
-        if kernel_choices.fp8_recipe not in PER_TENSOR_SCALE_RECIPES:
+        choices = self.rank_choices
+        row_specs, column_specs = quantized_specs(choices.fp8_recipe, row_count, row_width)
+        if choices.fp8_recipe not in PER_TENSOR_SCALE_RECIPES:
             return QuantizedTensor(
                 [self.graph.new_tensor(*spec) for spec in row_specs] if needs_rowwise else [],
                 [self.graph.new_tensor(*spec) for spec in column_specs] if needs_columnwise else [],
             )
         row_tensors = (
-            [self.graph.new_tensor(*row_specs[0])]
-            if needs_rowwise or not kernel_choices.saves_transposed_operands
-            else []
+            [self.graph.new_tensor(*row_specs[0])] if needs_rowwise or not choices.saves_transposed_operands else []
         )
         transposed_tensors = (
-            [self.graph.new_tensor(*column_specs[0])]
-            if needs_columnwise and kernel_choices.saves_transposed_operands
-            else []
+            [self.graph.new_tensor(*column_specs[0])] if needs_columnwise and choices.saves_transposed_operands else []
         )
         row_scale = self.graph.new_tensor(*row_specs[1])
-        if not kernel_choices.saves_transposed_operands:
+        if not choices.saves_transposed_operands:
             return QuantizedTensor([*row_tensors, row_scale], [*row_tensors, row_scale])
         return QuantizedTensor(
             [*row_tensors, row_scale], [*transposed_tensors, row_scale] if transposed_tensors else []
@@ -279,9 +269,7 @@ class Fp8Kernels(DeltaKernels):
     @property
     def saves_16_bit_input(self) -> bool:
         """Whether the current module is shared experts, whose 16-bit input the router saves (shared_experts.py)."""
-        is_shared_expert = any(
-            module_call.scope.node_fields.get("kind") == "shared_expert" for module_call in self.frames
-        )
+        is_shared_expert = any(call.scope.node_fields.get("kind") == "shared_expert" for call in self.frames)
         return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 
     def column_linear_saving_16_bits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -374,9 +362,7 @@ class Fp8Kernels(DeltaKernels):
         if not self.runs_in_fp8:
             return super().row_linear(operation, x)
         weight, self.row_bias = self.linear_weights(operation, operation.output_values[0].width, "row")
-        follows_attention = any(
-            module_step.verb == "attention" for module_step in direct_steps(self.module_of_step[id(operation)])
-        )
+        follows_attention = any(step.verb == "attention" for step in direct_steps(self.module_of_step[id(operation)]))
         saves_16_bits = follows_attention and self.rank_choices.fp8_recipe != "delayed"
         return self.quantized_linear("row_linear", x, weight, saves_16_bits, self.rank_choices.sequence_parallel)
 

@@ -53,9 +53,7 @@ class DeltaKernels(MambaKernels):
         aten, delta_op, batch = self.aten, delta_step.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
         named_steps = steps_by_name(module_scope)
-        projection_widths = [
-            named_steps[projection_name].output_values[0].width for projection_name in FUSED_PROJECTIONS
-        ]
+        projection_widths = [named_steps[name].output_values[0].width for name in FUSED_PROJECTIONS]
         query_projection = named_steps[FUSED_PROJECTIONS[0]]
         input_value = query_projection.input_values[0]
         x = self.tensor_of(input_value)
@@ -80,10 +78,8 @@ class DeltaKernels(MambaKernels):
         q, k, v, log_decay, gate, beta_sigmoid = self._prepare_delta_inputs(
             delta_op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
-        delta_rule = (
-            chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_without_norms
-        )
-        delta_output = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
+        rule = chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_without_norms
+        delta_output = rule(aten, q, k, v, log_decay, beta_sigmoid)
         output_projection = named_steps["o_proj"]
         self.store_without_reshape(
             output_projection.output_values[0],

@@ -25,14 +25,12 @@ class HeadKernels(ElementwiseKernels):
     def do_table(self, operation: Step) -> None:
         """Looks up embeddings of tokens, positions or segments."""
         index_kind, table_output = operation.options["by"], operation.output_values[0]
-        embedding_table = (
-            self.shared_embedding_weight("table", operation) if index_kind == "ids" else self.positions(operation)
-        )
+        table = self.shared_embedding_weight("table", operation) if index_kind == "ids" else self.positions(operation)
         row_count = self.rows(table_output)
         token_ids = self.graph.new_tensor((row_count, 1), INT64) if index_kind == "ids" else None
-        embeddings = self.new_tensor(row_count, embedding_table.shape[1])
+        embeddings = self.new_tensor(row_count, table.shape[1])
         saved_for_backward = [] if token_ids is None else [token_ids]
-        self.node_with_new_gradients("embedding", (embedding_table,), embeddings, *saved_for_backward)
+        self.node_with_new_gradients("embedding", (table,), embeddings, *saved_for_backward)
         del saved_for_backward
         self.store_without_reshape(
             table_output, self.enter_layers(embeddings) if self.is_in_multi_token_prediction else embeddings
@@ -226,8 +224,8 @@ class HeadKernels(ElementwiseKernels):
             and self.frames[-1].scope.node_fields.get("kind") == "mtp"
             and not self.is_output_layer(operation)
         ):
-            self.store_without_reshape(
-                operation.output_values[0],
+            self.store_output(
+                operation,
                 self._project_embedding_and_hidden(
                     operation, self.tensor_read_by(operation, operation.input_values[0])
                 ),

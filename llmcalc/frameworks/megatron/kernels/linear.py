@@ -38,10 +38,7 @@ class LinearKernels(RankKernels):
         """Whether the linear layers that read a norm's output compute the norm themselves, as in Transformer Engine."""
         is_fused = self.fused_norms.get(id(operation))
         if is_fused is None:
-            next_steps = [
-                consumer_step
-                for consumer_step, _ in self.readers_by_storage.get(id(operation.output_values[0].storage), ())
-            ]
+            next_steps = [step for step, _ in self.readers_by_storage.get(id(operation.output_values[0].storage), ())]
             is_fused = (
                 self.rank_choices.uses_transformer_engine
                 and bool(next_steps)

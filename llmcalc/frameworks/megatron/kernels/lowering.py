@@ -462,20 +462,18 @@ class RankKernels(Lowering):
         *tensors_to_save: Tensor,
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
-        autograd_graph = self.graph
-        if not is_recorded(autograd_graph, input_tensors):
+        graph = self.graph
+        if not is_recorded(graph, input_tensors):
             return
-        saved_tensors: SavedTensors = [
-            autograd_graph.save_uncheckpointed(tensor).unpack() for tensor in tensors_to_save
-        ]
+        saved_tensors: SavedTensors = [graph.save_uncheckpointed(tensor).unpack() for tensor in tensors_to_save]
 
         def run_backward(gradients: Any, needs_input_grad: NeedsInputGrad) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
 
         if len(output_tensors) == 1:
-            record(autograd_graph, operation_name, input_tensors, output_tensors[0], run_backward)
+            record(graph, operation_name, input_tensors, output_tensors[0], run_backward)
         else:
-            record_all(autograd_graph, operation_name, input_tensors, output_tensors, run_backward)
+            record_all(graph, operation_name, input_tensors, output_tensors, run_backward)
 
     def node_with_new_gradients(
         self, operation_name: str, input_tensors: Sequence[Tensor], output_tensor: Tensor, *tensors_to_save: Tensor

@@ -37,11 +37,9 @@ class LatentAttentionKernels(ExpertKernels):
         if input_value.view_source is None:
             super().do_rope(operation)
         elif len(input_value.axes) == 1:
-            self.store_without_reshape(operation.output_values[0], self._gather_shared_key(self.tensor_of(input_value)))
+            self.store_output(operation, self._gather_shared_key(self.tensor_of(input_value)))
         else:
-            self.store_without_reshape(
-                operation.output_values[0], self.tensor_of(input_value)
-            )  # in place, or by what joins the parts
+            self.store_output(operation, self.tensor_of(input_value))  # in place, or by what joins the parts
 
     def _gather_shared_key(self, x: Tensor) -> Tensor:
         """Gathers the tokens of the rotary key part, which all heads share, over the tensor-parallel ranks."""
@@ -56,10 +54,10 @@ class LatentAttentionKernels(ExpertKernels):
         first_value, second_value = operation.input_values
         first_part, second_part = self.tensor_of(first_value), self.tensor_of(second_value)
         if first_part is second_part:
-            self.store_without_reshape(operation.output_values[0], self._rotate_query(first_part))
+            self.store_output(operation, self._rotate_query(first_part))
             return
         if len(operation.output_values[0].axes) == 1:
-            self.store_without_reshape(operation.output_values[0], self.aten.cat([first_part, second_part]))
+            self.store_output(operation, self.aten.cat([first_part, second_part]))
             return
         if first_value.view_source is None or id(first_value.view_source) not in self.split_outputs:
             raise self.unsupported("no kernels for joining these values", operation.name)
@@ -75,7 +73,7 @@ class LatentAttentionKernels(ExpertKernels):
         self.free_value(first_value.view_source.storage)
         for output_value in remaining_outputs:
             self.store_without_reshape(output_value, value)
-        self.store_without_reshape(operation.output_values[0], key)
+        self.store_output(operation, key)
 
     def _rotate_query(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings to a part of each query head, in place in one kernel or in a copy."""

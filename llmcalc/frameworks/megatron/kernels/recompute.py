@@ -94,14 +94,12 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         self, discardable_function: DiscardableFunction, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments, and returns the outputs and `DiscardedOutputs`."""
-        autograd_graph = self.graph
-        if not is_recorded(autograd_graph, arguments):
+        graph = self.graph
+        if not is_recorded(graph, arguments):
             return discardable_function(arguments), None
-        with autograd_graph.no_grad():
+        with graph.no_grad():
             function_outputs = discardable_function(arguments)
-        discarded_outputs = DiscardedOutputs(
-            autograd_graph, discardable_function, arguments, function_outputs, input_storage_id
-        )
+        discarded_outputs = DiscardedOutputs(graph, discardable_function, arguments, function_outputs, input_storage_id)
         self.record_node("checkpoint", arguments, function_outputs, discarded_outputs.backward, *arguments)
         return function_outputs, discarded_outputs
 
@@ -149,7 +147,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         del x
         if discarded_outputs is not None:
             self.discarded_norms[id(self.frames[-2])] = discarded_outputs
-        self.store_without_reshape(operation.output_values[0], norm_outputs[0])
+        self.store_output(operation, norm_outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
         """Whether the current norm is the norm before a sublayer (attention or feed-forward network)."""
@@ -215,7 +213,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
     ) -> None:
         """Runs an activation whose output can be freed and recomputed."""
         activation_outputs, self.discarded_activation = self.run_discardable(discardable_function, [x, self.row_probs])
-        self.store_without_reshape(operation.output_values[0], activation_outputs[0])
+        self.store_output(operation, activation_outputs[0])
 
     def do_experts(self, operation: Step) -> None:
         """Runs an expert layer and frees its input activation for recomputation."""
@@ -228,9 +226,8 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         super().do_experts(operation)
         if reads_discarded_output and discarded_outputs is not None:
             self.discarded_activation = None
-            self.store_without_reshape(
-                operation.output_values[0],
-                self.discard_outputs(self.tensor_of(operation.output_values[0]), discarded_outputs),
+            self.store_output(
+                operation, self.discard_outputs(self.tensor_of(operation.output_values[0]), discarded_outputs)
             )
 
     # --- projections of latents --------------------------------------------------------------------------------------
@@ -241,17 +238,13 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             super().run_items(items)
             return
         alternative_items = [module_item for module_item in items if isinstance(module_item, AlternativeBranches)]
-        if not alternative_items or all(
-            module_item.name != "kv_a_proj" for module_item in items if isinstance(module_item, Step)
-        ):
+        if not alternative_items or all(item.name != "kv_a_proj" for item in items if isinstance(item, Step)):
             super().run_items(items)
             return
         branches_index = items.index(alternative_items[0])
         branch_items = self.choose_branch(alternative_items[0]).items
         attention_index = next(
-            i
-            for i, module_item in enumerate(branch_items)
-            if isinstance(module_item, Step) and module_item.verb == "attention"
+            i for i, item in enumerate(branch_items) if isinstance(item, Step) and item.verb == "attention"
         )
         attention_step = branch_items[attention_index]
         assert isinstance(attention_step, Step)

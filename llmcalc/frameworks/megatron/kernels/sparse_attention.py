@@ -31,11 +31,7 @@ class SparseAttentionKernels(Fp8Kernels):
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
         indexer_scope = next(
-            (
-                module_item
-                for module_item in module_scope.items
-                if isinstance(module_item, ModuleScope) and module_item.name == "indexer"
-            ),
+            (item for item in module_scope.items if isinstance(item, ModuleScope) and item.name == "indexer"),
             None,
         )
         if indexer_scope is None:

@@ -92,9 +92,7 @@ class AttentionKernels(Lowering):
     def do_repeat(self, operation: Step) -> None:
         x, heads = self.tensor_of(operation.input_values[0]), operation.output_values[0].axes[0].size
         if isinstance(operation.input_values[0].rows, QueryKeyPairs):
-            self.store_without_reshape(
-                operation.output_values[0], self.aten.repeat_interleave(x, heads // x.shape[1], 1)
-            )
+            self.store_output(operation, self.aten.repeat_interleave(x, heads // x.shape[1], 1))
             return
         if operation.options["tiled"]:
             repeated_keys = self.aten.repeat(self.heads_first(x), heads // x.shape[2], 1)

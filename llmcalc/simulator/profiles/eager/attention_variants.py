@@ -37,7 +37,7 @@ class AttentionVariantKernels(AttentionKernels):
             raise self.unsupported("no kernels for scores of fewer key heads", operation.name)
         else:
             scores = aten.matmul(self.heads_first(q), aten.transpose(self.heads_first(k), -1, -2))
-        self.store_without_reshape(operation.output_values[0], scores)
+        self.store_output(operation, scores)
 
     def scores_by_row(self, x: Tensor, shared_rows: Tensor) -> Tensor:
         """Computes scores of rows (such as positions) shared by all sequences, [batch, heads, tokens, rows].
@@ -101,18 +101,18 @@ class AttentionVariantKernels(AttentionKernels):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
                 selected_count = selected_indices.shape[-1]
                 selected_rows = [aten.new_tensor((k.shape[0], selected_count, *k.shape[2:]), k.dtype) for k in keys]
-                self.store_without_reshape(operation.output_values[0], aten.new_tensor((1, selected_count), BOOL))
+                self.store_output(operation, aten.new_tensor((1, selected_count), BOOL))
                 self._store_selected_keys(operation, selected_rows)
                 return
             gather_index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
             selected_rows = [
                 aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys
             ]
-            self.store_without_reshape(operation.output_values[0], aten.slice(mask, gather_index.shape[1]))
+            self.store_output(operation, aten.slice(mask, gather_index.shape[1]))
             self._store_selected_keys(operation, selected_rows)
             return
         selected_mask = aten.scatter(aten.expand(aten.new_like(mask), (q.shape[0], *mask.shape)), selected_indices)
-        self.store_without_reshape(operation.output_values[0], aten.unsqueeze(aten.new_like(mask, selected_mask), 1))
+        self.store_output(operation, aten.unsqueeze(aten.new_like(mask, selected_mask), 1))
         self._store_selected_keys(operation, keys)
 
     def reads_only_selected_keys(self, query_count: Any) -> bool:
@@ -151,8 +151,8 @@ class AttentionVariantKernels(AttentionKernels):
         )
         block_ranks = aten.sort(aten.sort(block_scores)[1])[1]
         selected_mask = aten.slice(aten.repeat_interleave(aten.compare(block_ranks), block_size, 3), key_count)
-        self.store_without_reshape(
-            operation.output_values[0],
+        self.store_output(
+            operation,
             aten.compare(
                 selected_mask, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
             ),
@@ -173,7 +173,7 @@ class AttentionVariantKernels(AttentionKernels):
             keys = [aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys]
             visible_mask = aten.new_like(aten.slice(visible_mask, read_row_count))
         self.tensors_by_value.pop(id(operation.input_values[0]), None)
-        self.store_without_reshape(operation.output_values[0], visible_mask)
+        self.store_output(operation, visible_mask)
         self._store_selected_keys(operation, [self.heads_first(k) for k in keys])
 
     def attention_BlockAttentionCore(self, operation: Step) -> None:
@@ -212,14 +212,10 @@ class AttentionVariantKernels(AttentionKernels):
         if step_options["sinks"]:
             joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))
             attention_weights = aten.slice(joint_probs, scores.shape[-1])
-            self.store_without_reshape(
-                operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"])
-            )
+            self.store_output(operation, self.apply_dropout(attention_weights, step_options["dropout"]))
             return
         attention_weights = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
-        self.store_without_reshape(
-            operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"])
-        )
+        self.store_output(operation, self.apply_dropout(attention_weights, step_options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""
@@ -263,7 +259,7 @@ class AttentionVariantKernels(AttentionKernels):
             ranked_keys = aten.new_like(mask)
             top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["key_limit"])
             mask = aten.scatter(aten.new_like(mask), top_keys, aten.gather(mask, top_keys))
-        self.store_without_reshape(operation.output_values[0], mask)
+        self.store_output(operation, mask)
 
     def attention_MaskedAttentionCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)

@@ -152,10 +152,8 @@ class BasicKernels(Lowering):
         elif len(normed_shape) > 1:
             x = self.flat_tensor(recorded_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
-        group_count, weight_owner = operation.options.get("groups"), operation.options.get("like")
-        module_path, norm_name = (
-            (self.module_path(), operation.name) if weight_owner is None else self.modules[id(weight_owner)]
-        )
+        group_count, owner = operation.options.get("groups"), operation.options.get("like")
+        module_path, norm_name = (self.module_path(), operation.name) if owner is None else self.modules[id(owner)]
         self.modules[id(operation.output_values[0])] = module_path, norm_name
         y = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)
         self.store_tensor(operation.output_values[0], self.aten.transpose(y, 1, 2) if is_heads_first else y)
@@ -256,7 +254,7 @@ class BasicKernels(Lowering):
         return self.aten.square(self.aten.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
     def do_flat(self, operation: Step) -> None:
-        self.store_without_reshape(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
+        self.store_output(operation, self.flat_tensor(operation.input_values[0]))
 
     def do_scale(self, operation: Step) -> None:
         self.store_tensor(operation.output_values[0], self.aten.scale(self.tensor_of(operation.input_values[0])))

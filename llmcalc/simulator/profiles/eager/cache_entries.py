@@ -71,16 +71,13 @@ class CacheEntryKernels(AttentionVariantKernels):
             compressed_entries = cached_entries
         else:
             compressed_entries = aten.new_tensor(
-                (self.run_config.batch, 0, recorded_value.width),
-                pending_rows[0].dtype if pending_rows else self.dtype,
+                (self.run_config.batch, 0, recorded_value.width), pending_rows[0].dtype if pending_rows else self.dtype
             )
         self.store_in_cache(
-            operation.name,
-            compressed_entries,
-            *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in pending_rows),
+            operation.name, compressed_entries, *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in pending_rows)
         )
         self.tensors_by_value.pop(id(recorded_value), None)
-        self.store_without_reshape(operation.output_values[0], compressed_entries)
+        self.store_output(operation, compressed_entries)
 
     def do_whole_entries(self, operation: Step) -> None:
         aten, (q, compressed_entries) = self.aten, map(self.tensor_of, operation.input_values)
@@ -88,14 +85,12 @@ class CacheEntryKernels(AttentionVariantKernels):
             aten.new_like(self.token_positions(q.shape[1]))
         )
         entry_positions = aten.unsqueeze(aten.new_tensor((compressed_entries.shape[1],), INT64), 0)
-        self.store_without_reshape(
-            operation.output_values[0], aten.compare(entry_positions, aten.unsqueeze(complete_entry_counts, 1))
-        )
+        self.store_output(operation, aten.compare(entry_positions, aten.unsqueeze(complete_entry_counts, 1)))
 
     def do_value_of_lower_layer(self, operation: Step) -> None:
         """Returns the named values that a lower layer has stored."""
         self.refuse_recomputed_module(operation)
-        self.store_without_reshape(operation.output_values[0], self.pass_memo[operation.options["slot"]])
+        self.store_output(operation, self.pass_memo[operation.options["slot"]])
 
     def do_candidates(self, operation: Step) -> None:
         """Gathers a single token's candidate keys; for several tokens masks all other keys (Chooser._candidates)."""
@@ -120,7 +115,7 @@ class CacheEntryKernels(AttentionVariantKernels):
                 keys, aten.expand(entry_indices, (*entry_indices.shape[:-1], keys.shape[-1]))
             )
             self.frames[-1].local_tensors["positions"] = positions
-            self.store_without_reshape(operation.output_values[0], gathered_entries)
+            self.store_output(operation, gathered_entries)
             self.store_without_reshape(operation.output_values[1], aten.slice(visible_mask, positions.shape[-1]))
             return
         total_blocks = -(-entry_count // block_size)
@@ -128,7 +123,7 @@ class CacheEntryKernels(AttentionVariantKernels):
         candidate_indices = aten.slice(
             aten.repeat_interleave(aten.scatter(candidate_indices, top_blocks), block_size, 2), entry_count
         )
-        self.store_without_reshape(operation.output_values[0], keys)
+        self.store_output(operation, keys)
         self.store_without_reshape(operation.output_values[1], aten.compare(visible_mask, candidate_indices))
 
     def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
@@ -161,7 +156,7 @@ class CacheEntryKernels(AttentionVariantKernels):
         positions = self.frames[-1].local_tensors.get("positions")
         if positions is not None:
             top_entries = aten.gather(aten.unsqueeze(positions, 1), top_entries)
-        self.store_without_reshape(operation.output_values[0], top_entries)
+        self.store_output(operation, top_entries)
 
     def do_among(self, operation: Step) -> None:
         aten, (visible_mask, chosen_entries, compressed_entries) = (
@@ -178,15 +173,13 @@ class CacheEntryKernels(AttentionVariantKernels):
                     aten.expand(entry_indices, (*entry_indices.shape[:-1], compressed_entries.shape[-1])),
                 ),
             )
-            self.store_without_reshape(operation.output_values[0], aten.slice(visible_mask, chosen_entries.shape[-1]))
+            self.store_output(operation, aten.slice(visible_mask, chosen_entries.shape[-1]))
             return
         self.store_without_reshape(operation.output_values[1], compressed_entries)
         selected_mask = aten.scatter(
             aten.expand(aten.new_like(visible_mask), (chosen_entries.shape[0], *visible_mask.shape)), chosen_entries
         )
-        self.store_without_reshape(
-            operation.output_values[0], aten.unsqueeze(aten.new_like(visible_mask, selected_mask), 1)
-        )
+        self.store_output(operation, aten.unsqueeze(aten.new_like(visible_mask, selected_mask), 1))
 
     def do_per_group(self, operation: Step) -> None:
         """Applies one linear layer per group, as GroupMap.forward does."""

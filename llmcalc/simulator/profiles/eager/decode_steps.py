@@ -231,9 +231,7 @@ class DecodeStepKernels(ScanKernels):
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        q, k, v = aten.split(
-            convolved_qkv, [module_steps[operation_name].output_values[0].width for operation_name in QKV]
-        )
+        q, k, v = aten.split(convolved_qkv, [module_steps[name].output_values[0].width for name in QKV])
         beta = aten.transpose(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
         beta = aten.scale(beta) if any(operation.verb == "scale" for operation in module_steps.steps) else beta
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))

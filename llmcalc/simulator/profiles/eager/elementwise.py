@@ -55,9 +55,7 @@ class ElementwiseKernels(BasicKernels):
             return x
         value_axes, leading_axis_count = list(recorded_value.axes), len(x.shape) - len(recorded_value.axes)
         missing_axes = [
-            axis_index
-            for axis_index, axis in enumerate(axes)
-            if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
+            index for index, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
             missing_axes = list(range(len(recorded_value.axes), axis_count - leading_axis_count))
@@ -87,7 +85,7 @@ class ElementwiseKernels(BasicKernels):
 
     def do_in_format_of(self, operation: Step) -> None:
         x, format_tensor = map(self.tensor_of, operation.input_values)
-        self.store_without_reshape(operation.output_values[0], self.aten.to(format_tensor, x.dtype))
+        self.store_output(operation, self.aten.to(format_tensor, x.dtype))
 
     def _compute_sinusoids(self, row_count: Number, vector_width: Number) -> Tensor:
         aten, positions = self.aten, self.aten.new_tensor((row_count,), INT64)

@@ -48,9 +48,7 @@ class ExpertCapacityKernels(ExpertKernels):
         local_tensors["token"] = aten.flatten(aten.transpose(token_indices, 0, 1))
         del sent_weights, token_indices
         sent_rows = aten.index_select(aten.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
-        self.store_without_reshape(
-            operation.output_values[0], aten.unflatten(sent_rows, 0, local_tensors["weight"].shape)
-        )
+        self.store_output(operation, aten.unflatten(sent_rows, 0, local_tensors["weight"].shape))
 
     def do_to_tokens(self, operation: Step) -> None:
         if self.choices.expert_capacity is not None:
@@ -70,7 +68,7 @@ class ExpertCapacityKernels(ExpertKernels):
         y = aten.matmul(x, aten.transpose(weight, 1, 2))
         if operation.options["bias"]:
             y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (expert_count, output_width)), 1))
-        self.store_without_reshape(operation.output_values[0], y)
+        self.store_output(operation, y)
 
     def _expert_rows(self, x: Tensor, expert_count: int, row_count: int) -> Tensor:
         """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""

@@ -43,25 +43,23 @@ class ExpertKernels(Lowering):
     # --- routers ----------------------------------------------------------------------------------------------------
 
     def do_route(self, operation: Step) -> None:
-        aten, route_options = self.aten, operation.options
-        inputs_by_name = dict(zip(route_options["beside"], operation.input_values[1:], strict=True))
-        if route_options["scoring"] == "softmax of chosen":
+        aten, options = self.aten, operation.options
+        inputs_by_name = dict(zip(options["beside"], operation.input_values[1:], strict=True))
+        if options["scoring"] == "softmax of chosen":
             logits, expert_indices = aten.topk(
-                aten.to(self.tensor_read_by(operation, operation.input_values[0]), FLOAT32), route_options["top_k"]
+                aten.to(self.tensor_read_by(operation, operation.input_values[0]), FLOAT32), options["top_k"]
             )
             weights = aten.softmax(logits)
         else:
-            scores = self.router_scores(
-                self.tensor_read_by(operation, operation.input_values[0]), route_options["scoring"]
-            )
+            scores = self.router_scores(self.tensor_read_by(operation, operation.input_values[0]), options["scoring"])
             if "table" in inputs_by_name:
-                expert_indices = aten.new_tensor((*scores.shape[:-1], route_options["top_k"]), INT64)
+                expert_indices = aten.new_tensor((*scores.shape[:-1], options["top_k"]), INT64)
             else:
-                expert_indices = self.top_experts(scores, route_options["top_k"], inputs_by_name.get("correction"))
+                expert_indices = self.top_experts(scores, options["top_k"], inputs_by_name.get("correction"))
             weights = self.chosen_expert_weights(scores, expert_indices)
             if "scale" in inputs_by_name:
                 weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs_by_name["scale"]), expert_indices))
-            if route_options["skip"]:
+            if options["skip"]:
                 skipped_expert_mask = aten.compare(expert_indices)
                 weights, expert_indices = aten.masked_fill(weights, skipped_expert_mask), aten.new_like(expert_indices)
         for recorded_value, x in zip(operation.output_values, (weights, expert_indices), strict=True):
@@ -108,9 +106,7 @@ class ExpertKernels(Lowering):
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
             )
-        if len(operation.input_values) > 1 and any(
-            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
-        ):
+        if len(operation.input_values) > 1 and any(id(call.scope) in self.recomputed_modules for call in self.frames):
             raise self.unsupported(
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
                 "full, or nodes without this module"

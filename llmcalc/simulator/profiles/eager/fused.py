@@ -157,7 +157,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def do_act(self, operation: Step) -> None:
         if self._fuses_gates and self._is_read_in_module("mul", operation.output_values[0]):
             # the product reads the gate itself
-            self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+            self.store_output(operation, self.tensor_of(operation.input_values[0]))
         else:
             super().do_act(operation)
 
@@ -166,7 +166,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         Source: linkedin/Liger-Kernel 0.8.5, ops/swiglu.py, which writes the gradients over the gate and the projection.
         """
-        autograd_graph, is_in_place = self.graph, self.choices.fused_gate
+        graph, is_in_place = self.graph, self.choices.fused_gate
         if not (self._fuses_gates and any(map(self._is_activation_output, operation.input_values))):
             super().do_mul(operation)
             return
@@ -180,13 +180,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             if is_in_place:
                 return [x if needs_grad else None for x, needs_grad in zip(inputs, needs_input_grad, strict=True)]
             return [
-                autograd_graph.new_tensor(*shape_and_dtype) if needs_grad else None
+                graph.new_tensor(*shape_and_dtype) if needs_grad else None
                 for shape_and_dtype, needs_grad in zip(shapes_and_dtypes, needs_input_grad, strict=True)
             ]
 
-        gated_product = record(
-            autograd_graph, "glu", (gate, up_projection), gated_output, backward, gate, up_projection
-        )
+        gated_product = record(graph, "glu", (gate, up_projection), gated_output, backward, gate, up_projection)
         self.store_tensor(operation.output_values[0], gated_product)
 
     def _is_activation_output(self, recorded_value: Value) -> bool:
@@ -222,7 +220,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             else None
         )
         self.head_of_loss = (operation, self.linear_weight(operation), bias)
-        self.store_without_reshape(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
+        self.store_output(operation, self.flat_tensor(operation.input_values[0]))
 
     def output_rows(self, operation: Step) -> Number:
         row_count, last_rows = super().output_rows(operation), self.choices.logits_to_keep
@@ -258,18 +256,16 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     @compared(COMPILED_WITNESS, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary] with torch.compile, which saves two numbers per row."""
-        autograd_graph, statistics_shape = self.graph, (logits.shape[0], 1)
-        row_maxima = autograd_graph.new_tensor(statistics_shape, FLOAT32)
-        exponential_sum = autograd_graph.new_tensor(statistics_shape, FLOAT32)
-        loss_scalar = autograd_graph.new_tensor((), FLOAT32)
+        graph, statistics_shape = self.graph, (logits.shape[0], 1)
+        row_maxima = graph.new_tensor(statistics_shape, FLOAT32)
+        exponential_sum = graph.new_tensor(statistics_shape, FLOAT32)
+        loss_scalar = graph.new_tensor((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, *__: Tensor) -> Sequence[OptionalGradient]:
-            return (autograd_graph.new_tensor(shape, dtype),)
+            return (graph.new_tensor(shape, dtype),)
 
-        return record(
-            autograd_graph, "cross_entropy", (logits,), loss_scalar, backward, logits, row_maxima, exponential_sum
-        )
+        return record(graph, "cross_entropy", (logits,), loss_scalar, backward, logits, row_maxima, exponential_sum)
 
     @compared(LIGER_WITNESS, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -510,11 +506,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, autograd_graph, (batch, tokens, width) = self.aten, self.graph, x.shape
+        aten, graph, (batch, tokens, width) = self.aten, self.graph, x.shape
         completion_tokens = min(self.choices.logits_to_keep or tokens - 1, tokens - 1)
         x = aten.slice(aten.slice(x, tokens - 1, 1), completion_tokens, 1)
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
-        with autograd_graph.no_grad():
+        with graph.no_grad():
             loss_scalar = aten.new_tensor((), FLOAT32)
             gradients = [aten.new_like(tensor) for tensor in (weight, bias) if tensor is not None and tensor.needs_grad]
             input_gradients: list[Tensor] = []
@@ -532,9 +528,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             saved_gradients = iter(saved_tensors)
             return [next(saved_gradients) if is_saved else None for is_saved in gradient_flags]
 
-        return record(
-            autograd_graph, "linear_log_probabilities", inputs, loss_scalar, backward, input_gradient, *gradients
-        )
+        return record(graph, "linear_log_probabilities", inputs, loss_scalar, backward, input_gradient, *gradients)
 
     def _vocabulary_logits(self, flat_rows: Tensor, weight: Tensor, bias: Tensor | None, part_size: int) -> Tensor:
         """Returns the float32 logits of rows [tokens, hidden] for a part of the vocabulary of this size."""

@@ -44,7 +44,7 @@ class FusedAttention(AttentionKernels):
             self._is_read_in_module(verb, operation.output_values[0]) for verb in ("attention", "only_selected")
         )
         if self.choices.attention in ("flash", "sdpa") and not operation.options["tiled"] and is_read_by_attention:
-            self.store_without_reshape(operation.output_values[0], self.tensor_of(operation.input_values[0]))
+            self.store_output(operation, self.tensor_of(operation.input_values[0]))
         else:
             super().do_repeat(operation)
 
@@ -52,8 +52,7 @@ class FusedAttention(AttentionKernels):
         """Whether an operation of that name in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(scope_item, Step) and scope_item.verb == verb and recorded_value in scope_item.input_values
-            for scope_item in scope_items
+            isinstance(item, Step) and item.verb == verb and recorded_value in item.input_values for item in scope_items
         )
 
     def attention_AttentionCore(self, operation: Step) -> None:

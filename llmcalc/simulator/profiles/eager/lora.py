@@ -109,10 +109,8 @@ class LoraKernels(FakeQuantizationKernels):
         assert self.adapters is not None
         weight_path = self.module_path()
         codes, *_ = [
-            self.parameter(
-                (*weight_path, f"{parameter_name}.weight{tensor_suffix}"), (element_count,), dtype, trained=False
-            )
-            for tensor_suffix, (element_count, dtype) in self.adapters.stored_tensors(row_count, column_count).items()
+            self.parameter((*weight_path, f"{parameter_name}.weight{suffix}"), (element_count,), dtype, trained=False)
+            for suffix, (element_count, dtype) in self.adapters.stored_tensors(row_count, column_count).items()
         ]
         return codes
 

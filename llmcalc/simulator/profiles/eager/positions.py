@@ -51,8 +51,8 @@ class PositionKernels(AttentionVariantKernels):
         bias_table, q = operation.input_values
         query_positions = self.token_positions(self.run_config.new_rows(q.rows))
         key_positions = self.token_positions(self.run_config.available_rows(q.rows))
-        self.store_without_reshape(
-            operation.output_values[0],
+        self.store_output(
+            operation,
             self.bias_by_distance(
                 self.tensor_of(bias_table), query_positions, key_positions, operation.options["causal"]
             ),
@@ -108,17 +108,15 @@ class PositionKernels(AttentionVariantKernels):
         return self.aten.to(self.aten.cat([self.aten.new_like(angles), self.aten.new_like(angles)]), dtype)
 
     def core_TableScores(self, operation: Step) -> None:
-        self.store_without_reshape(
-            operation.output_values[0],
+        self.store_output(
+            operation,
             self.scores_by_row(self.tensor_of(operation.input_values[0]), self.tensor_of(operation.input_values[1])),
         )
 
     def core_DistanceScores(self, operation: Step) -> None:
         """Multiplies every query by the projected distances of the sequence."""
         x, distance_rows = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values)
-        self.store_without_reshape(
-            operation.output_values[0], self.aten.matmul(x, self.aten.transpose(distance_rows, -1, -2))
-        )
+        self.store_output(operation, self.aten.matmul(x, self.aten.transpose(distance_rows, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
         """Multiplies every query by the keys of its pairs, in one product per query position."""
@@ -130,9 +128,7 @@ class PositionKernels(AttentionVariantKernels):
         tokens = x.shape[-2]
         keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)
         scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
-        self.store_without_reshape(
-            operation.output_values[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2])
-        )
+        self.store_output(operation, aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
 
     def do_rows_of_distances(self, operation: Step) -> None:
         output = operation.output_values[0]
@@ -159,7 +155,7 @@ class PositionKernels(AttentionVariantKernels):
             self.pass_memo[distance_key] = distance_indices
         for needs_copy in (distance_options["shifted"], distance_options["clamped"]):
             distance_indices = aten.new_like(distance_indices) if needs_copy else distance_indices
-        self.store_without_reshape(operation.output_values[0], distance_indices)
+        self.store_output(operation, distance_indices)
 
     def _bin_distances(self, query_count: Any, key_count: Any) -> Tensor:
         """Assigns distances to bins. Far distances share logarithmic bins."""
@@ -176,9 +172,8 @@ class PositionKernels(AttentionVariantKernels):
         aten, (scores, distance_indices) = self.aten, map(self.tensor_of, operation.input_values)
         distance_indices = aten.expand(distance_indices, (*scores.shape[:-1], distance_indices.shape[-1]))
         if operation.options["by_key"]:
-            self.store_without_reshape(
-                operation.output_values[0],
-                aten.transpose(aten.gather(scores, aten.transpose(distance_indices, -1, -2)), -1, -2),
+            self.store_output(
+                operation, aten.transpose(aten.gather(scores, aten.transpose(distance_indices, -1, -2)), -1, -2)
             )
         else:
-            self.store_without_reshape(operation.output_values[0], aten.gather(scores, distance_indices))
+            self.store_output(operation, aten.gather(scores, distance_indices))

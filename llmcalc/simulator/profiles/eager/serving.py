@@ -136,8 +136,8 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
             self.pass_memo["candidate blocks"] = self.aten.new_tensor(
                 (batch, query_count, minimum(ceil_div(selectable_entries, entries_per_block), block_count)), INT32
             )
-        self.store_without_reshape(
-            operation.output_values[0],
+        self.store_output(
+            operation,
             self.aten.new_tensor((batch, query_count, minimum(selectable_entries, operation.options["top_k"])), INT32),
         )
         del logits
@@ -147,7 +147,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         keys = self.tensor_of(operation.input_values[0])
         chosen_block_count = self.pass_memo["candidate blocks"].shape[-1]
         self.selectable_entry_count = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])
-        self.store_without_reshape(operation.output_values[0], keys)
+        self.store_output(operation, keys)
 
     def serve_whole_entries(self, operation: Step) -> None:
         self.selectable_entry_count = self.tensor_of(operation.input_values[1]).shape[1]
@@ -155,7 +155,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     def serve_among(self, operation: Step) -> None:
         selected_mask, entry_vectors = map(self.tensor_of, operation.input_values[1:])
         self.tensors_by_value.pop(id(operation.input_values[2]), None)
-        self.store_without_reshape(operation.output_values[0], selected_mask)
+        self.store_output(operation, selected_mask)
         self.store_without_reshape(operation.output_values[1], entry_vectors)
 
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------
@@ -166,7 +166,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         if operation.options["sinks"]:
             self.weight("sinks", (operation.output_values[0].axes[0].size,))
         self.joint_output = None
-        self.store_without_reshape(operation.output_values[0], q)
+        self.store_output(operation, q)
 
     def serve_weighted(self, operation: Step) -> None:
         """Allocates the output of the kernel, which sums the values of all kinds of keys."""
@@ -188,7 +188,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         ):
             a, b = map(self.tensor_of, operation.input_values)
             if a.storage is b.storage:
-                self.store_without_reshape(operation.output_values[0], a)
+                self.store_output(operation, a)
                 return
         super().do_add(operation)
 

@@ -131,8 +131,7 @@ def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
     """Reads a list of whole numbers of at least `minimum`."""
     listed_numbers = config.get(field_name)
     if not isinstance(listed_numbers, list | tuple) or any(
-        type(listed_number) is not int or not minimum <= listed_number <= LARGEST_SIZE
-        for listed_number in listed_numbers
+        type(number) is not int or not minimum <= number <= LARGEST_SIZE for number in listed_numbers
     ):
         raise config.error(field_name, listed_numbers, f"a list of whole numbers of at least {minimum}")
     if minimum and not listed_numbers:

@@ -175,9 +175,7 @@ def _read_gemma3n_vision(root_config: Config, config: Config, text_hidden_size: 
 
 def _read_gemma3n_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     channels = _read_pair(config, "sscp_conv_channel_size")
-    kernel_sizes, strides = (
-        _read_pairs(config, field_name) for field_name in ("sscp_conv_kernel_size", "sscp_conv_stride_size")
-    )
+    kernel_sizes, strides = (_read_pairs(config, name) for name in ("sscp_conv_kernel_size", "sscp_conv_stride_size"))
     convolution_tables = [
         {"channels": channel_count, "kernel": kernel_size, "stride": stride}
         for channel_count, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True)

@@ -274,9 +274,7 @@ def read_internvl(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require("use_mask_token", False)
     require_one_layer(root_config)
     merge_size = merged_square_side(root_config, "downsample_ratio")
-    square_config = config.with_fields(
-        **{field_name: _square_size(config, field_name) for field_name in ("image_size", "patch_size")}
-    )
+    square_config = config.with_fields(**{name: _square_size(config, name) for name in ("image_size", "patch_size")})
     patch_count = patches_per_side(square_config) ** 2
     image_size = square_config.integer("image_size")
     tokens = max(patch_count // merge_size**2, 1)

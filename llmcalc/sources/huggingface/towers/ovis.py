@@ -65,15 +65,13 @@ def _read_ovis(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     backbone_fields = config.table("backbone_config")
     types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
     backbone_model_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
-    field_path_prefix = f"{config.location}backbone_config."
+    prefix = f"{config.location}backbone_config."
     if backbone_model_type == "siglip_vision_model":
-        backbone_config = Config(backbone_fields, SIGLIP_DEFAULTS, backbone_model_type, location=field_path_prefix)
+        backbone_config = Config(backbone_fields, SIGLIP_DEFAULTS, backbone_model_type, location=prefix)
         tower = siglip_encoder(backbone_config)
     elif backbone_model_type == "aimv2":
         aliases = {"mlp_bias": "use_bias"}
-        backbone_config = Config(
-            backbone_fields, AIMV2_DEFAULTS, backbone_model_type, location=field_path_prefix, aliases=aliases
-        )
+        backbone_config = Config(backbone_fields, AIMV2_DEFAULTS, backbone_model_type, location=prefix, aliases=aliases)
         tower = _aimv2_encoder(backbone_config)
     else:
         raise config.error("backbone_config.model_type", backbone_model_type, "siglip_vision_model or aimv2")

@@ -118,8 +118,7 @@ def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     conv = {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True}
     mixers: Table = {"conv": conv, "full": {"type": "attention", **attention}}
     default_layer_kinds = [
-        "conv" if layer_index < 2 or layer_index % 2 else "full"
-        for layer_index in range(config.integer("num_hidden_layers"))
+        "conv" if index < 2 or index % 2 else "full" for index in range(config.integer("num_hidden_layers"))
     ]
     layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_layer_kinds)
     ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True}

@@ -44,6 +44,12 @@ def _sam_encoder(config: Config, halving_channels: list[int], ffn_width: int) ->
     }
 
 
+def _inner_width(sam_config: Config) -> int:
+    """Returns the width of the feed-forward network in a config of SAM, which states it or its ratio to the layers'."""
+    ratio = sam_config.number("mlp_ratio")
+    return sam_config.optional_integer("mlp_dim") or int(sam_config.integer("hidden_size") * ratio)
+
+
 def _read_got(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GOT-OCR 2: two convolutions that halve the grid, the second to the text's width, and a linear layer."""
     tower = _sam_encoder(config, [2 * config.integer("output_channels"), text_hidden_size], config.integer("mlp_dim"))
@@ -80,8 +86,7 @@ def _read_ocr(config: Config, reader_config: Config, reader: Table, text_hidden_
         raise sam_config.error(
             "downsample_channels", channels, f"two widths, the second {reader_config.integer('hidden_size')}"
         )
-    mlp_ratio, width = sam_config.number("mlp_ratio"), sam_config.integer("hidden_size")
-    tower = _sam_encoder(sam_config, channels, sam_config.optional_integer("mlp_dim") or int(width * mlp_ratio))
+    tower = _sam_encoder(sam_config, channels, _inner_width(sam_config))
     for section_config in (sam_config, reader_config):
         section_config.finish(IGNORED_FIELDS | OCR_FIELDS, config)
     linear_layer = (text_hidden_size, True, "identity")
@@ -145,7 +150,7 @@ def read_published_ocr(root_config: Config, config: Config, text_hidden_size: in
     heads = {"num_attention_heads": 14, "num_key_value_heads": 2}
     return _read_deepseek_ocr2(
         root_config,
-        config.with_fields(encoder_config={**code_sizes, **heads}, sam_config={"downsample_channels": [512, 896]}),
+        config.with_fields(encoder_config={**code_sizes, **heads}),
         text_hidden_size,
     )
 
@@ -155,10 +160,8 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
     sam_config = root_config.section("high_res_vision_config", SAM_DEFAULTS)
     sam_config.require("model_type", "sam_vision_model")
     channels = sam_config.integer("output_channels")
-    mlp_dim = sam_config.optional_integer("mlp_dim")
-    inner_width = mlp_dim or int(sam_config.integer("hidden_size") * sam_config.number("mlp_ratio"))
-    halving_channels = [2 * channels, 4 * channels]
-    high_resolution_encoder = {**_sam_encoder(sam_config, halving_channels, inner_width), "second_neck": True}
+    encoder = _sam_encoder(sam_config, [2 * channels, 4 * channels], _inner_width(sam_config))
+    high_resolution_encoder = {**encoder, "second_neck": True}
     sam_config.finish(IGNORED_FIELDS, config)
     half_width_layer = (text_hidden_size // 2, True, "gelu")
     return {

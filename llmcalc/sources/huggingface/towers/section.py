@@ -123,18 +123,12 @@ MOST_LAYERS_READ = 100
 
 def layers_of_features(root_config: Config) -> int:
     """Returns the number of the encoder's layers whose outputs a projector reads side by side."""
-    feature_layers = root_config.get("vision_feature_layer")
-    if type(feature_layers) is int:
+    layers = root_config.get("vision_feature_layer")
+    if type(layers) is int:
         return 1
-    if (
-        not isinstance(feature_layers, list | tuple)
-        or {*map(type, feature_layers)} != {int}
-        or len(feature_layers) > MOST_LAYERS_READ
-    ):
-        raise root_config.error(
-            "vision_feature_layer", feature_layers, f"a layer, or a list of at most {MOST_LAYERS_READ}"
-        )
-    return len(feature_layers)
+    if not isinstance(layers, list | tuple) or {*map(type, layers)} != {int} or len(layers) > MOST_LAYERS_READ:
+        raise root_config.error("vision_feature_layer", layers, f"a layer, or a list of at most {MOST_LAYERS_READ}")
+    return len(layers)
 
 
 def require_one_layer(root_config: Config) -> None:

@@ -93,10 +93,8 @@ class DeltaRuleKernels(ScanModuleKernels):
         if any(operation.verb == "scale" for operation in module_steps.steps):
             beta = aten.scale(beta)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        delta_rule = (
-            fla.fused_recurrent_delta_rule if x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE else fla.chunk_delta_rule
-        )
-        output = delta_rule(aten, q, k, v, beta)
+        rule = fla.fused_recurrent_delta_rule if x.shape[1] <= fla.LONGEST_RECURRENT_SEQUENCE else fla.chunk_delta_rule
+        output = rule(aten, q, k, v, beta)
         weight = self.weight("norm.weight", (op.value_dim,))
         if "g_proj" in module_steps:
             g = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
@@ -198,10 +196,8 @@ class DeltaRuleKernels(ScanModuleKernels):
         aten, op = self.aten, module_steps.op("core", DeltaRule)
         q, k = (self.apply_activation(self.project(module_steps[f"{proj_name}_proj"], x), "silu") for proj_name in "qk")
         v = self.project(module_steps["v_proj"], x)
-        conv_filters = self.project(
-            module_steps["w2"], self.apply_activation(self.project(module_steps["w1"], x), "silu")
-        )
-        v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, conv_filters), "silu")
+        filters = self.project(module_steps["w2"], self.apply_activation(self.project(module_steps["w1"], x), "silu"))
+        v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, filters), "silu")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
         output, _log_decay = self._delta_rule_with_gates(module_steps, x, q, k, v)
         gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)

@@ -172,10 +172,8 @@ class MambaKernels(ScanModuleKernels):
 
     @compared(PUBLISHED_KERNELS_WITNESS)
     def module_ChunkedScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
-        norm_spec: Norm | None = module_steps["norm"].options["spec"] if "norm" in module_steps else None
-        has_fused_norm = norm_spec is None or (
-            norm_spec.type == "rmsnorm" and norm_spec.weight and not norm_spec.has_bias
-        )
+        spec: Norm | None = module_steps["norm"].options["spec"] if "norm" in module_steps else None
+        has_fused_norm = spec is None or (spec.type == "rmsnorm" and spec.weight and not spec.has_bias)
         has_fused_kernel = (
             2 <= module_steps["conv1d"].options["kernel"] <= 4 and module_steps.activation_names[0] == "silu"
         )

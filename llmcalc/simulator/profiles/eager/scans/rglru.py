@@ -103,18 +103,16 @@ class RGLRUKernels(ScanModuleKernels):
 
         The most is held while the last tokens run, and while their gradients are computed.
         """
-        autograd_graph, (batch, _, width) = self.graph, x.shape
+        graph, (batch, _, width) = self.graph, x.shape
 
         def backward(output_gradient: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
-            return [autograd_graph.new_tensor(input_shape, dtype)]
+            return [graph.new_tensor(input_shape, dtype)]
 
         input_shape, dtype = x.shape, x.dtype
         view = Tensor(state_sequence.shape, state_sequence.dtype, state_sequence.storage, state_sequence.strides)
-        if is_recorded(autograd_graph, (x,)):
+        if is_recorded(graph, (x,)):
             saved_tensors = [
-                autograd_graph.new_tensor((batch, tokens - 1, width), FLOAT32) for _ in range(2)
+                graph.new_tensor((batch, tokens - 1, width), FLOAT32) for _ in range(2)
             ]  # gates and states
-            record(autograd_graph, "tokens", (x,), view, backward, state, *saved_tensors)
-        return view, record(
-            autograd_graph, "token", (gate,), autograd_graph.new_tensor(state.shape, state.dtype), backward
-        )
+            record(graph, "tokens", (x,), view, backward, state, *saved_tensors)
+        return view, record(graph, "token", (gate,), graph.new_tensor(state.shape, state.dtype), backward)

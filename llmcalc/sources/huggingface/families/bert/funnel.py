@@ -66,10 +66,7 @@ def _block_repeats(config: Config) -> list[int]:
         raise config.error("block_sizes", block_sizes, f"one to {MOST_BLOCKS} numbers")
     if len(block_repeats) != len(block_sizes):
         raise config.error("block_repeats", block_repeats, f"{len(block_sizes)} numbers, as in block_sizes")
-    if (
-        sum(layer_count * repeat_count for layer_count, repeat_count in zip(block_sizes, block_repeats, strict=True))
-        > MOST_LAYERS
-    ):
+    if sum(count * repeat_count for count, repeat_count in zip(block_sizes, block_repeats, strict=True)) > MOST_LAYERS:
         raise config.error("block_repeats", block_repeats, f"at most {MOST_LAYERS} layers")
     return block_repeats
 

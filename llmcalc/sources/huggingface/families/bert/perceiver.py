@@ -36,8 +36,7 @@ def _read_perceiver(config: Config) -> Table:
     def attention(heads: int, qk_channels: int, v_channels: int, heads_field: str) -> Table:
         channels_by_field = {"head_dim": qk_channels, "v_head_dim": v_channels}
         head_sizes = {
-            field_name: config.quotient(heads_field, channels, heads)
-            for field_name, channels in channels_by_field.items()
+            name: config.quotient(heads_field, channels, heads) for name, channels in channels_by_field.items()
         }
         return {"num_attention_heads": heads, **head_sizes, "float32_softmax": False, **biases(True, *QKVO_BIASES)}
 

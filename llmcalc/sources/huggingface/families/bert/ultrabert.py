@@ -48,13 +48,11 @@ def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], in
     """Returns each layer's kind and the window distance, from either form of the config."""
     layer_kinds, window_distance = kinds_with_nth_full(depth, 3), config.integer("sliding_window")
     if config.get("attention_windows") is not None:
-        layer_windows = config.integers("attention_windows")
-        if len(layer_windows) != depth:
-            raise config.error(
-                "attention_windows", layer_windows, f"{depth} whole numbers, 0 for a layer without a window"
-            )
-        layer_kinds = ["sliding" if window else "full" for window in layer_windows]
-        window_distance = next((window for window in layer_windows if window), window_distance)
+        windows = config.integers("attention_windows")
+        if len(windows) != depth:
+            raise config.error("attention_windows", windows, f"{depth} whole numbers, 0 for a layer without a window")
+        layer_kinds = ["sliding" if window else "full" for window in windows]
+        window_distance = next((window for window in windows if window), window_distance)
     return listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds), window_distance
 
 

@@ -80,8 +80,6 @@ FAMILIES = {
     ),
     "unlimited_ocr": Family(None, text_type="unlimited_ocr_text", tower_file="sam", modules=OCR_MODULES),
     "unlimited_ocr_text": Family(
-        _read_unlimited_ocr_text,
-        {"moe_layer_freq": 1, "first_k_dense_replace": 1},
-        ROUTING_FIELDS | LATENT_FIELDS,
+        _read_unlimited_ocr_text, {"moe_layer_freq": 1, "first_k_dense_replace": 1}, ROUTING_FIELDS | LATENT_FIELDS
     ),
 }

@@ -101,11 +101,9 @@ def _rotary_dims(config: Config) -> int:
 
 def _compression_rates(config: Config) -> dict[str, int]:
     """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
-    rates_by_type = (
-        config.table("compress_rates") if config.has("compress_rates") else {SPARSE_TYPE: 4, HEAVY_TYPE: 128}
-    )
+    rates = config.table("compress_rates") if config.has("compress_rates") else {SPARSE_TYPE: 4, HEAVY_TYPE: 128}
     location = f"{config.location}compress_rates."
-    compression_rates = Config(rates_by_type, {}, config.model_type, config.head_kind, location)
+    compression_rates = Config(rates, {}, config.model_type, config.head_kind, location)
     older_names = {SPARSE_TYPE: "compress_rate_csa", HEAVY_TYPE: "compress_rate_hca"}
     return {
         layer_kind: config.integer(older_name) if config.has(older_name) else compression_rates.integer(layer_kind)
@@ -118,9 +116,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     The ratios may include the prediction module's.
     """
-    default_layer_kinds = [
-        "heavy" if layer_index < 2 or layer_index % 2 == 0 else "sparse" for layer_index in range(depth)
-    ]
+    default_layer_kinds = ["heavy" if index < 2 or index % 2 == 0 else "sparse" for index in range(depth)]
     if config.has("compress_ratios") and not config.has("layer_types"):
         compression_ratios = config.integers("compress_ratios")
         if len(compression_ratios) < depth or not {*compression_ratios} <= {*KIND_BY_RATIO}:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from .....ops import KVCache
 from ...config import Config
 from ...family import Deviation, Family
-from ...parts import DENSE_OR_MOE, Table, decoder_of_kinds, glu, layer_table, listed_kinds, moe, rmsnorm
+from ...parts import DENSE_OR_MOE, Table, decoder_of_kinds, gated_experts, glu, layer_table, listed_kinds, rmsnorm
 from .deepseek import ROUTING_FIELDS, SIGMOID_ROUTING, latent_attention
 from .dsa import DSA_MODULES
 
@@ -35,13 +35,8 @@ def _read_dots3_note_text(config: Config) -> Table:
     config.integer("q_lora_rank")
     mixer = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
     shared_width = config.integer("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
-    experts = moe(
-        config.integer("n_routed_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, ffn_width=shared_width * config.integer("n_shared_experts")),
-        **SIGMOID_ROUTING,
-    )
+    shared_width *= config.integer("n_shared_experts")
+    experts = gated_experts(config, None, shared_width, ("n_routed_experts",), **SIGMOID_ROUTING)
     sliding = {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}}
     layer_changes: Table = {"full": {}, "indexed": {"attention": {"indexer": indexer_table}}, "sliding": sliding}
     block = layer_table(mixer, glu(config), norm)
@@ -57,8 +52,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     full_kind = "full" if selects_keys is False else "indexed"
     has_windows = config.flag("use_sliding_window")
     default_layer_kinds = [
-        full_kind if not has_windows or layer_index < 2 or layer_index % 4 == 1 else "sliding"
-        for layer_index in range(depth)
+        full_kind if not has_windows or index < 2 or index % 4 == 1 else "sliding" for index in range(depth)
     ]
     layer_kinds = listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
     if selects_keys is None and config.has("per_layer_config"):
@@ -74,8 +68,7 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
         raise config.error("moe_layer_freq", expert_interval, f"an interval, or {depth} whole numbers")
     expert_period = config.integer("moe_layer_freq") if expert_flags is None else 1
     layer_has_experts = [
-        bool(expert_flags[layer_index]) if expert_flags is not None else layer_index % expert_period == 0
-        for layer_index in range(depth)
+        bool(expert_flags[index]) if expert_flags is not None else index % expert_period == 0 for index in range(depth)
     ]
     default_layer_kinds = [
         "moe" if layer_index >= first_expert_layer and layer_has_experts[layer_index] else "dense"
@@ -93,22 +86,14 @@ def _window_sizes(config: Config) -> Table:
     per_layer_config = config.get("per_layer_config")
     if per_layer_config is not None:
         layer_tables = config.table("per_layer_config")
-        first_layer_fields = next(
-            (layer_fields for layer_fields in layer_tables.values() if isinstance(layer_fields, dict)), {}
-        )
+        first_layer_fields = next((fields for fields in layer_tables.values() if isinstance(fields, dict)), {})
         location = f"{config.location}per_layer_config."
         window_config = Config(first_layer_fields, {}, config.model_type, location=location)
         return {
-            field_name: window_config.integer(field_name)
-            if window_config.has(field_name)
-            else config.integer(field_name)
-            for field_name in LATENT_SIZES
+            name: window_config.integer(name) if window_config.has(name) else config.integer(name)
+            for name in LATENT_SIZES
         }
-    latent_sizes = {
-        field_name: config.integer(f"swa_{field_name}")
-        for field_name in LATENT_SIZES
-        if field_name != "qk_rope_head_dim"
-    }
+    latent_sizes = {name: config.integer(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
     rotary_dim = config.optional_integer("swa_qk_rope_head_dim")
     if rotary_dim is None:
         rotary_dim = config.integer("swa_head_dim") - latent_sizes["qk_nope_head_dim"]

@@ -61,8 +61,7 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     if not config.has("indexer_types"):
         indexer_period, indexer_offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
         default_layer_kinds = [
-            "shared" if max(layer_index - indexer_offset + 1, 0) % indexer_period else "full"
-            for layer_index in range(depth)
+            "shared" if max(index - indexer_offset + 1, 0) % indexer_period else "full" for index in range(depth)
         ]
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_layer_kinds)
 
@@ -95,8 +94,7 @@ def _read_axk2(config: Config) -> Table:
         else (0, 1)
     )
     default_layer_kinds = [
-        "moe" if layer_index >= first_expert_layer and layer_index % expert_period == 0 else "dense"
-        for layer_index in range(depth)
+        "moe" if index >= first_expert_layer and index % expert_period == 0 else "dense" for index in range(depth)
     ]
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
     experts = routed_experts(config, **SIGMOID_ROUTING)

@@ -70,9 +70,7 @@ def _read_glm5_next_text(config: Config) -> Table:
     ffn_kinds = dense_or_moe_kinds(config, depth, 3)
     experts = routed_experts(config, **SIGMOID_ROUTING)
     expert_fields = ("expert", "shared_expert")
-    clamped_networks = {
-        expert_field: clamped_swiglu(experts[expert_field]) for expert_field in expert_fields if expert_field in experts
-    }
+    clamped_networks = {field: clamped_swiglu(experts[field]) for field in expert_fields if field in experts}
     ffns_by_kind: Table = {"moe": {**experts, **clamped_networks}}
     if "dense" in ffn_kinds:
         ffns_by_kind["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
@@ -89,8 +87,7 @@ def _read_glm5_next_text(config: Config) -> Table:
         for ffn_kind in ffns_by_kind
     }
     layer_kinds = [
-        f"{mixer_kind}_{ffn_kind}"
-        for mixer_kind, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
+        f"{kind}_{ffn_kind}" for kind, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
     ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}

@@ -31,9 +31,7 @@ def read_hy_v4(config: Config) -> Table:
     config.require("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
-    default_layer_kinds = [
-        "shared" if layer_index and (layer_index - 1) % 4 else "full" for layer_index in range(depth)
-    ]
+    default_layer_kinds = ["shared" if index and (index - 1) % 4 else "full" for index in range(depth)]
     layer_indexers = listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_layer_kinds)
     check_first_indexer(config, layer_indexers)
     ffn_kinds, experts = dense_or_moe_kinds(config, depth, 1), routed_experts(config, **SIGMOID_ROUTING)

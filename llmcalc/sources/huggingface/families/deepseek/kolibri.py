@@ -16,11 +16,11 @@ from ...parts import (
     attention_biases,
     decoder,
     float32_rmsnorm,
+    gated_experts,
     glu,
     kinds_with_nth_full,
     layer_table,
     listed_kinds,
-    moe,
     qk_norm_fields,
     rmsnorm,
     sliding_stack,
@@ -35,11 +35,8 @@ NO_POSITIONS: Table = {"position": "none"}
 def _read_kolibri1(config: Config) -> Table:
     config.integer("sliding_window")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    experts = moe(
-        config.integer("num_experts"), config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, ffn_width=config.integer("shared_expert_intermediate_size")), **SIGMOID_ROUTING,
-    )  # fmt: skip
+    shared_width = config.integer("shared_expert_intermediate_size")
+    experts = gated_experts(config, shared_width=shared_width, **SIGMOID_ROUTING)
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
     stack = sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=NO_POSITIONS)
     return decoder(config, block, norm, stack=stack)
@@ -49,13 +46,10 @@ def _read_flint(config: Config) -> Table:
     norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     if config.get("mlp_only_layers") is None:  # the class replaces null by its default
         config.config_fields = {
-            field_name: field_value
-            for field_name, field_value in config.config_fields.items()
-            if field_name != "mlp_only_layers"
+            name: value for name, value in config.config_fields.items() if name != "mlp_only_layers"
         }
     default_layer_kinds = [
-        "full" if layer_index < 2 or layer_index % 4 == 1 or layer_index == depth - 1 else "sliding"
-        for layer_index in range(depth)
+        "full" if index < 2 or index % 4 == 1 or index == depth - 1 else "sliding" for index in range(depth)
     ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     sliding = {"attention": {"sliding_window": config.integer("sliding_window")}}

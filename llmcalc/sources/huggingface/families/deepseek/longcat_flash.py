@@ -10,7 +10,7 @@ from __future__ import annotations
 from .....ops import IdentityExperts, Op, Weight
 from ...config import Config
 from ...family import EVERY_CLASS, Deviation, Family, Quirks
-from ...parts import Table, add_mtp_modules, decoder, glu, layer_table, moe, rmsnorm
+from ...parts import Table, add_mtp_modules, decoder, gated_experts, glu, layer_table, rmsnorm
 from .deepseek import LATENT_WRITERS, ROUTING_FIELDS, latent_attention
 
 
@@ -25,15 +25,8 @@ def read_longcat_flash(config: Config) -> Table:
     if config.count("zero_expert_num"):
         config.require("zero_expert_type", "identity")
         router_fields["identity_experts"] = {"zero_expert_num": config.count("zero_expert_num")}
-    experts = moe(
-        config.integer("num_local_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        None,
-        expert_loop=True,
-        sliced_experts=True,
-        **router_fields,
-    )
+    loop_fields = {"expert_loop": True, "sliced_experts": True}
+    experts = gated_experts(config, count_fields=("num_local_experts",), **loop_fields, **router_fields)
     norm = rmsnorm(config.number("rms_norm_eps"))
     layer: Table = {
         "type": "shortcut",

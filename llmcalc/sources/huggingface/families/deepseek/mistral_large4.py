@@ -84,10 +84,7 @@ def _latent_layer_kinds(config: Config, position_kinds: list[str]) -> list[str]:
                 source_layers,
                 f"{expected_text}, and with RoPE as layer {layer_index} has it or not",
             )
-    return [
-        "computed" if source_layer == layer_index else "shared"
-        for layer_index, source_layer in enumerate(source_layers)
-    ]
+    return ["computed" if source_layer == index else "shared" for index, source_layer in enumerate(source_layers)]
 
 
 def _rotary_attention(config_values: ConfigValues) -> Any:

@@ -18,10 +18,10 @@ from ...parts import (
     decoder,
     decoder_of_kinds,
     dense_or_moe_kinds,
+    gated_experts,
     glu,
     layer_table,
     listed_kinds,
-    moe,
     note_uncounted_mtp,
     qk_norm_fields,
     rmsnorm,
@@ -53,11 +53,7 @@ def _read_mellum(config: Config) -> Table:
     )
     position = rope(config, layer_kind="sliding_attention")
     sliding_attention = {"position": position, **({} if window is None else {"sliding_window": window})}
-    experts = moe(
-        config.integer("num_experts", "num_local_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-    )
+    experts = gated_experts(config, count_fields=("num_experts", "num_local_experts"))
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layer_changes: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
     sliding = {"attention": sliding_attention}

@@ -169,11 +169,7 @@ def _class_defaults_of_fields(model_type: str, *fields: str) -> dict[str, Any]:
     """Returns EAGLE-3's defaults, and the defaults of another configuration class for some fields."""
     return {
         **EAGLE3_DEFAULTS,
-        **{
-            field_name: default_value
-            for field_name, default_value in class_defaults(model_type).items()
-            if field_name in fields
-        },
+        **{name: default_value for name, default_value in class_defaults(model_type).items() if name in fields},
     }
 
 

@@ -18,11 +18,11 @@ from ...parts import (
     decoder_of_kinds,
     dense_or_moe_kinds,
     float32_rmsnorm,
+    gated_experts,
     glu,
     kinds_with_nth_full,
     layer_table,
     listed_kinds,
-    moe,
     qk_norm_fields,
     rmsnorm,
 )
@@ -31,14 +31,7 @@ CORRECTED_ROUTING: Table = {"router": {"score_correction": "parameter", "scoring
 
 
 def _routed_experts(config: Config, shared_width: int) -> Table:
-    shared_expert = glu(config, ffn_width=shared_width) if shared_width else None
-    return moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        shared_expert,
-        **CORRECTED_ROUTING,
-    )
+    return gated_experts(config, shared_width=shared_width, **CORRECTED_ROUTING)
 
 
 def _dense_and_expert_ffns(config: Config, layer_kinds: list[str], shared_width: int) -> tuple[list[str], Table]:
@@ -90,8 +83,7 @@ def _read_laguna(config: Config) -> Table:
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     has_varying_heads = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
     layer_kinds = [
-        f"{attention_kind}{head_count}" if has_varying_heads else attention_kind
-        for attention_kind, head_count in zip(attention_kinds, heads, strict=True)
+        f"{kind}{count}" if has_varying_heads else kind for kind, count in zip(attention_kinds, heads, strict=True)
     ]
     window_changes = {"full": {}, "sliding": _window_field(config)}
     attention_changes = {

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, attention_biases, decoder, glu, layer_table, moe, rmsnorm
+from ...parts import Table, attention, attention_biases, glu, moe
+from ..llama.llama import llama_decoder
 
 
 def _pre_norm_decoder(config: Config, feed_forward: Table) -> Table:
-    norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **attention_biases(config))
-    return decoder(config, layer_table(mixer, feed_forward, norm), norm)
+    return llama_decoder(config, attention(config, **attention_biases(config)), ffn=feed_forward)
 
 
 def _read_aria(config: Config) -> Table:

@@ -17,10 +17,10 @@ from ...parts import (
     decoder_of_kinds,
     dense_or_moe_kinds,
     float32_rmsnorm,
+    gated_experts,
     glu,
     layer_table,
     listed_kinds,
-    moe,
     qk_norm_fields,
     rope,
 )
@@ -36,21 +36,14 @@ def _read_beam(config: Config) -> Table:
         **attention_biases(config),
         **qk_norm_fields(norm),
     )
-    default_layer_kinds = [
-        "sliding" if (layer_index + 1) % 6 and layer_index < depth - 1 else "full" for layer_index in range(depth)
-    ]
+    default_layer_kinds = ["sliding" if (index + 1) % 6 and index < depth - 1 else "full" for index in range(depth)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     rope_parameters = config.config_fields.get("rope_parameters") or {}
     full_layer_changes = {} if rope_parameters.get("full_attention") else {"attention": {"position": "none"}}
     window = config.optional_integer("sliding_window")
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        **SIGMOID_ROUTING,
-    )
+    experts = gated_experts(config, **SIGMOID_ROUTING)
     block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_changes: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}

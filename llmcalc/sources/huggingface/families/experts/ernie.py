@@ -55,10 +55,8 @@ def _read_ernie4_5_moe(config: Config) -> Table:
     expert_interval = config.integer("moe_layer_interval")
     last_expert_layer = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     layer_kinds = [
-        "moe"
-        if first_expert_layer <= layer_index <= last_expert_layer and (layer_index + 1) % expert_interval == 0
-        else "dense"
-        for layer_index in range(depth)
+        "moe" if first_expert_layer <= index <= last_expert_layer and (index + 1) % expert_interval == 0 else "dense"
+        for index in range(depth)
     ]
     return _ffn_kinds(config, layer_kinds, config.integer("moe_intermediate_size"), {"bias": _has_bias(config)})
 

@@ -127,12 +127,10 @@ def _read_hy_v3(config: Config) -> Table:
         shared_expert,
         **SIGMOID_ROUTING,
     )
-    ffns_by_kind: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    ffns: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, has_bias), norm)
     depth = config.integer("num_hidden_layers")
-    return decoder_of_kinds(
-        config, block, norm, (dense_or_moe_kinds(config, depth, 1), ffns_by_kind), **mtp_modules(config)
-    )
+    return decoder_of_kinds(config, block, norm, (dense_or_moe_kinds(config, depth, 1), ffns), **mtp_modules(config))
 
 
 IGNORED_FIELDS = field_names("""

@@ -13,7 +13,7 @@ from ...absent_value import require_present
 from ...config import Config
 from ...family import Deviation, Family
 from ...field_writers import FieldWriters
-from ...parts import DENSE_OR_MOE, Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
+from ...parts import DENSE_OR_MOE, Table, decoder, gated_experts, glu, listed_kinds, rmsnorm, stack_of_combined_kinds
 from ..deepseek.deepseek import SIGMOID_ROUTING
 
 if TYPE_CHECKING:
@@ -47,14 +47,9 @@ def _read_inkling_text(config: Config) -> Table:
     kernel_size, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
     expert_width, dense_width = _ffn_widths(config)
     shared_expert_count = config.integer("n_shared_experts")
-    experts = moe(
-        config.integer("n_routed_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=expert_width * shared_expert_count),
-        shared_scores={"shared_experts": shared_expert_count},
-        **SIGMOID_ROUTING,
-    )
+    shared_width, count_fields = expert_width * shared_expert_count, ("n_routed_experts",)
+    experts = gated_experts(config, expert_width, shared_width, count_fields, **SIGMOID_ROUTING)
+    experts["shared_scores"] = {"shared_experts": shared_expert_count}
     ffn_kinds = _ffn_kinds(config, depth)
     dense_ffn: Table = {"type": "mlp", **glu(config, ffn_width=dense_width), "output_scale": True}
     block = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .....algebra import ceil_div
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, float32_rmsnorm, glu, listed_kinds, moe, stack_of_layers
+from ...parts import Table, decoder, float32_rmsnorm, gated_experts, listed_kinds, stack_of_layers
 from ..deepseek.deepseek import SIGMOID_ROUTING
 from .inkling import FLOAT32_STATES, KIND_BY_LAYER_TYPE, MIXER_WRITERS, profile_mixers
 
@@ -25,12 +25,8 @@ def _read_inkling2_text(config: Config) -> Table:
     full_attention |= {"type": "gated_profile", "dynamic_convolutions": True}
     sliding_attention |= {"dynamic_convolutions": False}
     kernel_size = full_attention["conv_kernel_size"]
-    experts = moe(
-        config.integer("n_routed_experts"),
-        config.integer("num_experts_per_tok"),
-        {**glu(config, ffn_width=config.integer("moe_intermediate_size")), "hidden_act": "situ"},
-        **SIGMOID_ROUTING,
-    )
+    experts = gated_experts(config, count_fields=("n_routed_experts",), **SIGMOID_ROUTING)
+    experts["expert"]["hidden_act"] = "situ"
     block: Table = {
         "type": "convolved_residual",
         "attention": full_attention,
@@ -73,9 +69,7 @@ def _read_inkling2_text(config: Config) -> Table:
 
 def _block_size(config_values: ConfigValues) -> int:
     """Returns the number of layers per block: all layers of the model if there is a single block."""
-    block_starts = [
-        layer_index for layer_index, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)
-    ]
+    block_starts = [index for index, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
     return block_starts[1] if len(block_starts) > 1 else len(config_values.layers)
 
 

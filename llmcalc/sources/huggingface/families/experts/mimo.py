@@ -19,10 +19,10 @@ from ...parts import (
     biases,
     decoder,
     decoder_of_kinds,
+    gated_experts,
     glu,
     layer_table,
     listed_kinds,
-    moe,
     mtp_modules,
     rmsnorm,
 )
@@ -61,15 +61,9 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     }
     for field_name, field_value in head_fields.items():
         config.require_if_present(f"swa_{field_name}", field_value)
-    experts = moe(
-        config.integer("n_routed_experts", "num_local_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        **SIGMOID_ROUTING,
-    )
-    default_layer_kinds = [
-        "sliding" if layer_index > 0 and (layer_index + 1) % 6 else "full" for layer_index in range(depth)
-    ]
+    count_fields = ("n_routed_experts", "num_local_experts")
+    experts = gated_experts(config, count_fields=count_fields, **SIGMOID_ROUTING)
+    default_layer_kinds = ["sliding" if index > 0 and (index + 1) % 6 else "full" for index in range(depth)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     ffn_kinds = listed_kinds(
         config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if layer_index else "dense" for layer_index in range(depth)]
@@ -84,9 +78,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
 
 def _require_marked_layers(config: Config, field_name: str, layer_kind: str, layer_kinds: list[str]) -> None:
     """Raises `InputError` if a list of 0 and 1 does not mark exactly the layers of this kind with 1."""
-    if config.has(field_name) and config.integers(field_name) != [
-        int(listed_kind == layer_kind) for listed_kind in layer_kinds
-    ]:
+    if config.has(field_name) and config.integers(field_name) != [int(kind == layer_kind) for kind in layer_kinds]:
         layer_types_field = "mlp_layer_types" if layer_kind == "moe" else "layer_types"
         expected_text = f"1 for the {layer_kind} layers of {layer_types_field}: the class does not read {field_name}"
         raise config.field_error(field_name, expected_text)

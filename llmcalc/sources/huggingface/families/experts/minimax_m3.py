@@ -61,10 +61,8 @@ def _read_minimax_m3(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
     indexer_table = {
-        indexer_field: older_config.integer(field_name)
-        if older_config.has(field_name)
-        else config.integer(indexer_field)
-        for indexer_field, field_name in OLDER_INDEXER_NAMES.items()
+        field: older_config.integer(name) if older_config.has(name) else config.integer(field)
+        for field, name in OLDER_INDEXER_NAMES.items()
     }
     default_layer_kinds = ["full"] * depth
     if older_config.has("sparse_attention_freq"):

@@ -95,10 +95,8 @@ def qwen_moe_decoder(
     expert_interval = config.integer("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     layer_kinds = [
-        "moe"
-        if expert_count and layer_index not in dense_layers and (layer_index + 1) % expert_interval == 0
-        else "dense"
-        for layer_index in range(depth)
+        "moe" if expert_count and index not in dense_layers and (index + 1) % expert_interval == 0 else "dense"
+        for index in range(depth)
     ]
     if "moe" in layer_kinds:
         ffn_width = config.integer("moe_intermediate_size")

@@ -58,8 +58,7 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
     allowed_fields = {"head_dim", "num_key_value_heads"}
     layers = [dict(layer) for layer in config.layer_tables(len(layer_kinds))]
     if not all(
-        set(layer) <= allowed_fields
-        and all(is_json_integer(field_value) and field_value > 0 for field_value in layer.values())
+        set(layer) <= allowed_fields and all(is_json_integer(value) and value > 0 for value in layer.values())
         for layer in layers
     ):
         raise config.error("per_layer_config", layers, f"{' and '.join(sorted(allowed_fields))} of some layers")

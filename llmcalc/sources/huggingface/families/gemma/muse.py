@@ -20,10 +20,10 @@ from ...parts import (
     attention,
     attention_biases,
     decoder,
+    gated_experts,
     glu,
     layer_table,
     listed_kinds,
-    moe,
     offset_rmsnorm,
     qk_norm_fields,
     rmsnorm,
@@ -50,13 +50,8 @@ def _read_muse_spark_text(config: Config) -> Table:
     experts: Table = {}
     if "moe" in ffn_kinds:
         latent_fields = {"moe_latent_size": config.integer("moe_hidden_size"), "norm": norm, "expert_norm": output_norm}
-        experts = moe(
-            config.integer("num_local_experts"),
-            config.integer("num_experts_per_tok"),
-            glu(config, ffn_width=config.integer("moe_intermediate_size")),
-            latent=latent_fields,
-            router={"scoring_func": "sigmoid", "score_correction": "buffer"},
-        )
+        router = {"scoring_func": "sigmoid", "score_correction": "buffer"}
+        experts = gated_experts(config, count_fields=("num_local_experts",), latent=latent_fields, router=router)
     dense_ffn: Table = {"type": "mlp", **glu(config)} if "dense" in ffn_kinds else {}
     config.fields_read.add("intermediate_size")
     block = {

@@ -43,9 +43,7 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
     mixer = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
     block: Table = layer_table(mixer, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
-        block["cross_attention"] = {
-            field_name: field_value for field_name, field_value in mixer.items() if field_name != "position"
-        }
+        block["cross_attention"] = {name: value for name, value in mixer.items() if name != "position"}
     depth = stack_config.integer("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,

@@ -93,10 +93,6 @@ def _is_newer_decoder(config_values: ConfigValues) -> bool:
     )
 
 
-def _parallel_norm_count(config_values: ConfigValues) -> int | None:
-    return {"separate": 2, "shared": 1}.get(config_values.layers[0].parallel or "")
-
-
 def _with_cache_of_every_head(op: Op) -> Op:
     if isinstance(op, AttentionCore):
         return KVCache(op.heads * (op.qk_dim + op.v_dim), "full_attention")
@@ -139,7 +135,7 @@ FAMILIES = {
         field_writers={
             "alibi": lambda s: s.full_attention.position is not None and s.full_attention.position.type == "alibi",
             "new_decoder_architecture": _is_newer_decoder,
-            "num_ln_in_parallel_attn": _parallel_norm_count,
+            "num_ln_in_parallel_attn": lambda s: {"separate": 2, "shared": 1}.get(s.layers[0].parallel or ""),
             "parallel_attn": lambda s: s.layers[0].parallel is not None,
             "bias": lambda s: s.network.up_bias,
         },

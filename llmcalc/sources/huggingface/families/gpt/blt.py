@@ -105,9 +105,7 @@ def _llama_layers(config: Config, attention_fields: Table | None = None) -> Tabl
 
 def _cross_attention(config: Config) -> Table:
     """Returns cross-attention whose norms of queries and keys precede the projections."""
-    mixer = {
-        field_name: field_value for field_name, field_value in attention(config).items() if field_name != "position"
-    }
+    mixer = {name: value for name, value in attention(config).items() if name != "position"}
     return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
 
 

@@ -71,11 +71,7 @@ PAGE_MODULES = {
 
 FAMILIES = {
     "kosmos-2": Family(
-        None,
-        text_type="kosmos_2_text_model",
-        tying_source="either",
-        tower_file="kosmos",
-        modules=IMAGE_MODULES,
+        None, text_type="kosmos_2_text_model", tying_source="either", tower_file="kosmos", modules=IMAGE_MODULES
     ),
     "kosmos_2_text_model": TEXT_MODEL,
     "kosmos-2.5": Family(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, Table, attention, attention_biases, decoder, layer_table, mlp, rmsnorm
+from ...parts import ACTIVATIONS, Table, attention, attention_biases, mlp
+from .llama import llama_decoder
 
 
 def _read_cosmos3_edge_text(config: Config) -> Table:
-    norm = rmsnorm(config.number("rms_norm_eps"))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
-    mixer = attention(config, **attention_biases(config))
-    return decoder(config, layer_table(mixer, ffn, norm), norm)
+    return llama_decoder(config, attention(config, **attention_biases(config)), ffn=ffn)
 
 
 FAMILIES = {

@@ -14,11 +14,11 @@ from ...parts import (
     add_mtp_modules,
     attention,
     decoder,
+    gated_experts,
     glu,
     layer_pattern,
     layer_table,
     listed_kinds,
-    moe,
     note_uncounted_mtp,
     qk_norm_fields,
     rmsnorm,
@@ -63,13 +63,8 @@ def _read_exaone_moe(config: Config) -> Table:
         raise config.field_error("is_moe_layer", "the same layers as mlp_layer_types or first_k_dense_replace")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, _attention_kinds(config))
     expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
-        router={"score_correction": "buffer", "scoring_func": "sigmoid"},
-    )
+    router = {"score_correction": "buffer", "scoring_func": "sigmoid"}
+    experts = gated_experts(config, expert_width, expert_width * shared_expert_count, router=router)
     sliding = {} if window is None else {"sliding_window": window}
     attention_changes: Table = {"sliding": sliding, "full": {} if window is None else {"position": "none"}}
     dense_network: Table = {"feed_forward": {"type": "mlp", **glu(config)}}

@@ -23,6 +23,7 @@ from ...parts import (
     attention,
     attention_biases,
     decoder,
+    gated_experts,
     glu,
     layer_table,
     listed_kinds,
@@ -59,12 +60,7 @@ def _read_granitemoe(config: Config) -> Table:
 
 def _shared_experts(config: Config) -> Table:
     shared_width = config.count("shared_intermediate_size")
-    return moe(
-        config.integer("num_local_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config),
-        glu(config, ffn_width=shared_width) if shared_width else None,
-    )
+    return gated_experts(config, config.integer("intermediate_size"), shared_width, ("num_local_experts",))
 
 
 def _read_hyperclovax(config: Config) -> Table:

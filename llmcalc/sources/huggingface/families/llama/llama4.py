@@ -7,8 +7,6 @@ transformers: models/llama4 (the text model; `llama4` adds a vision encoder).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .....components.mixers.attention import Attention
 from ...config import Config
 from ...family import Deviation, Family, op_of_all_experts
@@ -24,9 +22,6 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
 )
-
-if TYPE_CHECKING:
-    from ....to_hf.config_values import ConfigValues
 
 KIND_BY_LAYER_TYPE = {"chunked_attention": "chunked", "full_attention": "full"}
 
@@ -47,11 +42,9 @@ def _read_llama4_text(config: Config) -> Table:
         chunk_field = {"attention_chunk_size": config.integer("attention_chunk_size")}
     attention_fields: Table = {"chunked": chunk_field, "full": {}, "rope": rope_fields, "nope": {}}
     attention_changes = {
-        f"{attention_range}_{position_kind}": {
-            "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}
-        }
+        f"{attention_range}_{kind}": {"attention": {**attention_fields[attention_range], **attention_fields[kind]}}
         for attention_range in KIND_BY_LAYER_TYPE.values()
-        for position_kind in ("rope", "nope")
+        for kind in ("rope", "nope")
     }
     if config.get("moe_layers") is None:
         expert_interval = config.integer("interleave_moe_layer_step")
@@ -68,8 +61,7 @@ def _read_llama4_text(config: Config) -> Table:
     ffn_kinds = ["moe" if layer_index in expert_layers else "dense" for layer_index in range(depth)]
     block = layer_table(mixer, glu(config, ffn_width=config.integer("intermediate_size_mlp")), norm)
     layer_kinds = [
-        f"{attention_range}_{position_kind}"
-        for attention_range, position_kind in zip(attention_kinds, position_kinds, strict=True)
+        f"{attention_range}_{kind}" for attention_range, kind in zip(attention_kinds, position_kinds, strict=True)
     ]
     return decoder_of_kinds(
         config,
@@ -92,10 +84,6 @@ def _rope_flags(config: Config, depth: int) -> list[int]:
     return rope_flags
 
 
-def _has_qk_norm(config_values: ConfigValues) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in config_values.mixers)
-
-
 EVERY_EXPERT = Deviation(
     "Llama 4's experts",
     "every expert runs on every token, with zeros for tokens that are not routed to it",
@@ -112,7 +100,9 @@ FAMILIES = {
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "intermediate_size_mlp": lambda s: s.network.intermediate_size,
             "moe_layers": lambda s: s.expert_layers(),
-            "use_qk_norm": _has_qk_norm,
+            "use_qk_norm": lambda s: any(
+                isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in s.mixers
+            ),
         },
         deviations=(EVERY_EXPERT,),
         modules={"mlp": "feed_forward"},

@@ -23,9 +23,8 @@ from ...parts import (
     attention,
     biases,
     decoder,
-    glu,
+    gated_experts,
     listed_kinds,
-    moe,
     offset_rmsnorm,
     qk_norm_fields,
     rope,
@@ -59,13 +58,8 @@ def _read_qwen4(config: Config) -> Table:
             **qk_norm_fields(norm),
         ),
     }
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
-        shared_expert_gate=True,
-    )
+    shared_width = config.integer("shared_expert_intermediate_size")
+    experts = gated_experts(config, shared_width=shared_width, shared_expert_gate=True)
     block: Table = {
         "type": "gated_streams",
         "attention": gated_delta_net(config),

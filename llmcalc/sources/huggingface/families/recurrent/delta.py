@@ -25,10 +25,10 @@ from ...parts import (
     decoder,
     dense_or_moe_kinds,
     float32_rmsnorm,
+    gated_experts,
     glu,
     layer_table,
     listed_kinds,
-    moe,
     mtp_modules,
     offset_rmsnorm,
     qk_norm_fields,
@@ -78,11 +78,8 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     if not all(expert_flags):
         ffns_by_kind[""] = {"type": "mlp", **glu(config)}
     if any(expert_flags):
-        shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
-        expert = glu(config, ffn_width=config.integer("moe_intermediate_size"))
-        num_experts = config.integer("num_experts")
-        num_experts_per_tok = config.integer("num_experts_per_tok")
-        ffns_by_kind["_moe"] = moe(num_experts, num_experts_per_tok, expert, shared_expert, shared_expert_gate=True)
+        shared_width = config.integer("shared_expert_intermediate_size")
+        ffns_by_kind["_moe"] = gated_experts(config, shared_width=shared_width, shared_expert_gate=True)
     layer_configs = {
         mixer_kind + ffn_kind: layer_table(mixers[mixer_kind], ffns_by_kind[ffn_kind], norm)
         for mixer_kind in mixers
@@ -92,8 +89,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     default_layer_kinds = ["linear" if (layer_index + 1) % attention_period else "full" for layer_index in range(depth)]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     layer_kinds = [
-        layer_kind + ("_moe" if has_experts else "")
-        for layer_kind, has_experts in zip(mixer_kinds, expert_flags, strict=True)
+        kind + ("_moe" if has_experts else "") for kind, has_experts in zip(mixer_kinds, expert_flags, strict=True)
     ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, layer_kinds))
@@ -146,9 +142,7 @@ def linear_attention_config(config: Config, field_defaults: Table | None = None)
     stated_config = config.table("linear_attn_config") if config.has("linear_attn_config") else {}
     config.fields_read.update(TOP_LEVEL_NAMES.values())
     outer_fields = {
-        linear_field: config.integer(field_name)
-        for linear_field, field_name in TOP_LEVEL_NAMES.items()
-        if linear_field not in stated_config
+        field: config.integer(name) for field, name in TOP_LEVEL_NAMES.items() if field not in stated_config
     }
     field_path_prefix = f"{config.location}linear_attn_config."
     defaults = {**outer_fields, **(field_defaults or {})}
@@ -190,8 +184,7 @@ def read_ling_3(config: Config) -> Table:
         config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields
     )
     default_layer_kinds = [
-        "linear" if (layer_index + 1) % attention_period else "full"
-        for layer_index in range(config.integer("num_hidden_layers"))
+        "linear" if (index + 1) % attention_period else "full" for index in range(config.integer("num_hidden_layers"))
     ]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     return latent_decoder(config, linear_attention, latent_attention(config, output_gate={"per": "head"}), mixer_kinds)
@@ -222,14 +215,8 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
     block: Table = {"norm": norm, "norm_placement": "pre"}
     mixers = {"linear": {**block, "attention": linear_attention}, "full": {**block, "attention": full_attention}}
     expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("n_shared_experts")
-    shared_expert = glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None
-    experts = moe(
-        config.integer("num_local_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        shared_expert,
-        **SIGMOID_ROUTING,
-    )
+    shared_width, count_fields = expert_width * shared_expert_count, ("num_local_experts",)
+    experts = gated_experts(config, expert_width, shared_width, count_fields, **SIGMOID_ROUTING)
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     ffns_by_kind: Table = {
         "moe": experts,
@@ -296,11 +283,9 @@ def _read_olmo_hybrid(config: Config) -> Table:
 
 def _has_rope(config: Config) -> bool:
     """Whether the config sets a RoPE base. Released checkpoints set none and so have no positions."""
-    rope_parameters = config.config_fields.get("rope_parameters")
+    parameters = config.config_fields.get("rope_parameters")
     return (
-        rope_parameters.get("rope_theta")
-        if isinstance(rope_parameters, dict)
-        else config.config_fields.get("rope_theta")
+        parameters.get("rope_theta") if isinstance(parameters, dict) else config.config_fields.get("rope_theta")
     ) is not None
 
 

@@ -147,8 +147,7 @@ def _read_bamba(config: Config) -> Table:
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = [
-        "attention" if layer_index in attention_layers else "mamba"
-        for layer_index in range(config.integer("num_hidden_layers"))
+        "attention" if index in attention_layers else "mamba" for index in range(config.integer("num_hidden_layers"))
     ]
     return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 

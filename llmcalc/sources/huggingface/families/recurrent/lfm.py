@@ -6,7 +6,7 @@ transformers: models/lfm2, models/lfm2_moe, models/lfm3.
 from __future__ import annotations
 
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
@@ -26,9 +26,6 @@ from ...parts import (
     rope,
     stack_of_kinds,
 )
-
-if TYPE_CHECKING:
-    from ....to_hf.config_values import ConfigValues
 
 CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
@@ -91,8 +88,7 @@ def _read_lfm2_moe(config: Config) -> Table:
     dense_layer_count = config.count("num_dense_layers")
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     layer_kinds = [
-        f"{mixer_kind}_{'dense' if layer_index < dense_layer_count else 'moe'}"
-        for layer_index, mixer_kind in enumerate(mixer_kinds)
+        f"{kind}_{'dense' if index < dense_layer_count else 'moe'}" for index, kind in enumerate(mixer_kinds)
     ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
@@ -108,8 +104,7 @@ def _read_lfm3(config: Config) -> Table:
         **({} if sliding_window is None else {"sliding_window": config.integer("sliding_window")}),
     }
     default_layer_kinds = [
-        "full" if layer_index % 4 == 2 else "sliding" if layer_index % 4 == 0 and layer_index > 0 else "conv"
-        for layer_index in range(depth)
+        "full" if index % 4 == 2 else "sliding" if index % 4 == 0 and index > 0 else "conv" for index in range(depth)
     ]
     kind_by_type = {**CONV_OR_FULL, "sliding_attention": "sliding"}
     layer_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)
@@ -126,10 +121,6 @@ UNUSED_FIELDS = field_names("""
     full_attn_idxs norm_topk_prob num_heads partial_rotary_factor routed_scaling_factor theta tie_embedding use_pos_enc
     """)
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
-
-
-def _has_attention_gate(config_values: ConfigValues) -> bool:
-    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in config_values.mixers)
 
 
 FAMILIES = {
@@ -152,7 +143,9 @@ FAMILIES = {
         ignored_fields=UNUSED_FIELDS,
         field_writers={
             "use_sandwich_norm": lambda s: s.layers[0].norm_placement == "sandwich",
-            "use_attention_gate": _has_attention_gate,
+            "use_attention_gate": lambda s: any(
+                isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in s.mixers
+            ),
             **NO_PADDING_WRITER,
         },
         modules={**module_names("lfm2"), "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},

@@ -49,10 +49,6 @@ def read_mamba(config: Config, **mixer_fields: Any) -> Table:
     return _state_space_decoder(config, {**mamba_mixer(config), **mixer_fields})
 
 
-def _read_falcon_mamba(config: Config) -> Table:
-    return read_mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False))
-
-
 def read_mamba2(config: Config) -> Table:
     """Reads Mamba-2, whose heads together are as wide as the expanded model."""
     heads = config.integer("num_heads")
@@ -154,7 +150,7 @@ FAMILIES = {
         dropout_fields={},
     ),
     "falcon_mamba": Family(
-        _read_falcon_mamba,
+        lambda config: read_mamba(config, norm=rmsnorm(config.number("mixer_rms_eps"), weight=False)),
         ignored_fields=IGNORED_FIELDS,
         field_writers=STANDALONE_WRITERS,
         modules=MAMBA_MODULES,

@@ -9,7 +9,7 @@ from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, glu, layer_table, listed_kinds, moe, offset_rmsnorm, qk_norm_fields, rope
+from ...parts import Table, attention, gated_experts, layer_table, listed_kinds, offset_rmsnorm, qk_norm_fields, rope
 from ..deepseek.deepseek import SIGMOID_ROUTING
 from ..recurrent.delta import FAMILIES as DELTA_FAMILIES
 from ..recurrent.delta import LINEAR_OR_FULL
@@ -44,14 +44,8 @@ def _read_alice_ai(config: Config) -> Table:
         config, position=rope(config, 0.25), output_gate={"per": "element"}, **qk_norm_fields(norm)
     )
     shared_width = config.count("shared_expert_intermediate_size")
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, ffn_width=shared_width) if shared_width else None,
-        **({"shared_expert_gate": True} if shared_width else {}),
-        **SIGMOID_ROUTING,
-    )
+    gate_field = {"shared_expert_gate": True} if shared_width else {}
+    experts = gated_experts(config, shared_width=shared_width, **gate_field, **SIGMOID_ROUTING)
     full_period = config.integer("full_attention_interval")
     default_layer_kinds = ["linear" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]
     layer_changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}

@@ -154,9 +154,7 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
     common_fields = {"ngram_heads": head_count, "ngram_head_dim": ngram_head_dim, "streams": stream_count, "norm": norm}
     rows_by_layer = zip(layer_ids, ngram_rows, strict=True)
     return {
-        layer_index: {"ngram_input": {"ngram_rows": rows, **common_fields}}
-        for layer_index, rows in rows_by_layer
-        if layer_index < depth
+        index: {"ngram_input": {"ngram_rows": rows, **common_fields}} for index, rows in rows_by_layer if index < depth
     }
 
 

@@ -22,9 +22,9 @@ from ...parts import (
     attention_biases,
     biases,
     encoder,
+    gated_experts,
     glu,
     layer_table,
-    moe,
     qk_norm_fields,
     rmsnorm,
     stack_of_combined_kinds,
@@ -68,12 +68,7 @@ def _read_llada_moe(config: Config) -> Table:
     qk_layernorm = config.flag("qk_layernorm")
     mixer = attention(config, **attention_biases(config), **(qk_norm_fields(norm) if qk_layernorm else {}))
     shared_width = config.optional_integer("shared_expert_intermediate_size")
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("expert_intermediate_size")),
-        None if shared_width is None else glu(config, ffn_width=shared_width),
-    )
+    experts = gated_experts(config, config.integer("expert_intermediate_size"), shared_width)
     expert_flags = config.get("moe_layer_freq")
     expert_frequencies = expert_flags if isinstance(expert_flags, list) else [expert_flags] * depth
     if len(expert_frequencies) != depth or any(

@@ -13,7 +13,7 @@ from ...class_defaults import class_defaults, class_fields
 from ...code_addresses import GITHUB, HUB
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family, field_names
+from ...family import GPT2_NAMES, Family, field_names
 from ...parts import (
     QKVO_BIASES,
     Table,
@@ -250,13 +250,7 @@ FAMILIES = {
             reorder_and_upcast_attn rotary_emb_interleaved rotary_emb_scale_base rotary_scaling_factor
             summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj use_xentropy
             """),
-        aliases={
-            "hidden_size": "n_embd",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-            "intermediate_size": "n_inner",
-            "max_position_embeddings": "n_positions",
-        },
+        aliases={**GPT2_NAMES, "intermediate_size": "n_inner"},
         source=f"{HUB}nomic-ai/nomic-bert-2048 modeling_hf_nomic_bert.py",
         dropout_fields=BERT_DROPOUT,
     ),

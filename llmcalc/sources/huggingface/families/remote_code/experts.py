@@ -20,6 +20,7 @@ from ...parts import (
     decoder,
     decoder_of_kinds,
     full_rope,
+    gated_experts,
     glu,
     layer_table,
     moe,
@@ -45,9 +46,7 @@ def _read_deepseek(config: Config) -> Table:
 def _read_bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    layer_kinds = [
-        "dense" if layer_index < config.count("first_k_dense_replace") else "moe" for layer_index in range(depth)
-    ]
+    layer_kinds = ["dense" if index < config.count("first_k_dense_replace") else "moe" for index in range(depth)]
     return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
 
@@ -78,13 +77,7 @@ def ling_experts(config: Config, shared_expert_count: int | None = None) -> Tabl
     moe_shared_expert_intermediate_size = config.optional_integer("moe_shared_expert_intermediate_size")
     shared_width = (moe_shared_expert_intermediate_size or expert_width) * shared_expert_count
     router: Table = SIGMOID_ROUTING if config.flag("moe_router_enable_expert_bias") else {}
-    return moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=shared_width) if shared_expert_count else None,
-        **router,
-    )
+    return gated_experts(config, expert_width, shared_width if shared_expert_count else None, **router)
 
 
 def ling_lightning(config: Config, norm: Table) -> Table:
@@ -131,17 +124,10 @@ def _read_klear(config: Config) -> Table:
     dense_indices = set(config.integers("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, expert_width = config.integer("decoder_sparse_step"), config.integer("moe_intermediate_size")
     layer_kinds = [
-        "dense" if layer_index in dense_indices or (layer_index + 1) % expert_interval else "moe"
-        for layer_index in range(depth)
+        "dense" if index in dense_indices or (index + 1) % expert_interval else "moe" for index in range(depth)
     ]
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=expert_width * config.integer("n_shared_experts")),
-        shared_expert_mix=True,
-        **SIGMOID_ROUTING,
-    )
+    shared_width = expert_width * config.integer("n_shared_experts")
+    experts = gated_experts(config, expert_width, shared_width, shared_expert_mix=True, **SIGMOID_ROUTING)
     block = layer_table(mixer, experts, norm)
     dense = {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}
     layer_configs: Table = {"moe": {}, "dense": dense}

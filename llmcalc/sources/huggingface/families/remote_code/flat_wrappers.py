@@ -77,9 +77,7 @@ def _read_moondream(config: Config) -> Table:
     if unknown_names:
         raise config.error(f"config.text.{unknown_names[0]}", text_fields[unknown_names[0]], "no such field")
     named_sizes = {
-        usual_name: text_fields[field_name]
-        for field_name, usual_name in MOONDREAM_TEXT_NAMES.items()
-        if field_name in text_fields
+        usual_name: text_fields[name] for name, usual_name in MOONDREAM_TEXT_NAMES.items() if name in text_fields
     }
     return _text_of_type(config, "phi", {**stated_fields, **named_sizes})
 

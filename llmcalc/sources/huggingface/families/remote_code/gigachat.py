@@ -125,5 +125,5 @@ FAMILIES = {
             """),
         has_grouped_router=True,
         source=f"{VLLM}gigachat3_5.py",
-    ),
+    )
 }

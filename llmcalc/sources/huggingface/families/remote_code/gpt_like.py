@@ -15,7 +15,7 @@ from .....components.base import LARGEST_SIZE
 from ...code_addresses import GITHUB, HUB, MLX, VLLM
 from ...config import Config, is_json_integer, is_number
 from ...dropout import GPT2_DROPOUT
-from ...family import Family, field_names
+from ...family import GPT2_NAMES, Family, field_names
 from ...parts import (
     ACTIVATIONS,
     QKV_BIASES,
@@ -296,12 +296,6 @@ def _read_progen(config: Config) -> Table:
 
 
 COMMON_DEFAULTS: dict[str, Any] = {"layer_norm_epsilon": 1e-5, "num_key_value_heads": None, "head_dim": None}
-GPT2_NAMES = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-}
 PHI = Family(
     _read_phi,
     {

@@ -121,5 +121,5 @@ FAMILIES = {
             hybrid_layer_pattern is_hybrid_swa layer_types logit_scale moe_router_dtype softmax_scale swa_rope_theta
             """),
         source=f"{SGLANG}iquest_q1.py",
-    ),
+    )
 }

@@ -57,10 +57,8 @@ def _read_k2_horizon(config: Config) -> Table:
     dense_indices = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     expert_interval = config.integer("decoder_sparse_step")
     layer_kinds = [
-        "moe"
-        if expert_count and layer_index not in dense_indices and (layer_index + 1) % expert_interval == 0
-        else "dense"
-        for layer_index in range(depth)
+        "moe" if expert_count and index not in dense_indices and (index + 1) % expert_interval == 0 else "dense"
+        for index in range(depth)
     ]
     sparse_layer = _sparse_layer(config, expert_count) if "moe" in layer_kinds else {}
     return decoder_of_kinds(config, block, norm, (layer_kinds, {"dense": {}, "moe": sparse_layer}))

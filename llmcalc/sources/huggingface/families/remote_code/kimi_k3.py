@@ -12,7 +12,7 @@ from .....algebra import ceil_div
 from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, dense_or_moe_kinds, glu, layer_table, moe, rmsnorm, stack_of_layers
+from ...parts import Table, decoder, dense_or_moe_kinds, gated_experts, glu, layer_table, rmsnorm, stack_of_layers
 from ..deepseek.deepseek import SIGMOID_ROUTING, latent_attention
 from ..recurrent.delta import (
     KDA_MODULES,
@@ -116,14 +116,8 @@ def _latent_experts(config: Config) -> Table:
     latent_width, eps = config.optional_integer("routed_expert_hidden_size"), config.number("rms_norm_eps")
     output_norm = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}
     latent_fields: Table = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, **output_norm}}
-    return moe(
-        config.integer("num_local_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=expert_width),
-        glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
-        **latent_fields,
-        **SIGMOID_ROUTING,
-    )
+    shared_width, count_fields = expert_width * shared_expert_count, ("num_local_experts",)
+    return gated_experts(config, expert_width, shared_width, count_fields, **latent_fields, **SIGMOID_ROUTING)
 
 
 FAMILIES = {

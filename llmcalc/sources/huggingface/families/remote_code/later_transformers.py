@@ -16,10 +16,9 @@ from ...parts import (
     attention_biases,
     decoder,
     float32_rmsnorm,
-    glu,
+    gated_experts,
     layer_table,
     listed_kinds,
-    moe,
     qk_norm_fields,
     stack_of_kinds,
     with_router_fields,
@@ -61,13 +60,8 @@ def _read_lara_mini(config: Config) -> Table:
         "sliding": {**full_attention, "sliding_window": config.integer("sliding_window")},
         "full": {**full_attention, "position": "none"},
     }
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, ffn_width=config.integer("shared_expert_intermediate_size")),
-        router={"type": "linear", "float32_product": True},
-    )
+    shared_width = config.integer("shared_expert_intermediate_size")
+    experts = gated_experts(config, shared_width=shared_width, router={"type": "linear", "float32_product": True})
     default_layer_kinds = [LARA_PATTERN[layer_index % len(LARA_PATTERN)] for layer_index in range(depth)]
     kind_by_type = {**LINEAR_OR_FULL, "sliding_attention": "sliding"}
     layer_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)

@@ -12,7 +12,7 @@ from typing import Any
 from .....errors import short_repr
 from ...code_addresses import CHATLLM, GITHUB, HUB, LLAMA_CPP, MLX, SGLANG, VLLM
 from ...config import Config
-from ...family import Family, field_names
+from ...family import GPT2_NAMES, Family, field_names
 from ...parts import (
     QKV_BIASES,
     QKVO_BIASES,
@@ -21,11 +21,11 @@ from ...parts import (
     attention_biases,
     biases,
     decoder,
+    gated_experts,
     glu,
     layer_table,
     layernorm,
     mlp,
-    moe,
     qk_norm_fields,
     rmsnorm,
     rope,
@@ -47,12 +47,8 @@ def _read_xverse(config: Config) -> Table:
     if config.has("num_experts"):
         shared_expert_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
         ffn_width = config.integer("intermediate_size")
-        model_fields["decoder"]["block"]["feed_forward"] = moe(
-            config.integer("num_experts"),
-            config.integer("num_experts_per_tok"),
-            glu(config),
-            glu(config, ffn_width=ffn_width * shared_expert_count) if shared_expert_count else None,
-        )
+        experts = gated_experts(config, ffn_width, ffn_width * shared_expert_count)
+        model_fields["decoder"]["block"]["feed_forward"] = experts
     return model_fields
 
 
@@ -82,7 +78,7 @@ def _read_minicpm(config: Config) -> Table:
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
     model_fields = llama_decoder(config, attention(config, **attention_biases(config)))
     if config.has("num_experts") and config.count("num_experts"):
-        experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
+        experts = gated_experts(config, config.integer("intermediate_size"))
         model_fields["decoder"]["block"]["feed_forward"] = experts
     if config.has("start_layer"):  # BAAI's reranker, LayerWiseMiniCPMForCausalLM
         config.require_fields(head_type="simple", head_multi=True)
@@ -97,7 +93,11 @@ def _read_mobilellm(config: Config) -> Table:
 
 
 def _read_telechat3(config: Config) -> Table:
-    """Reads TeleChat 3, whose layers are Llama's."""
+    """Reads TeleChat 3 and Solar Pro, whose layers are Llama's.
+
+    Solar Pro adds earlier layers' states to later layers with fixed weights. The engines that serve it attend to all
+    tokens, whatever `sliding_window` says.
+    """
     mixer = attention(config, **attention_biases(config))
     return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
@@ -175,11 +175,9 @@ def _read_talkie(config: Config) -> Table:
 def _read_plm(config: Config) -> Table:
     """Reads PLM: latent attention without query compression, and a non-gated FFN with squared ReLU."""
     config.require("q_lora_rank", None)
-    norm = rmsnorm(config.number("rms_norm_eps"))
     ffn = mlp(config.integer("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))
     config.fields_read.update(("num_key_value_heads", "hidden_act"))
-    block = layer_table(latent_attention(config), ffn, norm)
-    return decoder(config, block, norm)
+    return llama_decoder(config, latent_attention(config), ffn=ffn)
 
 
 def _read_lille(config: Config) -> Table:
@@ -193,8 +191,7 @@ def _read_lille(config: Config) -> Table:
 def _read_orion(config: Config) -> Table:
     """Reads Orion: LayerNorm with a bias, whose eps is in `rms_norm_eps`."""
     norm = layernorm(config.number("rms_norm_eps"))
-    block = layer_table(attention(config), glu(config), norm)
-    return decoder(config, block, norm)
+    return decoder(config, layer_table(attention(config), glu(config), norm), norm)
 
 
 def _read_telechat(config: Config) -> Table:
@@ -209,22 +206,12 @@ def _read_telechat(config: Config) -> Table:
 
 def _read_exaone(config: Config) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    block = layer_table(attention(config), glu(config), norm)
-    return decoder(config, block, norm)
+    return decoder(config, layer_table(attention(config), glu(config), norm), norm)
 
 
 def _read_step1(config: Config) -> Table:
     """Reads Step 1: ALiBi with square roots of the distances, and grouped keys and values."""
     mixer = attention(config, position={"type": "alibi"}, **attention_biases(config))
-    return llama_decoder(config, mixer, config.flag("mlp_bias"))
-
-
-def _read_solar(config: Config) -> Table:
-    """Reads Solar Pro, which adds earlier layers' states to later layers with fixed weights.
-
-    The engines that serve it attend to all tokens, whatever `sliding_window` says.
-    """
-    mixer = attention(config, **attention_biases(config))
     return llama_decoder(config, mixer, config.flag("mlp_bias"))
 
 
@@ -348,12 +335,7 @@ FAMILIES = {
             activation_function attention_bias_in_fp32 attention_softmax_in_fp32 attn_pdrop embd_pdrop multi_query
             n_inner resid_pdrop scale_attention_softmax_in_fp32 scale_attn_weights
             """),
-        aliases={
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "max_position_embeddings": "n_positions",
-        },
+        aliases=GPT2_NAMES,
         source=f"{LLAMA_CPP}refact.cpp",
     ),
     "index": Family(_read_llama, COMMON_DEFAULTS, frozenset({"norm_head", "rope_ratio"}), source=f"{CHATLLM}index.cpp"),
@@ -370,13 +352,7 @@ FAMILIES = {
     "lille-130m": Family(
         _read_lille,
         {**COMMON_DEFAULTS, "tie_word_embeddings": True},
-        aliases={
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "num_key_value_heads": "n_kv_heads",
-            "max_position_embeddings": "block_size",
-        },
+        aliases={**GPT2_NAMES, "num_key_value_heads": "n_kv_heads", "max_position_embeddings": "block_size"},
         source=f"{MLX}lille-130m.py",
     ),
     "orion": Family(_read_orion, COMMON_DEFAULTS, source=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
@@ -415,7 +391,7 @@ FAMILIES = {
         source=f"{VLLM}step1.py",
     ),
     "solar": Family(
-        _read_solar,
+        _read_telechat3,
         {**COMMON_DEFAULTS, "attention_bias": False, "mlp_bias": False},
         frozenset({"bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv", "sliding_window"}),
         source=f"{SGLANG}solar.py",

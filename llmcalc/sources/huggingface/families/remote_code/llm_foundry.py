@@ -148,5 +148,5 @@ FAMILIES = {
         },
         dropout_fields={},
         source=f"{GITHUB}mosaicml/llm-foundry/tree/main/llmfoundry/models/mpt",
-    ),
+    )
 }

@@ -19,9 +19,9 @@ from ...parts import (
     attention,
     attention_biases,
     decoder,
+    gated_experts,
     glu,
     layer_table,
-    moe,
     rmsnorm,
     rope,
     stack_of_combined_kinds,
@@ -68,8 +68,7 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
         for field_name in SLIDING_SIZE_FIELDS
     }
     sliding_sizes = {
-        field_name: config.integer(f"swa_{field_name}") if config.has(f"swa_{field_name}") else head_size
-        for field_name, head_size in head_fields.items()
+        name: config.integer(f"swa_{name}") if config.has(f"swa_{name}") else size for name, size in head_fields.items()
     }
     window = config.integer("sliding_window_size", "sliding_window")
     sink_fields = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
@@ -77,12 +76,7 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     layer_marks = _layer_marks(config, "hybrid_layer_pattern", depth)
     attention_kinds = ["sliding" if layer_mark else "full" for layer_mark in layer_marks]
     ffn_kinds = ["moe" if layer_mark else "dense" for layer_mark in _layer_marks(config, "moe_layer_freq", depth)]
-    experts = moe(
-        config.integer("n_routed_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        **SIGMOID_ROUTING,
-    )
+    experts = gated_experts(config, count_fields=("n_routed_experts",), **SIGMOID_ROUTING)
     block = layer_table(mixer, glu(config), norm)
     attention_changes: Table = {
         "full": {"attention": {**mixer, **full_fields}} if full_fields else {},

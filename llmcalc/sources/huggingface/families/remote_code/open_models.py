@@ -140,10 +140,8 @@ def _molmo_vision_params(config: Config) -> int:
     model's widths.
     """
     hidden_size, patch_values, position_rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
-    layer_params = (
-        4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
-    )
-    encoder_params = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer_params
+    params = 4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
+    encoder_params = hidden_size * (patch_values + 1 + position_rows + 2) + depth * params
     pooling_params = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
     gated_width = config.integer("intermediate_size") // 2
     return encoder_params + pooling_params + gated_width * (2 * hidden_size + config.integer("hidden_size"))

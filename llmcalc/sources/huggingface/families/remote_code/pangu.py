@@ -11,7 +11,17 @@ from __future__ import annotations
 from ...code_addresses import GITHUB, VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO_BIASES, Table, attention, biases, decoder, dense_or_moe_kinds, glu, layer_table, moe, rmsnorm
+from ...parts import (
+    QKVO_BIASES,
+    Table,
+    attention,
+    biases,
+    decoder,
+    dense_or_moe_kinds,
+    gated_experts,
+    layer_table,
+    rmsnorm,
+)
 from ..deepseek.deepseek import (
     LATENT_DEFAULTS,
     ROUTING_FIELDS,
@@ -47,13 +57,7 @@ def _read_pangu_pro_moe(config: Config) -> Table:
             raise config.field_error(field_name, "none (a later model of this type, which is not read)")
     config.require("mlp_only_layers", None, [])
     norm, shared_width = rmsnorm(config.number("rms_norm_eps")), config.count("shared_expert_intermediate_size")
-    experts = moe(
-        config.integer("num_experts"),
-        config.integer("num_experts_per_tok"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, ffn_width=shared_width) if shared_width else None,
-        router={"expert_scale": True},
-    )
+    experts = gated_experts(config, shared_width=shared_width, router={"expert_scale": True})
     return decoder(config, layer_table(attention(config, **biases(True, *QKVO_BIASES)), experts, norm), norm)
 
 

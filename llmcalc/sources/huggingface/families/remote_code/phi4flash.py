@@ -60,9 +60,7 @@ def _read_phi4flash(config: Config) -> Table:
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mamba, ffn, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
-    layer_changes = {
-        layer_kind: layer_fields for layer_kind, layer_fields in layer_changes.items() if layer_kind in layer_kinds
-    }
+    layer_changes = {kind: fields for kind, fields in layer_changes.items() if kind in layer_kinds}
     return decoder(config, block, norm, head, stack_of_combined_kinds((layer_kinds, layer_changes)))
 
 
@@ -72,9 +70,7 @@ def _window_size(config: Config) -> int | None:
     if not isinstance(stated_window, list):
         return config.optional_integer("sliding_window")
     window_sizes = {window_size for window_size in stated_window if window_size is not None}
-    if len(window_sizes) > 1 or not all(
-        is_json_integer(window_size) and 0 < window_size <= LARGEST_SIZE for window_size in window_sizes
-    ):
+    if len(window_sizes) > 1 or not all(is_json_integer(size) and 0 < size <= LARGEST_SIZE for size in window_sizes):
         raise config.error(
             "sliding_window", stated_window, "one positive whole number, and null for layers without a window"
         )

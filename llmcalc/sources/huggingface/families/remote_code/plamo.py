@@ -77,21 +77,19 @@ def _read_plamo3(config: Config) -> Table:
     """Reads PLaMo 3: every `sliding_window_pattern`-th layer attends to all tokens."""
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     window = config.optional_integer("window_size", "sliding_window")
-    layer_windows = config.config_fields.get("interleaved_sliding_window")
+    windows = config.config_fields.get("interleaved_sliding_window")
     full_period = config.integer("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
     default_layer_kinds = ["sliding" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]
-    if isinstance(layer_windows, list):
-        window_sizes = [window_size for window_size in layer_windows if window_size is not None]
+    if isinstance(windows, list):
+        window_sizes = [window_size for window_size in windows if window_size is not None]
         if (
-            len(layer_windows) != depth
+            len(windows) != depth
             or not all(type(window_size) is int and window_size > 0 for window_size in window_sizes)
             or len(set(window_sizes)) > 1
         ):
-            raise config.error(
-                "interleaved_sliding_window", layer_windows, f"{depth} times null or one size of a window"
-            )
-        default_layer_kinds = ["full" if window_size is None else "sliding" for window_size in layer_windows]
+            raise config.error("interleaved_sliding_window", windows, f"{depth} times null or one size of a window")
+        default_layer_kinds = ["full" if window_size is None else "sliding" for window_size in windows]
         window = next(iter(window_sizes), window)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     mixer = attention(config, **qk_norm_fields(norm))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...code_addresses import HUB
 from ...config import Config
-from ...family import Family, field_names
+from ...family import GPT2_NAMES, Family, field_names
 from ...parts import QKV_BIASES, Table, biases, decoder, layer_table, rmsnorm, rope
 
 
@@ -49,14 +49,7 @@ FAMILIES = {
             emb_dropout_prob fp16 fp32 onnx_safe padded_vocab_size params_dtype pos_emb rotary_emb_base seq_length
             softmax_in_fp32 tokenizer_type use_cache_kernel use_cache_quantization use_dynamic_ntk use_logn_attn visual
             """),
-        aliases={
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "intermediate_size": "ffn_hidden_size",
-            "max_position_embeddings": "n_positions",
-            "head_dim": "kv_channels",
-        },
+        aliases={**GPT2_NAMES, "intermediate_size": "ffn_hidden_size", "head_dim": "kv_channels"},
         uncounted_fields={"audio": "its audio encoder is not counted"},
         source=f"{HUB}Qwen/Qwen-72B modeling_qwen.py",
         tower_class_prefixes="QWen",

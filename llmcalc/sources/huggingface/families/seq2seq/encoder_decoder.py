@@ -23,10 +23,7 @@ from ..bert.bert import SECOND_BIAS
 def _read_encoder_decoder(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # each of the two models ties by its own config
     config_sections: dict[str, Mapping[str, Any]] = {name: config.table(name) for name in ("encoder", "decoder")}
-    model_types = {
-        section_name: model_type_of(config, section_name, section_fields)
-        for section_name, section_fields in config_sections.items()
-    }
+    model_types = {name: model_type_of(config, name, fields) for name, fields in config_sections.items()}
     decoder_class = causal_class(model_types["decoder"], "decoder.", config.config_fields)
     encoder = read_section_model(
         config, "encoder", model_types["encoder"], {**config_sections["encoder"], "architectures": ["Model"]}, "none"

@@ -21,8 +21,7 @@ def _read_speecht5(config: Config) -> Table:
     ffns_by_stack = {name: mlp(config.integer(f"{name}_ffn_dim"), activation) for name in depth_by_stack}
     head_counts = {stack_name: config.integer(f"{stack_name}_attention_heads") for stack_name in depth_by_stack}
     head_dims = {
-        stack_name: config.quotient(f"{stack_name}_attention_heads", hidden_size, head_counts[stack_name])
-        for stack_name in depth_by_stack
+        name: config.quotient(f"{name}_attention_heads", hidden_size, head_counts[name]) for name in depth_by_stack
     }
     largest_distance = config.integer("encoder_max_relative_position")
     encoder_attention = {

@@ -42,8 +42,7 @@ def _read_switch(config: Config) -> Table:
     }.items():
         if stack_name in model_fields:
             expert_flags = [
-                _has_experts(layer_index, expert_interval)
-                for layer_index in range(model_fields[stack_name]["num_hidden_layers"])
+                _has_experts(index, expert_interval) for index in range(model_fields[stack_name]["num_hidden_layers"])
             ]
             model_fields[stack_name] |= _sparse_stack(expert_flags, experts)
     return model_fields
@@ -100,11 +99,7 @@ EXPERT_FIELDS = field_names("""
 def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
     stack = require_present(getattr(config_values.spec, stack_name))
-    return [
-        layer_index
-        for layer_index, name in enumerate(stack.layer_names())
-        if isinstance(stack.layer(name).feed_forward, MoE)
-    ]
+    return [index for index, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
 def _written_router_dtype(config_values: ConfigValues) -> str:

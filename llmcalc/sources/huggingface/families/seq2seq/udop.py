@@ -81,11 +81,6 @@ def _bias_buckets(config: Config) -> list[int]:
     return bucket_counts
 
 
-def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
-    """Returns the class's call argument with the bounding boxes of the words."""
-    return {"bbox": ("batch", "seq", 4)}
-
-
 def _relative_bias_fields(config_values: ConfigValues) -> list[dict[str, Any]]:
     relative_bias = require_present(config_values.first_stack.relative_bias)
     bucket_counts = (relative_bias.relative_attention_num_buckets, *relative_bias.other_buckets)
@@ -109,7 +104,7 @@ FAMILIES = {
             "relative_bias_args": _relative_bias_fields,
             "max_2d_position_embeddings": lambda s: require_present(s.first_stack.token_types).other_vocab_sizes[0],
         },
-        quirks=Quirks(value_reading_classes=EVERY_CLASS, further_inputs=_box_arguments),
+        quirks=Quirks(value_reading_classes=EVERY_CLASS, further_inputs=lambda config: {"bbox": ("batch", "seq", 4)}),
         modules={
             **T5_MODULES,
             "embed_other_0": "cell_2d_embedding.x_position_embeddings",

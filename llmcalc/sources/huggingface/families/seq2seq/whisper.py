@@ -27,9 +27,7 @@ def _read_whisper(config: Config) -> Table:
     ):
         if stack_name in model_fields:
             attention = model_fields[stack_name]["block"][attention_name]
-            attention_fields = {
-                field_name: field_value for field_name, field_value in attention.items() if field_name != "k_bias"
-            }
+            attention_fields = {name: value for name, value in attention.items() if name != "k_bias"}
             model_fields[stack_name]["block"][attention_name] = {**attention_fields, "copies_heads": True}
     return model_fields
 
