@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...algebra import ceil_div
@@ -284,6 +285,7 @@ class CommandLine(NamedTuple):
     line: its line in the script.
     loop_values: variables of the loops around it, with their values.
     path: the path of the Python file, as the script writes it; empty for a module or an installed program.
+    env: the variables that are set for the command; none by default.
     """
 
     launcher: Sequence[str]
@@ -292,6 +294,7 @@ class CommandLine(NamedTuple):
     line: int = 1
     loop_values: Sequence[tuple[str, str]] = ()
     path: str = ""
+    env: Mapping[str, str] = MappingProxyType({})
 
 
 @frozen
