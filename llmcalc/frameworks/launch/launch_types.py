@@ -89,6 +89,8 @@ class Launch:
         framework's.
     accelerator_name: the accelerator on which the file starts the run, by its name with the memory size; empty
         (default) if it names none, or several.
+    loads_encoders: whether the program loads the encoders of images and sound of a model that has them; false by
+        default.
     """
 
     name_in_errors: str
@@ -121,6 +123,7 @@ class Launch:
     logits_per_chunk: int | None = None
     software_stack: str = ""
     accelerator_name: str = ""
+    loads_encoders: bool = False
 
     def error_in_file_terms(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
@@ -325,6 +328,7 @@ class LaunchFile:
         (default) for none.
     with_launcher: (a command of the installed program) → the command with the launcher that it starts; by default the
         same.
+    loads_encoders: as in `Launch`.
     """
 
     name: str
@@ -346,6 +350,7 @@ class LaunchFile:
     commands: Mapping[str, Table] = field(default_factory=dict)
     launcher: str = ""
     with_launcher: Callable[[CommandLine], CommandLine] = lambda command_line: command_line
+    loads_encoders: bool = False
 
 
 class LaunchSettings(NamedTuple):
