@@ -29,6 +29,7 @@ from .command_line import (
     typed_launch,
 )
 from .file_kinds import launch_file_kinds, launch_file_titles
+from .kubernetes import job_script
 from .launch_types import CommandLine, Launch, LaunchFile, LaunchSource, ReadTables, ReadText
 from .notebook import read_launch_text
 from .option_overrides import NO_OPTIONS, read_with_options
@@ -147,6 +148,10 @@ def launch_from_text(
         )
         launched_run = _read_script(shell_script, launch_source, task_script.sbatch_options, options)
         return replace(launched_run, accelerator_name=task_script.accelerator_name)
+    job = job_script(file_text, name_in_errors, shell_variables or {})
+    if job is not None:
+        shell_script = read_script(job.text, name_in_errors, shell_variables, arguments)
+        return _read_script(shell_script, launch_source, job.launcher_words, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         read_sourced_file = _sourced_file_reader(launch_source.read_text)
         shell_script = read_script(
@@ -307,7 +312,7 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
     """Returns a function that reads a file named in the launch file, as (path, text).
 
     The file is in that one's folder, in the current folder, or below one of the folders above. An absolute path stands
-    for itself.
+    for itself, or, where it is one of another machine or of a container, for the end of its path in these folders.
     """
 
     def read_text_file(file_name: str) -> tuple[str, str]:
@@ -322,6 +327,9 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             Path(file_name),
             *(parent_folder / file_name for parent_folder in parent_folders),
         )
+        path_parts = Path(file_name).parts[1:] if file_name.startswith("/") else ()
+        path_ends = [Path(*path_parts[i:]) for i in range(1, len(path_parts) - 1)][-MOST_FOLDERS:]
+        tried_paths += tuple(end_folder / end for end in path_ends for end_folder in (folder, *parent_folders))
         possible_path = next((possible_path for possible_path in tried_paths if possible_path.exists()), None)
         if possible_path is None:
             raise InputError(
@@ -495,10 +503,23 @@ def _read_training_command(
                 keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
             }
             arguments_table = {**_implied_values(program_line), **arguments_table}
-            return read_with_options(
-                config_kind, config_kind.read_tables, arguments_table, source_of_command(program_line), options
-            )
+            command_source = source_of_command(program_line)
+            try:
+                return read_with_options(config_kind, config_kind.read_tables, arguments_table, command_source, options)
+            except InputError as error:
+                raise _error_about_unresolved_argument(error, command_words, name_in_errors) from None
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
+
+
+def _error_about_unresolved_argument(
+    error: InputError, arguments: Mapping[str, Any], name_in_errors: str
+) -> InputError:
+    """Returns the error about an argument that only a run of the script knows in those terms; others as they are."""
+    for flag, written_value in arguments.items():
+        is_named = str(error).startswith(f"{name_in_errors}: {keyword_of(flag)}: ")
+        if is_named and isinstance(written_value, str) and is_unresolved(written_value):
+            return InputError(f"{name_in_errors}: {flag}: {unresolved_reason(written_value)}")
+    return error
 
 
 def _read_by_arguments(
@@ -630,7 +651,11 @@ def _read_config(
         config = _parse_tables(file_text, file_path)
         if isinstance(config, Mapping):
             config = {**_implied_values(command_line), **with_typed_values(config, command_line, file_path)}
-        return _read_tables(config, replace(source_file, name_in_errors=file_path), options)
+        config_source = replace(source_file, name_in_errors=file_path)
+        config_kind = _table_kind(command_line)
+        if config_kind is None or config_kind.read_tables is None or not isinstance(config, Mapping):
+            return _read_tables(config, config_source, options)
+        return read_with_options(config_kind, config_kind.read_tables, config, config_source, options)
     except InputError as error:
         raise InputError(
             f"{source_file.name_in_errors}: line {command_line.line} runs {command_line.program} with {error}"
