@@ -308,33 +308,42 @@ class Memory:
         """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""
         memory_use, run_settings = self.states, self.settings
         if memory_use.phase == "training":
-            return self._tower_bytes()
+            return self.tower_bytes()
         paged_cache_bytes, block_tokens = [], cache_block_tokens(run_settings, memory_use)
         if block_tokens:
             cached_tokens = run_settings.cached_tokens(memory_use.workload.seq)
             cache_bytes = memory_use.paged_cache_bytes(block_tokens, cached_tokens)
             paged_cache_bytes.append(UnreplayedBytes("cache", cache_bytes))
         stored_weight_bytes = (
-            [UnreplayedBytes("weights", memory_use.weights)] if has_storage_format(memory_use) else self._tower_bytes()
+            [UnreplayedBytes("weights", memory_use.weights)] if has_storage_format(memory_use) else self.tower_bytes()
         )
         return [*paged_cache_bytes, *stored_weight_bytes, *self.bytes_of_other_models]
 
-    def _tower_bytes(self) -> list[UnreplayedBytes]:
-        """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
+    def tower_bytes(self, *, loads_towers: bool = False) -> list[UnreplayedBytes]:
+        """Returns the bytes of image and audio encoders, which the replay of the text model does not run.
+
+        loads_towers: whether the run has their weights even if they are not included; false by default. Included ones
+            are trained with the model, the others frozen.
+        """
         memory_use, parameter_count = self.states, self.states.parameter_count
-        if TOWERS.name not in parameter_count.include:
+        is_included = TOWERS.name in parameter_count.include
+        if not is_included and not (loads_towers and TOWERS.name in parameter_count.left_out):
             return []
         parts_without_towers = parameter_count.include - {TOWERS.name}
-        tensors = list(trained_tensors(parameter_count.tree, parameter_count.include))
+        weight_bytes, bytes_without_towers = (
+            replace(memory_use, parameter_count=replace(parameter_count, include=parts)).weights
+            for parts in (parts_without_towers | {TOWERS.name}, parts_without_towers)
+        )
+        weights = [UnreplayedBytes("weights", weight_bytes - bytes_without_towers)]
+        if memory_use.optimizer is None or memory_use.adapters is not None or not is_included:
+            return weights
+        text_tensors = list(trained_tensors(parameter_count.tree, parts_without_towers))
         tower_tensors = [
             tensor
-            for tensor in tensors
-            if tensor not in list(trained_tensors(parameter_count.tree, parts_without_towers))
+            for tensor in trained_tensors(parameter_count.tree, parameter_count.include)
+            if tensor not in text_tensors
         ]
         tower_elements = total_elements(tower_tensors)
-        weights = [UnreplayedBytes("weights", packed_bytes(tower_elements, memory_use.dtype))]
-        if memory_use.optimizer is None or memory_use.adapters is not None:
-            return weights
         state_bytes = (
             optimizer(memory_use.optimizer.name)
             .state(tower_tensors, memory_use.optimizer.dtype, bool(self.settings.momentum))

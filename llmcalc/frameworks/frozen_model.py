@@ -1,4 +1,6 @@
-"""A frozen copy of the trained model on the same devices: the reference model of preference training.
+"""What is on the devices beside the replayed model: frozen copies, second losses, and encoders of images and sound.
+
+A frozen copy of the trained model is the reference model of preference training.
 
 Its weights stay all the time. Its pass without gradients runs while the trained model's activations are saved, and adds
 its logits to theirs. DPO's own loss keeps no logits in float32 beside those of a 16-bit model, so that both together
@@ -10,12 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..algebra import ceil_div
 from ..frozen import frozen
 from ..units import DTYPE_BITS
 
 if TYPE_CHECKING:
     from ..device_memory.device_memory import DeviceMemory
     from ..device_memory.estimate import Memory
+    from ..parallel.layout import Layout
 
 
 @frozen
@@ -97,6 +101,44 @@ class SecondLoss:
     def data(self) -> dict[str, object]:
         """Returns the second loss as values of a JSON document."""
         return {"name": self.name, "bytes_per_logit": self.bytes_per_logit, "source": self.source}
+
+
+@frozen
+class EncoderBytes:
+    """Bytes of the encoders of images and sound on a rank, of one kind of memory.
+
+    kind: weights, gradients or optimizer. bytes: their number.
+    """
+
+    kind: str
+    bytes: int
+    source: str = "the class of the model in transformers, which loads them"
+
+    @property
+    def name(self) -> str:
+        """The name in reports."""
+        return f"encoders: {self.kind}"
+
+    def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
+        """Returns the bytes, which add to the memory of the training run."""
+        return self.bytes
+
+
+SHARDED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
+"""Kind of memory → the ZeRO stage from which on replicas divide it."""
+
+
+def encoders_on_rank(memory_estimate: Memory, layout: Layout, *, loads_encoders: bool) -> list[EncoderBytes]:
+    """Returns the encoders' bytes on a rank of the first pipeline stage. Ranks of tensor parallelism have all of them.
+
+    loads_encoders: whether the program loads their weights even if the run does not include them.
+    """
+    shard_count = layout.dp // layout.hsdp_replicas
+    return [
+        EncoderBytes(kind, ceil_div(encoder_bytes.bytes, shard_count if layout.zero >= stage else 1))
+        for encoder_bytes in memory_estimate.tower_bytes(loads_towers=loads_encoders)
+        for kind, stage in [(encoder_bytes.kind, SHARDED_FROM_STAGE[encoder_bytes.kind])]
+    ]
 
 
 @frozen

@@ -24,7 +24,7 @@ from ..parallel.messages import Message, rank_messages
 from ..units import DTYPE_BITS
 from ..workload.execution import AttentionImplementation
 from .framework import Framework, RunOnRanks
-from .frozen_model import FrozenModel, SecondLoss
+from .frozen_model import EncoderBytes, FrozenModel, SecondLoss, encoders_on_rank
 from .inference_rank import check_serving, inference_rank, rank_memory
 from .nccl import with_nccl_buffers
 from .registry import framework as framework_named
@@ -65,6 +65,8 @@ class Cluster:
         framework_version: str = "",
         framework_settings: Any = None,
         frozen_model: FrozenModel | SecondLoss | None = None,
+        *,
+        loads_encoders: bool = False,
     ) -> Cluster:
         """Returns the memory of a layout's devices. framework: record or name.
 
@@ -72,7 +74,8 @@ class Cluster:
         """
         selected_framework = framework if isinstance(framework, Framework) else framework_named(framework)
         return Cluster(
-            RunOnRanks(memory_estimate, layout, framework_version, framework_settings, frozen_model), selected_framework
+            RunOnRanks(memory_estimate, layout, framework_version, framework_settings, frozen_model, loads_encoders),
+            selected_framework,
         )
 
     @property
@@ -194,12 +197,15 @@ class Cluster:
             memory = rank_memory(replace(self.inference_rank(rank), cuda_runtime=cuda_runtime))
         memory = with_nccl_buffers(memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
         memory = memory_with_evidence(memory, self.evidence)
-        frozen_model = self.run.frozen
-        if frozen_model is not None:
-            run_memory = memory
-            for frozen_part in frozen_model.parts:
-                memory = _with_frozen_model(memory, frozen_part, frozen_part.additional_bytes(self.memory, run_memory))
-        return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
+        stage, run_memory = self.layout.coordinates(rank).pp, memory
+        parts: list[FrozenModel | SecondLoss | EncoderBytes] = (
+            [] if self.run.frozen is None else [*self.run.frozen.parts]
+        )
+        if self.trains and stage == 0:
+            parts += encoders_on_rank(self.memory, self.layout, loads_encoders=self.run.loads_encoders)
+        for part in parts:
+            memory = _with_part(memory, part, part.additional_bytes(self.memory, run_memory))
+        return RankMemory(rank, stage, memory)
 
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
@@ -295,10 +301,10 @@ class Cluster:
         )
 
 
-def _with_frozen_model(
-    device_memory: DeviceMemory, frozen_model: FrozenModel | SecondLoss, frozen_bytes: int
+def _with_part(
+    device_memory: DeviceMemory, frozen_model: FrozenModel | SecondLoss | EncoderBytes, frozen_bytes: int
 ) -> DeviceMemory:
-    """Returns a device's memory with the bytes of a frozen model or second loss added at every point in time."""
+    """Returns a device's memory with the bytes of a part that is not replayed, added at every point in time."""
 
     def with_frozen_bytes(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen_model.kind: bytes_by_kind.get(frozen_model.kind, 0) + frozen_bytes}

@@ -233,6 +233,11 @@ def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
     tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
+    if cluster.run.loads_encoders:
+        return [
+            f"encoders of images and sound: their weights are counted ({tower_elements:,} parameters), not their "
+            f"activations, nor gradients and states of trained ones ({TOWERS.option})"
+        ]
     return [f"not counted: encoders of images and sound, {tower_elements:,} parameters"]
 
 

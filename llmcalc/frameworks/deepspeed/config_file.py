@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import short_repr
 from ...parallel.layout import Layout
-from ...workload.execution import CHUNKED_LOSSES
 from ..argument_names import argument_names
 from ..launch.launch_types import (
     LARGEST_SIZE,
@@ -126,16 +125,7 @@ def run_of_program(
     settings: the settings outside of the config.
     """
     launch_settings = read_deepspeed_section(reader, config, world_size, {})
-    return without_chunked_loss(reader, launch_settings._replace(settings={**launch_settings.settings, **settings}))
-
-
-def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) -> LaunchSettings:
-    """Returns the run with an unchunked loss in ZeRO stage 3, where a chunked loss is not modelled."""
-    if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in CHUNKED_LOSSES:
-        return launch_settings
-    reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
-    settings = {name: value for name, value in launch_settings.settings.items() if name != "loss_chunk"}
-    return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
+    return launch_settings._replace(settings={**launch_settings.settings, **settings})
 
 
 def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:

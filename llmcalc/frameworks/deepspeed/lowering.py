@@ -31,6 +31,7 @@ class GatheringProfile(EagerKernels):
     coordinator: gathers and releases parameters; None in a run that only lists them.
     gathered_modules: modules that the current step gathered.
     modules_by_frame: per frame, the modules that stay gathered until its end.
+    modules_of_loss: modules whose parameters the loss reads, which stay gathered until its end.
     """
 
     coordinator: ParameterCoordinator | None = None
@@ -40,6 +41,7 @@ class GatheringProfile(EagerKernels):
         self.coordinator = coordinator
         self.gathered_modules: list[ModulePath] = []
         self.modules_by_frame: list[list[ModulePath]] = []
+        self.modules_of_loss: list[ModulePath] = []
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
@@ -112,6 +114,8 @@ class GatheringProfile(EagerKernels):
         finally:  # a part that runs again stops at the last tensor that is needed
             linear_input = None
             used_modules, self.gathered_modules = self.gathered_modules, outer_modules
+        if self.head_of_loss is not None and self.head_of_loss[0] is operation:
+            self.modules_of_loss, used_modules = used_modules, []
         for module in used_modules:
             if module == self.module_path():
                 self.modules_by_frame[-1].append(module)
@@ -121,6 +125,18 @@ class GatheringProfile(EagerKernels):
                 self.coordinator.release_module(module)  # no gradient passes a frozen layer whose input needs none
             else:
                 self._add_release_hooks(module, operation.output_values[0] if operation.output_values else None)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Computes the loss, and releases the output head's parameters if the loss multiplies by them."""
+        loss = super().loss(logits, labels)
+        modules, self.modules_of_loss = getattr(self, "modules_of_loss", []), []
+        for module in modules:
+            assert self.coordinator is not None
+            self.coordinator.modules_of_model.add(module)
+            if loss.node is not None:
+                loss.node.hooks.append(self.coordinator.before_backward(module))
+            self.coordinator.release_module(module)
+        return loss
 
     def _save_input(self, x: Tensor, product_output: Value) -> None:
         """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""

@@ -113,6 +113,8 @@ class ParameterCoordinator:
     live_elements: elements of gathered parameters.
     to_release: module and step → parameters that are released after it.
     backward_modules: modules whose backward pass has begun and not ended.
+    modules_of_model: modules whose parameters the model's own forward pass reads, of which they are external
+        parameters: they stay gathered until the model's backward pass ends (`register_external_parameter`).
     """
 
     def __init__(self, memory_meter: Meter, settings: DeepSpeedSettings, rank_count: int) -> None:
@@ -130,6 +132,7 @@ class ParameterCoordinator:
         self.live_elements: int = 0
         self.to_release: dict[tuple[ModulePath, int], list[Parameter]] = {}
         self.backward_modules: list[ModulePath] = []
+        self.modules_of_model: set[ModulePath] = set()
 
     def add_parameter(self, parameter_path: ModulePath, template: Tensor) -> Parameter:
         """Adds a partitioned parameter. template: a tensor with the parameter's shape and format."""
@@ -350,6 +353,12 @@ class ParameterCoordinator:
 
     def after_backward(self, module_path: ModulePath) -> None:
         """Releases a module after its backward pass (`PostBackwardFunctionModule`)."""
-        if module_path in self.backward_modules:
+        if module_path in self.backward_modules and module_path not in self.modules_of_model:
             self.backward_modules.remove(module_path)
             self.release_module(module_path)
+
+    def end_backward(self) -> None:
+        """Releases the modules that are still gathered when the model's backward pass ends."""
+        for module_path in self.backward_modules:
+            self.release_module(module_path)
+        self.backward_modules = []

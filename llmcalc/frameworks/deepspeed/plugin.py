@@ -10,7 +10,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_integer, record_unknown_keys
-from .config_file import read_deepspeed_section, without_chunked_loss
+from .config_file import read_deepspeed_section
 
 FILE_DESCRIPTION = "a DeepSpeed JSON"
 
@@ -32,7 +32,7 @@ def read_accelerate(
     reader.refuse_groups(config)
     launch_settings = _plugin_run(reader, config, world_size)
     settings = {option: option_value for option, option_value in command_settings.items() if option != "precision"}
-    return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))
+    return launch_settings._replace(settings={**settings, **launch_settings.settings})
 
 
 def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
@@ -81,4 +81,4 @@ def read_trainer(
     settings = {
         name: value for name, value in command_settings.items() if name not in ("precision", "dtype", "optimizer_impl")
     }
-    return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))
+    return launch_settings._replace(settings={**settings, **launch_settings.settings})

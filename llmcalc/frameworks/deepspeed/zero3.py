@@ -14,10 +14,8 @@ from collections.abc import Callable
 from ...device_memory.device_memory import MemoryTerm
 from ...device_memory.host_memory import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
-from ...errors import InputError
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.tensor import FLOAT32, Storage, Tensor, count_storages_as, empty
-from ...workload.execution import LOSSES_WITH_HEAD
 from .lowering import GatheringProfile
 from .param_coordinator import Parameter, ParameterCoordinator
 from .partitions import sort_in_module_order
@@ -38,11 +36,6 @@ class Stage3Run(ZeroRun):
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup, memory_meter)
-        cross_entropy = zero_setup.training_config.kernel_choices.cross_entropy
-        if cross_entropy in LOSSES_WITH_HEAD:
-            raise InputError(
-                f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
-            )
         self.coordinator: ParameterCoordinator = ParameterCoordinator(
             self.meter, zero_setup.settings, zero_setup.rank_count
         )
@@ -160,8 +153,7 @@ class Stage3Run(ZeroRun):
         super().backward(loss)
         self.meter.place = AllocationPlace("backward")
         self.reduce_bucket()
-        for module in list(self.coordinator.backward_modules):
-            self.coordinator.after_backward(module)
+        self.coordinator.end_backward()
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None]:

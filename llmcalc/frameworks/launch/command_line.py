@@ -36,6 +36,9 @@ PACKAGE_FILE_PATH = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
 TRL_SCRIPT = re.compile(rf"(?:.*[/_])?({'|'.join(CONSOLE_PROGRAMS['trl'])})(?:_(?!trainer)\w+)?\.py")
 """The path of a script that trains by a method of TRL: `examples/scripts/dpo_vlm.py` is `trl dpo`."""
 
+TRL_MODULE = re.compile(rf"trl\.scripts\.({'|'.join(CONSOLE_PROGRAMS['trl'])})")
+"""A module of TRL that is started as `python -m trl.scripts.sft`, which is `trl sft`."""
+
 TRL_FOLDER = re.compile(r"(?:^|/)(?:trl|examples)/scripts/")
 """A folder of TRL's repository with scripts that the command `trl` runs too."""
 
@@ -179,8 +182,10 @@ def parse_command_line(command: ShellCommand) -> CommandLine | None:
             and next_word not in CONSOLE_PROGRAMS
             and not next_word.startswith(("torch.distributed", "-", "accelerate."))
         ):
+            trl_script = TRL_MODULE.fullmatch(next_word)
+            program_name = next_word if trl_script is None else f"trl {trl_script[1]}"
             return CommandLine(
-                command_words[:i], next_word, _without_separator(command_words[i + 2 :]), *line_and_loops
+                command_words[:i], program_name, _without_separator(command_words[i + 2 :]), *line_and_loops
             )
         if file_name == "tune" and next_word == "run":
             arguments = command_words[i + 2 :]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypedDict
 
+from ...sources.huggingface.family import field_names
 from ..framework import LazyFunction
 from ..registry import FRAMEWORK_NAMES, framework
 from ..trl.commands import COMMANDS as TRL_COMMANDS
@@ -55,6 +56,17 @@ NO_COMMAND_FUNCTIONS: Mapping[str, Table] = {}
 """No commands with arguments that are keys of config files."""
 
 
+PROGRAMS_THAT_LOAD_ENCODERS = field_names("""
+    automodel axolotl llama_factory megatron_bridge ms_swift oumi trl unsloth verl
+    """)
+"""Programs that load the whole class of a model with encoders, whatever it is trained on.
+
+Source: axolotl/loaders/model.py, `_set_auto_model_loader`; llamafactory/model/loader.py; megatron/bridge/models;
+swift/model/register.py; oumi/builders/models.py; trl/trainer/utils.py, `create_model_from_path`;
+unsloth/models/loader.py; verl/utils/model.py, `get_hf_auto_model_class`.
+"""
+
+
 def _program_file(
     folder_name: str,
     program: str,
@@ -80,6 +92,7 @@ def _program_file(
     reader_package = f"{FRAMEWORKS_PACKAGE}.{folder_name}"
     functions: dict[str, Any] = {name: LazyFunction(reader_package, path) for name, path in reader_functions.items()}
     program_kind = kind_name or folder_name.replace("_", "-")
+    loads_encoders = folder_name in PROGRAMS_THAT_LOAD_ENCODERS
     return folder_name, LaunchFile(
         program_kind,
         title or f"a config of {program}",
@@ -87,6 +100,7 @@ def _program_file(
         version=version,
         commands=commands,
         launcher=launcher,
+        loads_encoders=loads_encoders,
         **functions,
     )
 

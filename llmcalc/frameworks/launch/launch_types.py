@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...algebra import ceil_div
@@ -88,6 +89,8 @@ class Launch:
         framework's.
     accelerator_name: the accelerator on which the file starts the run, by its name with the memory size; empty
         (default) if it names none, or several.
+    loads_encoders: whether the program loads the encoders of images and sound of a model that has them; false by
+        default.
     """
 
     name_in_errors: str
@@ -120,6 +123,7 @@ class Launch:
     logits_per_chunk: int | None = None
     software_stack: str = ""
     accelerator_name: str = ""
+    loads_encoders: bool = False
 
     def error_in_file_terms(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
@@ -279,6 +283,7 @@ class CommandLine(NamedTuple):
     line: its line in the script.
     loop_values: variables of the loops around it, with their values.
     path: the path of the Python file, as the script writes it; empty for a module or an installed program.
+    env: the variables that are set for the command; none by default.
     """
 
     launcher: Sequence[str]
@@ -287,6 +292,7 @@ class CommandLine(NamedTuple):
     line: int = 1
     loop_values: Sequence[tuple[str, str]] = ()
     path: str = ""
+    env: Mapping[str, str] = MappingProxyType({})
 
 
 @frozen
@@ -317,6 +323,7 @@ class LaunchFile:
         (default) for none.
     with_launcher: (a command of the installed program) → the command with the launcher that it starts; by default the
         same.
+    loads_encoders: as in `Launch`.
     """
 
     name: str
@@ -338,6 +345,7 @@ class LaunchFile:
     commands: Mapping[str, Table] = field(default_factory=dict)
     launcher: str = ""
     with_launcher: Callable[[CommandLine], CommandLine] = lambda command_line: command_line
+    loads_encoders: bool = False
 
 
 class LaunchSettings(NamedTuple):

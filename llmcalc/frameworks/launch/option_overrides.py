@@ -69,6 +69,7 @@ def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
         kind=launch_file.name,
         program=launch_file.program or launch_file.title,
         version=launch_file.version or launched_run.version,
+        loads_encoders=launch_file.loads_encoders,
     )
 
 

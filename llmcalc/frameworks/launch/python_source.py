@@ -105,7 +105,25 @@ def expression_value(expression: ast.expr, known_values: Mapping[str, Any], nest
         right_value = expression_value(expression.right, known_values, nesting_depth + 1)
         if type(left_value) is int and type(right_value) is int:
             return _whole_number_result(expression.op, left_value, right_value)
+        if isinstance(left_value, list):
+            return _list_result(expression.op, left_value, right_value)
     return UnknownValue(expression_description(expression))
+
+
+LONGEST_LIST = 10_000
+"""Largest number of elements of a list that is computed, those of lists in it included."""
+
+
+def _list_result(operation: ast.operator, items: list[Any], operand_value: Any) -> Any:
+    """Returns the sum of two lists, or a repeated list; unknown for other operations and for long lists."""
+    is_sum = isinstance(operation, ast.Add) and isinstance(operand_value, list)
+    is_product = isinstance(operation, ast.Mult) and type(operand_value) is int
+    item_count = sum(len(item) if isinstance(item, list) else 1 for item in items)
+    if is_sum and item_count + len(operand_value) <= LONGEST_LIST:
+        return items + operand_value
+    if is_product and item_count * max(0, operand_value) <= LONGEST_LIST:
+        return items * operand_value
+    return UnknownValue("a list")
 
 
 def _equality_result(comparison: ast.Compare, known_values: Mapping[str, Any], nesting_depth: int) -> Any:

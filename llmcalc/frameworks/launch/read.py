@@ -29,13 +29,14 @@ from .command_line import (
     typed_launch,
 )
 from .file_kinds import launch_file_kinds, launch_file_titles
+from .kubernetes import job_script
 from .launch_types import CommandLine, Launch, LaunchFile, LaunchSource, ReadTables, ReadText
 from .notebook import read_launch_text
 from .option_overrides import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .refused_programs import REFUSED_LAUNCH_FILES, refuse_config, refuse_text
-from .shell import read_script
-from .shell_words import ShellCommand, ShellScript
+from .shell import MOST_SOURCED_FILES, read_script
+from .shell_words import ReadSourcedFile, ShellCommand, ShellScript
 from .skypilot import TASK_SCRIPT, is_task, script_of_task
 from .slurm import devices_of_machine
 from .unresolved import UNRESOLVED_MARK, is_unresolved, is_unset_variable, printable, unresolved_reason
@@ -67,7 +68,7 @@ def read_launch(
     Raises `InputError`, which names file, field and fix.
     """
     if is_training_command(str(launch_path)):
-        shell_script = read_script(posix_paths(str(launch_path)), LAUNCH_OPTION, None, ())
+        shell_script = read_script(posix_paths(str(launch_path)), LAUNCH_OPTION)
         source_file = LaunchSource(
             LAUNCH_OPTION,
             world_size,
@@ -136,12 +137,26 @@ def launch_from_text(
         return _read_python(file_text, launch_source, options)
     task = _skypilot_task(file_text, name_in_errors)
     if task is not None:
-        task_script = script_of_task(task, shell_variables or {})
-        shell_script = read_script(task_script.text, name_in_errors, task_script.variables, arguments)
+        task_script = script_of_task(task, shell_variables or {}, file_text)
+        shell_script = read_script(
+            task_script.text,
+            name_in_errors,
+            task_script.variables,
+            arguments,
+            read_sourced_file=_sourced_file_reader(launch_source.read_text),
+            first_line_number=task_script.first_line_number,
+        )
         launched_run = _read_script(shell_script, launch_source, task_script.sbatch_options, options)
         return replace(launched_run, accelerator_name=task_script.accelerator_name)
+    job = job_script(file_text, name_in_errors, shell_variables or {})
+    if job is not None:
+        shell_script = read_script(job.text, name_in_errors, shell_variables, arguments)
+        return _read_script(shell_script, launch_source, job.launcher_words, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
-        shell_script = read_script(file_text, name_in_errors, shell_variables, arguments)
+        read_sourced_file = _sourced_file_reader(launch_source.read_text)
+        shell_script = read_script(
+            file_text, name_in_errors, shell_variables, arguments, read_sourced_file=read_sourced_file
+        )
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", file_text, re.MULTILINE)
         sbatch_words = [word for words in sbatch_options for word in words if word]
         return _read_script(shell_script, launch_source, sbatch_words, options)
@@ -288,7 +303,7 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
     """Returns a function that reads a file named in the launch file, as (path, text).
 
     The file is in that one's folder, in the current folder, or below one of the folders above. An absolute path stands
-    for itself.
+    for itself, or, where it is one of another machine or of a container, for the end of its path in these folders.
     """
 
     def read_text_file(file_name: str) -> tuple[str, str]:
@@ -303,6 +318,9 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             Path(file_name),
             *(parent_folder / file_name for parent_folder in parent_folders),
         )
+        path_parts = Path(file_name).parts[1:] if file_name.startswith("/") else ()
+        path_ends = [Path(*path_parts[i:]) for i in range(1, len(path_parts) - 1)][-MOST_FOLDERS:]
+        tried_paths += tuple(end_folder / end for end in path_ends for end_folder in (folder, *parent_folders))
         possible_path = next((possible_path for possible_path in tried_paths if possible_path.exists()), None)
         if possible_path is None:
             raise InputError(
@@ -312,6 +330,32 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
         return str(possible_path), read_text(possible_path, LARGEST_FILE_BYTES)
 
     return read_text_file
+
+
+def _sourced_file_reader(read_text: ReadText | None) -> ReadSourcedFile:
+    """Returns a function that reads the files that a script sources, each of them once.
+
+    A path that is absolute or begins at a home folder sets up a machine, and is not read.
+    """
+    texts_by_name: dict[str, str | None] = {}
+
+    def read_sourced_file(file_name: str) -> str | None:
+        if file_name not in texts_by_name:
+            is_read = read_text is not None and not file_name.startswith(("/", "~"))
+            is_read = is_read and Path(file_name).name != "activate" and len(texts_by_name) < MOST_SOURCED_FILES
+            try:
+                texts_by_name[file_name] = read_text(file_name)[1] if is_read and read_text is not None else None
+            except InputError:
+                texts_by_name[file_name] = None
+        return texts_by_name[file_name]
+
+    return read_sourced_file
+
+
+def _unread_files_text(file_names: Sequence[str]) -> str:
+    """Returns what a message says of files that a script sources and that are not here."""
+    names_text = " or ".join(dict.fromkeys(file_names))[:120]
+    return f"{names_text} may set it, which the script sources and which is not beside it"
 
 
 def _table_reader(name_in_errors: str, launch_folder: Path | None) -> ReadTables:
@@ -338,36 +382,46 @@ def _parse_table(file_text: str, file_path: str) -> Mapping[str, Any]:
 def _read_script(
     script: ShellScript, source_file: LaunchSource, sbatch_words: list[str], options: Mapping[str, Any]
 ) -> Launch:
-    """Returns the training run of a shell script. An error names script arguments that were not typed."""
+    """Returns the training run of a shell script.
+
+    An error names script arguments that were not typed, and it or a note sourced files that were not read.
+    """
+    notes: list[str] = []
     try:
-        return _read_training_command(script, source_file, sbatch_words, options)
+        launched_run = _read_training_command(script, source_file, sbatch_words, options, notes)
     except InputError as error:
         error_text = str(error)
+        if script.unread_files and "known only when" in error_text and "is not set in it" in error_text:
+            raise InputError(f"{error_text}; {_unread_files_text(script.unread_files)}") from None
         if not script.missing_argument or "known only when" not in error_text or "is argument " in error_text:
             raise
         raise InputError(
             f"{error_text}; the script takes arguments, as in --launch "
             f"'{source_file.name_in_errors} ARG1 … ARG{script.missing_argument}'"
         ) from None
+    return replace(launched_run, notes=(*launched_run.notes, *notes))
 
 
 def _read_training_command(
-    script: ShellScript, source_file: LaunchSource, sbatch_words: list[str], options: Mapping[str, Any]
+    script: ShellScript,
+    source_file: LaunchSource,
+    sbatch_words: list[str],
+    options: Mapping[str, Any],
+    notes: list[str],
 ) -> Launch:
+    """Returns the training run of the command that trains. Adds to notes sourced files that were not read."""
     name_in_errors = source_file.name_in_errors
     script = replace(
         script, commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS]
     )
     command_lines = _program_lines(script.commands)
-    env_by_line = {command.line: command.env for command in script.commands}
     readable_source = _with_written_files(source_file, script.written_files)
 
     def source_of_command(command_line: CommandLine) -> LaunchSource:
         """Returns the launch file's name, environment and number of devices for one command."""
-        command_env = env_by_line.get(command_line.line, {})
         source_env = {
             **script.env(),
-            **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
+            **{variable: env_value for variable, env_value in command_line.env.items() if not is_unresolved(env_value)},
         }
         launcher_words = [*sbatch_words, *command_line.launcher]
         starts_on_all_devices = starts_on_every_device(command_line)
@@ -385,6 +439,10 @@ def _read_training_command(
             if is_unset_variable(command_word) and not previous_word.startswith("--")
         }
         unset_variables = sorted(script.unset_variables | skipped_variables)
+        count_variables = unset_count_variables(command_line.launcher) if world_size is None else ()
+        missing_variables = ", ".join(dict.fromkeys((*unset_variables, *count_variables)))[:200]
+        if missing_variables and script.unread_files:
+            notes[:] = [f"{missing_variables}: not set; {_unread_files_text(script.unread_files)}"]
         return replace(
             readable_source,
             world_size=world_size,
@@ -393,7 +451,7 @@ def _read_training_command(
             unset_variables=unset_variables,
             launcher=command_line.launcher,
             has_typed_device_count=source_file.world_size is not None,
-            unset_count_variables=unset_count_variables(command_line.launcher) if world_size is None else (),
+            unset_count_variables=count_variables,
         )
 
     for launch_file in launch_file_kinds():
@@ -429,10 +487,23 @@ def _read_training_command(
             command_words = parse_arguments(program_line.words, name_in_errors)
             arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
             arguments_table = {**_implied_values(program_line), **arguments_table}
-            return read_with_options(
-                config_kind, config_kind.read_tables, arguments_table, source_of_command(program_line), options
-            )
+            command_source = source_of_command(program_line)
+            try:
+                return read_with_options(config_kind, config_kind.read_tables, arguments_table, command_source, options)
+            except InputError as error:
+                raise _error_about_unresolved_argument(error, command_words, name_in_errors) from None
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
+
+
+def _error_about_unresolved_argument(
+    error: InputError, arguments: Mapping[str, Any], name_in_errors: str
+) -> InputError:
+    """Returns the error about an argument that only a run of the script knows in those terms; others as they are."""
+    for flag, written_value in arguments.items():
+        is_named = str(error).startswith(f"{name_in_errors}: {keyword_of(flag)}: ")
+        if is_named and isinstance(written_value, str) and is_unresolved(written_value):
+            return InputError(f"{name_in_errors}: {flag}: {unresolved_reason(written_value)}")
+    return error
 
 
 def _read_by_arguments(
@@ -553,7 +624,11 @@ def _read_config(
         config = _parse_tables(file_text, file_path)
         if isinstance(config, Mapping):
             config = {**_implied_values(command_line), **with_typed_values(config, command_line, file_path)}
-        return _read_tables(config, replace(source_file, name_in_errors=file_path), options)
+        config_source = replace(source_file, name_in_errors=file_path)
+        config_kind = _table_kind(command_line)
+        if config_kind is None or config_kind.read_tables is None or not isinstance(config, Mapping):
+            return _read_tables(config, config_source, options)
+        return read_with_options(config_kind, config_kind.read_tables, config, config_source, options)
     except InputError as error:
         raise InputError(
             f"{source_file.name_in_errors}: line {command_line.line} runs {command_line.program} with {error}"
@@ -588,7 +663,9 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
 def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program starts."""
-    program_lines = [line for command in commands if (line := parse_command_line(command)) is not None]
+    program_lines = [
+        line._replace(env=command.env) for command in commands if (line := parse_command_line(command)) is not None
+    ]
     return [
         line if (file_kind := _kind_with_launcher(line)) is None else file_kind.with_launcher(line)
         for line in program_lines

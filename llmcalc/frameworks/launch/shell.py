@@ -1,10 +1,10 @@
 """Reads the commands of a shell script without running it.
 
 It evaluates assignments, arrays, `${NAME:-default}`, arithmetic, continued lines, quotes, exported variables, `sh -c`,
-`eval`, `shift`, loops over known words, here-documents that are written to a file, and branches whose condition
-compares known texts or numbers. Variables and arguments may be typed beside the file's name. Values that only a run has
-stay unresolved: a command's output, the environment, arguments that are not typed, variables that a command sets. They
-are an error only in arguments that matter.
+`eval`, `shift`, loops over known words, here-documents that are written to a file, files that it sources, and branches
+whose condition compares known texts or numbers, or tests whether such a file exists. Variables and arguments may be
+typed beside the file's name. Values that only a run has stay unresolved: a command's output, the environment, arguments
+that are not typed, variables that a command sets. They are an error only in arguments that matter.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
+from ...errors import InputError
 from .shell_conditions import WHOLE_NUMBER, ShellBranch, evaluate_test
-from .shell_words import LONGEST_VALUE, ShellCommand, ShellScript, WordReader
+from .shell_words import LONGEST_VALUE, ReadSourcedFile, ShellCommand, ShellScript, UnsplittableText, WordReader
 from .slurm import slurm_variables
 from .unresolved import (
     ITEM_SEPARATOR,
@@ -34,6 +35,9 @@ MOST_WORDS = 20_000
 MOST_BLOCKS = 50
 """Largest depth of nested `if`, loops and other blocks."""
 
+MOST_SOURCED_FILES = 50
+"""Largest number of files that a script sources, each as often as it does so."""
+
 MOST_EXPORTED_VARIABLES = 500
 """Largest number of exported variables of a script: each of its commands has them in its environment."""
 
@@ -49,7 +53,10 @@ COMMAND_PREFIXES = ("then", "else", "do", "!", "time", "exec", "command", "nohup
 DECLARING_COMMANDS = ("export", "declare", "local", "readonly", "typeset")
 CONDITION_COMMANDS = ("[", "[[", "test")
 FOLDER_COMMANDS = ("cd", "pushd", "popd")
-VARIABLE_COMMANDS = ("read", "unset", "source", ".", "mapfile", "readarray")
+VARIABLE_COMMANDS = ("read", "unset", "mapfile", "readarray")
+SOURCING_COMMANDS = ("source", ".")
+EXPORT_ALL_OPTIONS = {("-a",): True, ("-o", "allexport"): True, ("+a",): False, ("+o", "allexport"): False}
+"""Words behind `set` → whether variables that are set are exported from there on."""
 
 
 def read_script(
@@ -58,12 +65,17 @@ def read_script(
     typed_variables: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
     devices_per_machine: int | None = None,
+    *,
+    read_sourced_file: ReadSourcedFile | None = None,
+    first_line_number: int = 1,
 ) -> ShellScript:
     """Returns the variables and commands of a shell script, without running the script.
 
     typed_variables: variables that are set before the script runs.
     arguments: arguments of the script.
     devices_per_machine: number of devices of the container that runs the script; None (default) if unknown.
+    read_sourced_file: reads a file that the script sources; None (default) to read none.
+    first_line_number: the line of the file on which the script begins; 1 by default.
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
     typed_variables = {
@@ -75,6 +87,7 @@ def read_script(
         typed_variables,
         [command_word.replace(UNRESOLVED_MARK, "").replace(ITEM_SEPARATOR, " ") for command_word in arguments],
         devices_per_machine=devices_per_machine,
+        read_sourced_file=read_sourced_file,
     )
     shell_script.variables |= {
         "PWD": ".",
@@ -82,8 +95,13 @@ def read_script(
         **slurm_variables(script_text),
         **typed_variables,
     }
-    StatementReader(shell_script, script_text.replace("\r\n", "\n").replace(UNRESOLVED_MARK, "")).read_all()
+    StatementReader(shell_script, _plain_lines(script_text), first_line_number=first_line_number).read_all()
     return shell_script
+
+
+def _plain_lines(script_text: str) -> str:
+    """Returns a script's text without carriage returns and marks."""
+    return script_text.replace("\r\n", "\n").replace(UNRESOLVED_MARK, "")
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
@@ -287,10 +305,15 @@ class StatementReader(WordReader):
             command_words = [*command_words, "]]"]
         elif command_words[-1:] == ["]]"] and command_words[0] != "[[":
             command_words = ["[[", *command_words]
-        condition_holds = evaluate_test(command_words)
+        condition_holds = evaluate_test(command_words, self.file_exists)
         if condition_holds is not None:
             self.script.unset_variables |= {printable(word) for word in command_words if UNSET_VARIABLE.fullmatch(word)}
         return condition_holds
+
+    def file_exists(self, file_name: str) -> bool | None:
+        """Whether a file is among those that a script may source; None if unknown."""
+        read_file = self.script.read_sourced_file
+        return True if read_file is not None and read_file(file_name) is not None else None
 
     def open_block(self, command_words: list[str], separator: str) -> None:
         """Opens the block of a keyword such as `if`."""
@@ -402,6 +425,10 @@ class StatementReader(WordReader):
             else:
                 self.here_string = self.here_string.partition("\n")[0]
                 self.read_words(variable_names, assignments.get("IFS"))
+        elif first_word in SOURCING_COMMANDS and command_words[1:]:
+            self.read_sourced_file(command_words[1], command_words[2:], line_number)
+        elif first_word == "set" and tuple(command_words[1:]) in EXPORT_ALL_OPTIONS:
+            self.script.exports_assignments = EXPORT_ALL_OPTIONS[tuple(command_words[1:])]
         elif first_word in VARIABLE_COMMANDS:
             for variable_name in filter(VARIABLE_NAME.fullmatch, command_words[1:]):
                 self.script.variables[variable_name] = self.script.typed_variables.get(
@@ -409,6 +436,39 @@ class StatementReader(WordReader):
                 )
         else:
             self.add_command(command_words, assignments, line_number)
+
+    def read_sourced_file(self, file_name: str, arguments: list[str], line_number: int) -> None:
+        """Reads the commands of a file in the place of `source FILE`, or records that the file cannot be read.
+
+        arguments: words behind the file's name, which replace the script's arguments in the file.
+        line_number: the line of the command.
+        """
+        script = self.script
+        read_file = script.read_sourced_file
+        file_text = None if read_file is None or is_unresolved(file_name) else read_file(file_name)
+        if file_text is None:
+            if posixpath.basename(file_name) != "activate":  # of a virtual environment
+                script.unread_files.append(printable(file_name))
+            return
+        script.sourced_file_count += 1
+        if script.sourced_file_count > MOST_SOURCED_FILES:
+            source_line = script.sourcing_line or line_number
+            raise InputError(
+                f"{script.name_in_errors}: line {source_line}: too many files are sourced; expected at most "
+                f"{MOST_SOURCED_FILES}"
+            )
+        outer_state = script.sourced_file, script.sourcing_line, script.variables["BASH_SOURCE"], script.arguments
+        script.sourcing_line = script.sourcing_line or line_number
+        script.sourced_file = script.variables["BASH_SOURCE"] = posixpath.normpath(file_name)
+        script.arguments = arguments or script.arguments
+        file_reader = StatementReader(script, _plain_lines(file_text), self.depth)
+        if self.is_in_uncertain_branch():
+            file_reader.branches.append(ShellBranch(None, earlier_branch_runs=None))
+        try:
+            file_reader.read_all()
+        except UnsplittableText:
+            script.unread_files.append(printable(file_name))
+        script.sourced_file, script.sourcing_line, script.variables["BASH_SOURCE"], script.arguments = outer_state
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
         """Records the variables that a skipped command would set, unless script arguments are missing."""
@@ -429,8 +489,13 @@ class StatementReader(WordReader):
                 self.script.variables[variable_name] = (
                     assigned_value if is_certain_to_run else mark_unresolved(variable_name)
                 )
-        if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
-            self.script.exported_names |= set(filter(VARIABLE_NAME.fullmatch, command_words[1:]))
+        is_export = command_words and command_words[0] != "local" and {"export", "-x"} & set(command_words)
+        exported_words = [
+            *(command_words[1:] if is_export else ()),
+            *(assignments if self.script.exports_assignments else ()),
+        ]
+        if exported_words:
+            self.script.exported_names |= set(filter(VARIABLE_NAME.fullmatch, exported_words))
             if len(self.script.exported_names) > MOST_EXPORTED_VARIABLES:
                 raise self.error(f"too many exported variables; expected at most {MOST_EXPORTED_VARIABLES:,}")
 
@@ -460,6 +525,7 @@ class StatementReader(WordReader):
         if command_words[0] in FOLDER_COMMANDS and posixpath.normpath(command_words[-1]) != ".":
             self.script.variables["PWD"] = self.script.typed_variables.get("PWD", mark_unresolved("$PWD"))
         env = {name: value_text for name, value_text in assignments.items() if isinstance(value_text, str)}
+        line_number = self.script.sourcing_line or line_number
         self.script.commands.append(
             ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loop_values.items()))
         )

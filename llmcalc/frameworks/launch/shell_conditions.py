@@ -58,10 +58,15 @@ class ShellBranch:
         )
 
 
-def evaluate_test(command_words: list[str]) -> bool | None:
+FILE_TESTS = ("-f", "-e", "-r", "-s")
+"""Tests of whether a file exists."""
+
+
+def evaluate_test(command_words: list[str], file_exists: Callable[[str], bool | None]) -> bool | None:
     """Whether a condition `[ … ]` is true; None if it is unresolved or not supported.
 
     A variable that the script never sets is assumed to be unset.
+    file_exists: whether a file exists; None if unknown.
     """
     closing_words = {"[": "]", "[[": "]]", "test": ""}
     command_words = ["" if UNSET_VARIABLE.fullmatch(word) else word for word in command_words]
@@ -72,12 +77,14 @@ def evaluate_test(command_words: list[str]) -> bool | None:
     operands = command_words[1:-1] if closing_words[command_words[0]] else command_words[1:]
     negation_count = next((i for i, operand in enumerate(operands) if operand != "!"), len(operands))
     if negation_count:
-        negated_result = evaluate_test(["test", *operands[negation_count:]])
+        negated_result = evaluate_test(["test", *operands[negation_count:]], file_exists)
         return None if negated_result is None else negated_result == (negation_count % 2 == 0)
     if len(operands) == 1 and not operands[0].startswith("-"):
         return operands[0] != ""
     if operands in (["-z"], ["-n"]) or (len(operands) == 2 and operands[0] in ("-z", "-n")):
         return (operands[1:] in ([], [""])) == (operands[0] == "-z")
+    if len(operands) == 2 and operands[0] in FILE_TESTS:
+        return file_exists(operands[1])
     if len(operands) != 3:
         return None
     left_word, operator, right_word = operands

@@ -10,9 +10,13 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ...errors import InputError
-from .unresolved import ITEM_SEPARATOR, UNRESOLVED_MARK, VARIABLE_NAME, is_unresolved, mark_unresolved
+from .unresolved import ITEM_SEPARATOR, UNRESOLVED_MARK, VARIABLE_NAME, is_unresolved, mark_unresolved, printable
+
+ReadSourcedFile: TypeAlias = Callable[[str], str | None]
+"""Reads the text of a file that a script sources; None if it cannot be read."""
 
 DEVICE_COUNT_COMMAND = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
 """A command that counts the devices of a machine."""
@@ -81,6 +85,12 @@ class ShellScript:
     skipped_variables: variables that only branches set that do not run. They expand to nothing, as in a shell.
     missing_argument: the last argument that the script uses and that is not typed; 0 for none.
     devices_per_machine: number of devices that `nvidia-smi` lists; None if unknown, outside of Slurm.
+    read_sourced_file: reads a file that the script sources; None (default) to read none.
+    sourced_file: path of the sourced file that is being read, from the script's folder; empty outside of one.
+    sourcing_line: the line of the script that sources that file; 0 outside of one.
+    sourced_file_count: number of sourced files that were read.
+    unread_files: files that the script sources and that were not read.
+    exports_assignments: whether variables that are set are exported, after `set -a`.
     """
 
     name_in_errors: str
@@ -97,6 +107,12 @@ class ShellScript:
     unset_variables: set[str] = field(default_factory=set)
     word_count: int = 0
     work_count: int = 0
+    read_sourced_file: ReadSourcedFile | None = None
+    sourced_file: str = ""
+    sourcing_line: int = 0
+    sourced_file_count: int = 0
+    unread_files: list[str] = field(default_factory=list)
+    exports_assignments: bool = False
 
     @property
     def path_in_folder(self) -> str:
@@ -163,7 +179,8 @@ class WordReader:
             )
 
     def error(self, description: str) -> UnsplittableText:
-        return UnsplittableText(f"{self.script.name_in_errors}: line {self.line_number}: {description}")
+        file_name = printable(self.script.sourced_file) or self.script.name_in_errors
+        return UnsplittableText(f"{file_name}: line {self.line_number}: {description}")
 
     @property
     def line_number(self) -> int:
@@ -437,9 +454,11 @@ class WordReader:
 
     def expand_braces(self, text_in_braces: str) -> str:
         """Returns the expanded text of `${…}`."""
-        script_match = re.fullmatch(r"(?:0|BASH_SOURCE(?:\[0\])?)(?P<operation>%/\*|:?-.*)?", text_in_braces, re.DOTALL)
+        script_match = re.fullmatch(
+            r"(?P<name>0|BASH_SOURCE(?:\[0\])?)(?P<operation>%/\*|:?-.*)?", text_in_braces, re.DOTALL
+        )
         if script_match is not None:  # the script's path, or its folder; a default after `:-` is not used
-            script_path = self.script.path_in_folder
+            script_path = (script_match["name"] != "0" and self.script.sourced_file) or self.script.path_in_folder
             return posixpath.dirname(script_path) or "." if script_match["operation"] == "%/*" else script_path
         array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", text_in_braces)
         if array_match is not None:

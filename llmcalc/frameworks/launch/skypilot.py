@@ -41,6 +41,7 @@ class TaskScript(NamedTuple):
     accelerators: alternative accelerators of a node, as (name, number).
     accelerator_count: accelerators of a node; None if unknown, or if the alternatives have other numbers.
     node_count: number of nodes.
+    first_line_number: the line of the file on which the script begins.
     """
 
     text: str
@@ -48,6 +49,7 @@ class TaskScript(NamedTuple):
     accelerators: list[tuple[str, int]]
     accelerator_count: int | None
     node_count: int
+    first_line_number: int
 
     @property
     def accelerator_name(self) -> str:
@@ -74,10 +76,11 @@ def is_task(config: Any) -> bool:
     )
 
 
-def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str]) -> TaskScript:
+def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str], file_text: str = "") -> TaskScript:
     """Returns the script of a task, as its first node runs it.
 
     typed_variables: variables that are typed beside the file, as with `sky launch --env`. They replace the file's.
+    file_text: the text of the task's file, for the line on which the script begins; empty (default) for line 1.
     """
     resources = task.get("resources")
     accelerators = resource_accelerators(resources) if isinstance(resources, Mapping) else []
@@ -93,7 +96,17 @@ def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str]) 
         **environment_variables(task.get("secrets")),
         **typed_variables,
     }
-    return TaskScript(task["run"], variables, accelerators, accelerator_count, node_count)
+    first_line_number = _first_line_of_script(task["run"], file_text)
+    return TaskScript(task["run"], variables, accelerators, accelerator_count, node_count, first_line_number)
+
+
+def _first_line_of_script(script_text: str, file_text: str) -> int:
+    """Returns the line of a file on which a task's script begins; 1 where it is not found."""
+    script_key = TASK_SCRIPT.search(file_text)
+    blank_lines = len(script_text) - len(script_text.lstrip("\n"))
+    first_command = script_text.lstrip().partition("\n")[0]
+    position = -1 if script_key is None else file_text.find(first_command, script_key.start())
+    return max(1, file_text.count("\n", 0, max(0, position)) + 1 - blank_lines)
 
 
 def resource_accelerators(resources: Mapping[str, Any]) -> list[tuple[str, int]]:

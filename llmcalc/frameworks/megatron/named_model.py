@@ -15,6 +15,7 @@ from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_frac
 from ..launch.trainer import lora_settings
 from .cuda_graphs import LAYER_GRAPH_IMPLEMENTATIONS, WHOLE_STEP_GRAPH, captures_whole_step, layer_graphs_note
 from .named_arguments import NamedModelArguments
+from .settings import expand_pipeline_layout
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class MegatronRun:
 
     tp, pp, cp, ep, etp, vpp: sizes of its groups; etp None for tp.
     end_stage_layers: layers of the pipeline's first and last rank; None for as many as every other rank.
+    stage_sizes: layers of each stage, those of several chunks per rank one chunk after another; None for equal ones.
     ends_counted_as_layers: whether the embedding and the loss each take the place of a layer.
     sequence_parallel: whether tokens are divided between tensor-parallel products.
     distributed_optimizer: whether optimizer states are divided over replicas.
@@ -43,6 +45,7 @@ class MegatronRun:
     etp: int | None = None
     vpp: int = 1
     end_stage_layers: tuple[int | None, int | None] = (None, None)
+    stage_sizes: tuple[int, ...] | None = None
     ends_counted_as_layers: tuple[bool, bool] = (False, False)
     sequence_parallel: bool = False
     distributed_optimizer: bool = True
@@ -182,6 +185,26 @@ def end_stage_layers(
     return first_stage_layers, last_stage_layers
 
 
+STAGE_LAYOUT = "pipeline_model_parallel_layout"
+"""Megatron-Core's field of what each stage of a pipeline has."""
+
+
+def stage_sizes_of_layout(reader: LaunchReader, argument_name: str, written_layout: Any) -> tuple[int, ...] | None:
+    """Returns the layers of each stage from a layout: a text such as `Et|tt|tL`, or lists of names; None without one.
+
+    argument_name: the argument that states the layout.
+    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, `PipelineParallelLayerLayout`.
+    """
+    if written_layout in (None, "", []):
+        return None
+    stage_texts = written_layout
+    if isinstance(written_layout, str):
+        stage_texts = [list(letters) for letters in expand_pipeline_layout(written_layout, argument_name).split("|")]
+    if not isinstance(stage_texts, list) or not all(isinstance(stage, list) for stage in stage_texts):
+        raise reader.value_error(argument_name, written_layout, "a text such as Et|tt|tL, or a list for each stage")
+    return tuple(stage.count("decoder") + stage.count("t") for stage in stage_texts)
+
+
 def smallest_device_count(parallel_run: MegatronRun) -> int:
     """Returns the smallest number of devices that a run's layout can have."""
     expert_rank_count = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
@@ -203,6 +226,14 @@ def megatron_run(
         raise InputError(f"--devices: {world_size}; expected a multiple of tp · pp · cp = {replica_devices}")
     reader.end_stage_layers = parallel_run.end_stage_layers
     reader.ends_counted_as_layers = parallel_run.ends_counted_as_layers
+    stage_sizes, chunk_count = parallel_run.stage_sizes, parallel_run.vpp
+    if stage_sizes is not None:
+        if len(stage_sizes) % parallel_run.pp:
+            raise reader.argument_error(
+                STAGE_LAYOUT, f"{len(stage_sizes)} stages; expected a multiple of the {parallel_run.pp} pipeline ranks"
+            )
+        chunk_count = len(stage_sizes) // parallel_run.pp
+        reader.end_stage_layers, reader.ends_counted_as_layers = (None, None), (False, False)
     layout = Layout(
         tp=parallel_run.tp,
         pp=parallel_run.pp,
@@ -210,10 +241,11 @@ def megatron_run(
         dp=world_size // replica_devices,
         ep=parallel_run.ep,
         etp=parallel_run.etp if parallel_run.ep > 1 else None,
-        vpp=parallel_run.vpp,
+        vpp=chunk_count,
+        pp_layout=stage_sizes if parallel_run.pp * chunk_count > 1 else None,
         sequence_parallel=parallel_run.sequence_parallel and parallel_run.tp > 1,
         zero=1 if parallel_run.distributed_optimizer else 0,
-        schedule="interleaved" if parallel_run.vpp > 1 else "1f1b",
+        schedule="interleaved" if chunk_count > 1 else "1f1b",
     )
     run_settings: dict[str, Any] = {
         "phase": "training",

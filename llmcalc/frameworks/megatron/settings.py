@@ -542,12 +542,13 @@ LONGEST_PIPELINE_LAYOUT = 100_000
 """The most letters of a pipeline's layout, repeats written out."""
 
 
-def expand_pipeline_layout(layout_text: str) -> str:
+def expand_pipeline_layout(layout_text: str, argument_name: str = "--pipeline-model-parallel-layout") -> str:
     """Returns a pipeline layout with its repeats expanded: `Et|(tt|)*2,L` → `Et|tt|tt|L`. Raises `InputError`.
 
     E is the embedding, t a layer, m a layer of multi-token prediction, L the loss; a bar ends a stage.
+    argument_name: the argument that states it.
     """
-    typed_argument = f"--pipeline-model-parallel-layout {short_repr(layout_text)}"
+    typed_argument = f"{argument_name} {short_repr(layout_text)}"
     expanded_layout = layout_text.replace(",", "").replace(" ", "")
     for group_regex in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
         if (

@@ -22,12 +22,14 @@ from ..megatron.named_model import (
     BRIDGE_FUSED_MODEL_TYPES,
     END_STAGE_ARGUMENTS,
     PIPELINE_SPLIT_ARGUMENTS,
+    STAGE_LAYOUT,
     MegatronRun,
     bridge_adapter_settings,
     cross_entropy_setting,
     host_optimizer_settings,
     megatron_run,
     smallest_device_count,
+    stage_sizes_of_layout,
 )
 
 RECIPES_PACKAGE = "megatron.bridge.recipes"
@@ -65,12 +67,11 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "ddp.use_megatron_fsdp": (False, None),
     "model.fine_grained_activation_offloading": (False, None),
     "model.cpu_offloading": (False, None),
-    "model.pipeline_model_parallel_layout": (None,),
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
 }
 """Keys of which only these values are modelled for a model that is named."""
 
-STAGE_LAYOUT = "model.pipeline_model_parallel_layout"
+STAGE_LAYOUT_KEY = f"model.{STAGE_LAYOUT}"
 """Key of the layers of each stage."""
 
 NARROW_PRECISION = ("fp8", "fp4", "fp16", "fp32", "autocast_enabled")
@@ -269,8 +270,8 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
 
     peft_fields = _adapter_settings(reader, config)
     has_one_stage = config.get("model.pipeline_model_parallel_size") in (None, 1)
-    if has_one_stage and isinstance(config.get(STAGE_LAYOUT), UnknownValue):  # a function of stages: all layers in one
-        config = {**config, STAGE_LAYOUT: None}
+    if has_one_stage and isinstance(config.get(STAGE_LAYOUT_KEY), UnknownValue):  # a function of stages: all in one
+        config = {**config, STAGE_LAYOUT_KEY: None}
     reader.refuse_other_values(config, MODELLED_VALUES, suffix=" for a model that is named")
     if config.get("model.freeze_language_model") not in (False, None):  # gradients of the projector pass all layers
         reader.refuse(
@@ -302,6 +303,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
             optional_config_size(f"model.{END_STAGE_ARGUMENTS[0]}"),
             optional_config_size(f"model.{END_STAGE_ARGUMENTS[1]}"),
         ),
+        stage_sizes=stage_sizes_of_layout(reader, STAGE_LAYOUT_KEY, config_value(STAGE_LAYOUT_KEY)),
         ends_counted_as_layers=(
             config_value(f"model.{PIPELINE_SPLIT_ARGUMENTS[0]}") is True,
             config_value(f"model.{PIPELINE_SPLIT_ARGUMENTS[1]}") is True,

@@ -19,6 +19,7 @@ from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import (
     HOST_OPTIMIZER_ARGUMENTS,
     PRECISION_AWARE_ARGUMENTS,
+    STAGE_LAYOUT,
     MegatronRun,
     attention_setting,
     cross_entropy_setting,
@@ -26,6 +27,7 @@ from ..megatron.named_model import (
     host_optimizer_settings,
     megatron_run,
     precision_aware_settings,
+    stage_sizes_of_layout,
 )
 from .rlhf import GRPO_BETA, LOSS_BY_RLHF_TYPE, known_argument_names, packed_sequence_count
 from .tasks import sequences_per_sample
@@ -45,7 +47,7 @@ ARGUMENTS_READ = field_names("""
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
     cross_entropy_fusion_impl bias_activation_fusion attention_backend
-    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
+    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers pipeline_model_parallel_layout
     moe_token_dispatcher_type moe_flex_dispatcher_backend
     """) | set(PARALLEL_SIZES)
 
@@ -53,7 +55,6 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "mtp_num_layers": (None, 0),
     "optimizer": ("adam",),
     "main_params_dtype": ("fp32", None),
-    "pipeline_model_parallel_layout": (None,),
     "moe_enable_deepep": (False, None),
     "freeze_parameters": (None,),
     "freeze_llm": (False, None),
@@ -112,6 +113,7 @@ def run_of_megatron(
         ep=parallel_sizes["expert_model_parallel_size"],
         etp=parallel_sizes["expert_tensor_parallel_size"],
         vpp=reader.optional_integer(config, "virtual_pipeline_model_parallel_size") or 1,
+        stage_sizes=stage_sizes_of_layout(reader, f"--{STAGE_LAYOUT}", config.get("pipeline_model_parallel_layout")),
         end_stage_layers=end_stage_layers(
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),

@@ -23,12 +23,14 @@ from ..megatron.ignored_flags import IGNORED_ARGUMENTS
 from ..megatron.named_model import (
     HOST_OPTIMIZER_ARGUMENTS,
     PRECISION_AWARE_ARGUMENTS,
+    STAGE_LAYOUT,
     MegatronRun,
     attention_setting,
     end_stage_layers,
     host_optimizer_settings,
     megatron_run,
     precision_aware_settings,
+    stage_sizes_of_layout,
 )
 
 ARGUMENTS_READ = argument_names(__file__, "read")
@@ -177,6 +179,7 @@ def _actor_run(reader: LaunchReader, config: Table) -> tuple[LaunchSettings, int
         cp=cp,
         ep=parallel_sizes["expert_model"],
         etp=reader.integer(config, "expert_tensor_parallel_size", parallel_sizes["tensor_model"]),
+        stage_sizes=stage_sizes_of_layout(reader, flag_of(STAGE_LAYOUT), config.get("pipeline_model_parallel_layout")),
         end_stage_layers=end_stage_layers(
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),

@@ -3,7 +3,8 @@
 The trainers are transformers' Trainer, torchtune (training/memory.py, `log_memory_stats`, and each step's metrics),
 axolotl (core/trainers/base.py, `log`; before 2025 utils/bench.py, `log_gpu_memory_usage`), verl (in GiB,
 workers/fsdp_workers.py and megatron_workers.py), NeMo 2 (in bytes), LitGPT (its recipes, in units of 10^9 bytes),
-NeMo-Automodel (in GiB, recipes/llm/train_ft.py), ms-swift, and Unsloth's notebooks.
+NeMo-Automodel (in GiB, recipes/llm/train_ft.py), ms-swift, nanochat (scripts/base_train.py), XTuner
+(v1/train/trainer.py) and Unsloth's notebooks.
 
 A message says what was requested, what the device has and what is free, each process's memory, and what of this
 process's memory torch has allocated, and has reserved without a use.
@@ -18,7 +19,12 @@ from ..logs.log_text import LogText
 
 OUT_OF_MEMORY = "out of memory. Tried to allocate"
 
+ALLOCATION_FAILURE = "memory allocation failed with OOM on device"
+"""The warning of torch 2.14 before its message, in bytes: what was requested, and what the device has."""
+
 PATTERNS = (
+    line_pattern(ALLOCATION_FAILURE, r"trying to allocate (?P<requested_number>[0-9]{1,18}) bytes"),
+    line_pattern(ALLOCATION_FAILURE, r"\(free: (?P<free_number>[0-9]{1,18}), total: (?P<total_number>[0-9]{1,18})\)"),
     line_pattern(OUT_OF_MEMORY, rf"allocate (?P<requested>{MEMORY_AMOUNT})"),
     line_pattern(" total capacity of ", rf"of (?P<total>{MEMORY_AMOUNT})"),
     line_pattern(" total capacty of ", rf"of (?P<total>{MEMORY_AMOUNT})"),
@@ -70,6 +76,9 @@ PEAK_PATTERNS = (
     line_pattern("perf/max_memory_reserved_gb:", rf"reserved_gb: ?(?P<verl_peak_reserved>{_NUMBER})"),
     line_pattern("max memory allocated (GB): ", rf"\): (?P<verl_peak_allocated>{_NUMBER})"),
     line_pattern("max memory reserved (GB): ", rf"\): (?P<verl_peak_reserved>{_NUMBER})"),
+    line_pattern("Peak memory usage: ", rf": (?P<nanochat_peak_allocated>{MEMORY_AMOUNT})"),
+    line_pattern(" max_memory: ", rf": (?P<xtuner_peak_allocated>{MEMORY_AMOUNT})"),
+    line_pattern(" reserved_memory: ", rf": (?P<xtuner_peak_reserved>{MEMORY_AMOUNT})"),
     line_pattern(" | mem ", rf"mem (?P<automodel_peak_allocated>{_NUMBER}) GiB"),
     line_pattern("| max_memory_allocated: ", r"allocated: (?P<nemo_peak_allocated>[0-9]{1,15})\b"),
     line_pattern("| max_memory_reserved: ", r"reserved: (?P<nemo_peak_reserved>[0-9]{1,15})\b"),
@@ -88,6 +97,8 @@ PEAK_TERMS = {
     "nemo": ("NeMo", 1, "micro_batch_size"),
     "automodel": ("NeMo-Automodel", 2**30, "step_scheduler.local_batch_size"),
     "metrics": ("torchtune", 2**30, "batch_size"),
+    "nanochat": ("nanochat", 0, "--device-batch-size"),
+    "xtuner": ("XTuner", 0, "pack_max_length"),
 }
 """Start of the groups' names → program, bytes of the printed unit (0 if it is printed), and what sets the batch."""
 
@@ -98,7 +109,7 @@ EXPANDABLE_SEGMENTS_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None if there are none."""
     trainer_log = _read_trainer_metrics(log_text) or _read_peaks(log_text)
-    error_messages = log_text.lines_with(OUT_OF_MEMORY)
+    error_messages = log_text.lines_with(OUT_OF_MEMORY) or log_text.lines_with(ALLOCATION_FAILURE)
     if not error_messages:
         return trainer_log
     log_values = LogValues(LogText(error_messages[-1]), PATTERNS)
@@ -109,6 +120,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         name: log_values.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")
     }
     bytes_by_term |= {term_name: log_values.last_size(term_name) for term_name in ("private_pools", "reserved")}
+    for term_name in ("requested", "free"):
+        if f"{term_name}_number" in log_values:
+            bytes_by_term[term_name] = log_values.whole_numbers(f"{term_name}_number")[-1]
     if bytes_by_term["process"] is None and other_process_bytes:  # this process is the only one of the list
         bytes_by_term["process"], other_process_bytes = other_process_bytes, 0
     if bytes_by_term["reserved"] is not None and bytes_by_term["allocated"] is not None:
@@ -120,6 +134,8 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     ]
     memory_terms += [LogTerm("other_processes", other_process_bytes)] if other_process_bytes else []
     total_bytes = log_values.last_size("total")
+    if "total_number" in log_values:
+        total_bytes = log_values.whole_numbers("total_number")[-1]
     term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in memory_terms}, total_bytes or 0)
     return ParsedLog(
         program="torch" if trainer_log is None else trainer_log.program,

@@ -31,11 +31,13 @@ from ..launch.unresolved import UNRESOLVED_MARK, is_unresolved, unresolved_reaso
 from ..megatron.named_model import (
     BRIDGE_FUSED_MODEL_TYPES,
     PIPELINE_SPLIT_ARGUMENTS,
+    STAGE_LAYOUT,
     MegatronRun,
     bridge_adapter_settings,
     end_stage_layers,
     host_optimizer_settings,
     megatron_run,
+    stage_sizes_of_layout,
 )
 from .known_keys import check_keys, is_off
 from .rollout import ACTOR_PREFIX, MODEL_PREFIX, REFERENCE_PREFIX, ROLLOUT_PREFIX, read_rollout
@@ -410,7 +412,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
     override_section = f"{section_name}.override_transformer_config"
     tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
     batch, tokens = _micro_batch_shape(reader, config, cp)
-    fusion_key = f"{override_section}.bias_activation_fusion"
+    fusion_key, layout_key = (f"{override_section}.{name}" for name in ("bias_activation_fusion", STAGE_LAYOUT))
     fused_model_types = (
         MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED_MODEL_TYPES
     )
@@ -422,6 +424,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         etp=reader.optional_integer(config, f"{section_name}.expert_tensor_parallel_size"),
         vpp=reader.optional_integer(config, f"{section_name}.virtual_pipeline_model_parallel_size") or 1,
         end_stage_layers=end_stage_layers(reader, config, f"{override_section}."),
+        stage_sizes=stage_sizes_of_layout(reader, layout_key, config.get(layout_key)),
         ends_counted_as_layers=(
             reader.flag(config, f"{override_section}.{PIPELINE_SPLIT_ARGUMENTS[0]}"),
             reader.flag(config, f"{override_section}.{PIPELINE_SPLIT_ARGUMENTS[1]}"),

@@ -8,13 +8,21 @@ from typing import Any
 from ...errors import short_repr
 from ..argument_names import argument_names
 from ..launch.launch_types import LaunchReader, Table
-from ..megatron.named_model import END_STAGE_ARGUMENTS, HOST_OPTIMIZER_ARGUMENTS, PIPELINE_SPLIT_ARGUMENTS
+from ..megatron.named_model import (
+    END_STAGE_ARGUMENTS,
+    HOST_OPTIMIZER_ARGUMENTS,
+    PIPELINE_SPLIT_ARGUMENTS,
+    STAGE_LAYOUT,
+)
 from .rollout import ACTOR_PREFIX, MODEL_PREFIX
 
 KEYS_READ = argument_names(__file__, "read")
 
 MEGATRON_CORE_KEYS = {
-    *(f"actor.megatron.override_transformer_config.{name}" for name in END_STAGE_ARGUMENTS + PIPELINE_SPLIT_ARGUMENTS),
+    *(
+        f"actor.megatron.override_transformer_config.{name}"
+        for name in (*END_STAGE_ARGUMENTS, *PIPELINE_SPLIT_ARGUMENTS, STAGE_LAYOUT)
+    ),
     *(f"actor.optim.override_optimizer_config.{name}" for name in HOST_OPTIMIZER_ARGUMENTS),
 }
 """Keys that readers of Megatron-Core's named models read."""

@@ -19,12 +19,13 @@ import socket
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
+from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
 
 RECORD = Path(__file__).parents[2] / "data" / "deepspeed.json"
@@ -61,6 +62,8 @@ class Case:
 
     recompute: as of `--recompute`. of: whether the model is llmcalc's reference, or the class of transformers.
     adapters: whether low-rank adapters are trained in the place of the weights.
+    loss: as of `--cross-entropy`. Other ones than eager are computed in the model's forward pass from the weight of the
+        output head, which is not called.
     """
 
     ranks: int
@@ -69,6 +72,14 @@ class Case:
     recompute: str = "none"
     of: str = "reference"
     adapters: bool = False
+    loss: str = "eager"
+
+    @property
+    def kernel_choices(self) -> KernelChoices:
+        """The kernels, with chunks of the loss that are smaller than the batch."""
+        if self.loss == "eager":
+            return EAGER_CHOICES
+        return replace(EAGER_CHOICES, cross_entropy=self.loss, loss_chunk=5 if self.loss == "recomputed" else None)
 
     @property
     def trained_beside(self) -> Adapters | None:
@@ -180,6 +191,26 @@ CASES: Mapping[str, Case] = {
     "stage 3, all on the host, adapters": Case(2, {"stage": 3, **SMALL, **STATES, **PARAMETERS}, adapters=True),
     "stage 3, all on the host, 1 rank": Case(1, {"stage": 3, **SMALL, **STATES, **PARAMETERS}),
     "stage 3, transformers": Case(2, {"stage": 3, **SMALL}, of="transformers"),
+    "stage 2, chunked loss": Case(2, {"stage": 2}, of="transformers", loss="chunked"),
+    "stage 3, chunked loss": Case(
+        2, {"stage": 3, **SMALL, "stage3_param_persistence_threshold": 100}, of="transformers", loss="chunked"
+    ),
+    "stage 3, chunked loss, used again soon": Case(
+        2,
+        {"stage": 3, "stage3_prefetch_bucket_size": 40_000, "stage3_param_persistence_threshold": 100},
+        of="transformers",
+        loss="chunked",
+    ),
+    "stage 3, recomputed loss": Case(
+        2, {"stage": 3, **SMALL, "stage3_param_persistence_threshold": 100}, of="transformers", loss="recomputed"
+    ),
+    "stage 3, chunked loss, accumulated": Case(
+        2,
+        {"stage": 3, **SMALL, "stage3_param_persistence_threshold": 100},
+        {"gradient_accumulation_steps": 2},
+        of="transformers",
+        loss="chunked",
+    ),
 }
 
 
@@ -251,7 +282,6 @@ def built(case: Case, device: str) -> tuple[Any, Any]:
     """The module, and how it is called for its logits."""
     import torch
 
-    from llmcalc.simulator.choices import EAGER_CHOICES
     from llmcalc.witnesses import kernel_variants, training_loop
     from llmcalc.workload.recompute import recompute_of
 
@@ -265,6 +295,15 @@ def built(case: Case, device: str) -> tuple[Any, Any]:
     config = transformers.LlamaConfig(**LLAMA)
     config._attn_implementation = "eager"
     whole = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    if case.loss != "eager":
+
+        def forward(input_ids: torch.Tensor) -> Any:
+            """Computes the loss from hidden states, as Liger-Kernel's `lce_forward` and TRL's `_chunked_ce_forward`."""
+            hidden = whole.model(input_ids=input_ids, use_cache=False).last_hidden_state
+            return kernel_variants.loss_of(whole, case.kernel_choices, hidden, input_ids)
+
+        whole.forward = forward
+        return whole, lambda engine, ids: engine(input_ids=ids)
     return whole, lambda engine, ids: engine(input_ids=ids, use_cache=False).logits
 
 
@@ -287,7 +326,7 @@ def step(engine: Any, logits: Any, mode: Any, micro_batches: int, device: str) -
     for _ in range(micro_batches):
         ids = torch.zeros(BATCH, SEQ, dtype=torch.int64, device=device)
         out = logits(engine, ids)
-        loss = F.cross_entropy(out.float().flatten(0, 1), ids.flatten())
+        loss = out if out.dim() == 0 else F.cross_entropy(out.float().flatten(0, 1), ids.flatten())
         del out
         seen("forward")
         engine.backward(loss)

@@ -37,6 +37,7 @@ def training(case: Case) -> TrainingConfig:
         dtype="bfloat16" if case.config["bf16"]["enabled"] else "float32",
         recompute=recompute_of(case.recompute),
         adapters=case.trained_beside,
+        kernel_choices=case.kernel_choices,
     )
 
 

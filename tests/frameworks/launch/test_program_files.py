@@ -285,6 +285,43 @@ def test_a_recipe_states_bf16_by_the_fields_of_its_mixed_precision() -> None:
         launch_from_text(text.replace("bf16=True", "bf16=True, fp8='e4m3'"), "recipes.py", arguments=recipe)
 
 
+@in_one_test
+@pytest.mark.parametrize(
+    ("written", "sizes"),
+    [
+        ("'Et*8|t*20'", (8, 20)),
+        ("[['embedding'] + ['decoder'] * 13, ['decoder'] * 15 + ['loss']]", (13, 15)),
+        ("[['embedding'] + ['decoder'] * 7] + [['decoder'] * 7] * 3", (7, 7, 7, 7)),
+        ("None", None),
+    ],
+)
+def test_the_layers_of_each_stage_of_a_recipe(written: str, sizes: tuple[int, ...] | None) -> None:
+    """megatron/core/transformer/pipeline_parallel_layer_layout.py takes a text, or lists of names."""
+    launch = launch_from_text(recipe_with_layout(written), "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
+    assert (launch.layout.pp_layout, launch.layout.vpp) == (sizes, max(1, len(sizes or ()) // 2))
+
+
+def recipe_with_layout(written: str) -> str:
+    """A recipe of two pipeline ranks with this layout of their stages."""
+    size, rest = "= 2\n", "    cfg.model.sequence"
+    layout = f"    cfg.model.pipeline_model_parallel_layout = {written}\n"
+    return FILES["megatron_bridge_recipes.py"].replace(f"{size}{rest}", f"{size}{layout}{rest}", 1)
+
+
+def test_the_layers_of_each_stage_of_a_command() -> None:
+    words = "megatron sft --pipeline_model_parallel_size 2 --pipeline_model_parallel_layout 'Et*9|t*19L'"
+    text = FILES["swift_megatron.sh"].replace("megatron sft", words)
+    assert launch_from_text(text, "swift.sh").layout.pp_layout == (9, 19)
+
+
+def test_a_layout_that_does_not_fit_the_ranks_of_the_pipeline_is_refused() -> None:
+    recipe = ("qwen25_7b_pretrain_8gpu_config",)
+    with pytest.raises(InputError, match="pipeline_model_parallel_layout: 3 stages; expected a multiple of the 2"):
+        launch_from_text(recipe_with_layout("'Et|t|tL'"), "recipes.py", arguments=recipe)
+    with pytest.raises(InputError, match=r"pipeline_model_parallel_layout: 5; expected a text such as Et\|tt\|tL"):
+        launch_from_text(recipe_with_layout("5"), "recipes.py", arguments=recipe)
+
+
 def test_a_recipe_in_8_bits_states_its_scales() -> None:
     text, recipe = FILES["megatron_bridge_recipes.py"], "qwen25_7b_pretrain_8gpu_config"
     spec, precision = llmcalc.load("llama3-8b").model, "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"

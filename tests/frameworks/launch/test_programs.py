@@ -20,7 +20,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
 from tests.builders import with_other_causes
 from tests.launch_shares import ANSWERED, outcome
-from tests.samples import with_rest
+from tests.samples import in_one_test, with_rest
 
 FILES = Path(__file__).parents[2] / "data" / "launch"
 
@@ -285,6 +285,38 @@ def test_ranks_say_that_encoders_are_not_counted(run: Any) -> None:
     words = "memory", "qwen3-vl-2b", "--framework", "megatron", "--tp", "2", "--seq", "64"
     assert "not counted: encoders of images and sound, " in run(*words).out
     assert "--with-towers: encoders of images and sound are not modelled" in run(*words, "--with-towers").error
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("command", "shards", "bits"),
+    [
+        ("swift sft --tuner_type lora --torch_dtype bfloat16 --deepspeed zero2", 1, 16),
+        ("swift sft --tuner_type full --torch_dtype bfloat16 --deepspeed zero3", 2, 16),
+        ("trl sft --dtype float32 --max_length 64", 1, 32),
+        ("python run_clm.py --block_size 64 --torch_dtype bfloat16", 1, 0),  # AutoModelForCausalLM
+    ],
+)
+def test_programs_that_load_the_encoders_of_a_model(command: str, shards: int, bits: int) -> None:
+    """trl/trainer/utils.py, `create_model_from_path`, and swift/model/register.py: the class of the checkpoint."""
+    name_flag = "--model" if command.startswith("swift") else "--model_name_or_path"
+    words = f"{command} {name_flag} Qwen/Qwen3-VL-2B-Instruct --per_device_train_batch_size 1"
+    document = llmcalc.memory(launch=words, devices=2, seq=64).document
+    terms = {term["name"]: term["bytes"] for term in document["memory"]["terms"]}
+    encoder_elements = llmcalc.params("qwen3-vl-2b", with_towers=True).total - llmcalc.params("qwen3-vl-2b").total
+    assert terms.get("encoders: weights", 0) == encoder_elements * bits // 8 // shards
+    if bits:
+        assert any("encoders of images and sound: their weights are counted" in note for note in document["notes"])
+
+
+def test_encoders_that_are_trained_are_divided_with_the_model() -> None:
+    """Replicas divide gradients from stage 2 on, weights from stage 3 on (deepspeed/runtime/zero)."""
+    options: dict[str, Any] = {"phase": "training", "framework": "deepspeed", "devices": 4, "seq": 64}
+    answer = llmcalc.memory("qwen3-vl-2b", zero=2, with_towers=True, **options).document
+    terms = {term["name"]: term["bytes"] for term in answer["memory"]["terms"]}
+    weights, gradients, states = (terms[f"encoders: {kind}"] for kind in ("weights", "gradients", "optimizer"))
+    assert weights == 4 * gradients
+    assert 6 * weights <= 4 * states < 6 * weights + 10_000  # step counts
 
 
 def test_linear_experts_of_llama_4_are_quantized_with_the_layers_and_take_no_adapters() -> None:

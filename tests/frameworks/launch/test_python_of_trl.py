@@ -289,14 +289,14 @@ def test_the_optimizer_is_that_of_the_versions(tmp_path: Path) -> None:
         assert read_launch(f"{command} {arguments}", 1).settings["recompute"] == recompute
 
 
-@pytest.mark.parametrize(("stage", "loss"), [(2, "recomputed"), (3, "fused")])
-def test_the_chunks_of_sft_run_under_deepspeed_with_whole_weights(tmp_path: Path, stage: int, loss: str) -> None:
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_chunks_of_sft_run_under_deepspeed(tmp_path: Path, stage: int) -> None:
     (tmp_path / "zero.json").write_text(
         f'{{"zero_optimization": {{"stage": {stage}}}, "bf16": {{"enabled": true}}, '
         '"train_micro_batch_size_per_gpu": "auto"}'
     )
     launch = read_launch(f"trl sft {TRL_COMMAND} --deepspeed {tmp_path / 'zero.json'}", 4)
-    assert (launch.layout.zero, launch.settings["cross_entropy"]) == (stage, loss)
+    assert (launch.layout.zero, launch.settings["cross_entropy"]) == (stage, "recomputed")
 
 
 def test_samples_are_as_long_as_the_tokenizer_cuts_them(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import posixpath
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_from_text
+from llmcalc.frameworks.launch.read import launch_from_text, read_launch
 from llmcalc.frameworks.launch.shell import MOST_WORDS, read_script
 from llmcalc.frameworks.launch.shell_arithmetic import evaluate_expression, whole_number_of
-from llmcalc.frameworks.launch.shell_words import ShellCommand
+from llmcalc.frameworks.launch.shell_words import ShellCommand, ShellScript
 from llmcalc.frameworks.launch.unresolved import UNRESOLVED_MARK, is_unresolved, printable
 from tests.samples import in_one_test
 
@@ -297,3 +301,84 @@ def test_variables_of_slurm(lines: str, wanted: str) -> None:
 def test_a_typed_number_of_nodes_replaces_that_of_the_script() -> None:
     script = read_script("#!/bin/bash\n#SBATCH --nodes=4\nrun $SLURM_NNODES", "x.sh", {"SLURM_NNODES": "16"})
     assert script.commands[0].words == ("run", "16")
+
+
+SOURCED = {
+    "env.sh": 'A=1\nARGS=(--a "$A b")\nexport C=2\n',
+    "conf/model.sh": 'HERE="$(dirname "${BASH_SOURCE[0]}")"\nsource "$HERE/env.sh"\n. env.sh\n',
+    "conf/env.sh": "B=3\n",
+    "args.sh": "run $1 $2\n",
+    "itself.sh": "source itself.sh\n",
+    "quote.sh": "A=1\nB='\n",
+    ".env": "NPROC_PER_NODE=8\n",
+}
+"""The files beside a script, as bash finds them from its folder."""
+
+
+def with_sourced_files(text: str, **options: Any) -> ShellScript:
+    return read_script(text, "x.sh", read_sourced_file=lambda name: SOURCED.get(posixpath.normpath(name)), **options)
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('source env.sh\nrun $A "${ARGS[@]}"', ["run", "1", "--a", "1 b"]),
+        ('source "$(dirname "$0")/conf/model.sh"\nrun $A$B $HERE ${BASH_SOURCE[0]}', ["run", "13", "conf", "./x.sh"]),
+        ("if [ -f env.sh ]; then . ./env.sh; else A=5; fi\nrun $A", ["run", "1"]),
+        ("[[ ! -e env.sh ]] && A=5 || source env.sh\nrun ${A:-none}", ["run", "1"]),
+        ("source args.sh a b", ["run", "a", "b"]),
+        ("A=7\nsource ${UNKNOWN}/env.sh\nrun $A", ["run", "7"]),
+        ("A=7\nsource venv/bin/activate\nrun $A", ["run", "7"]),
+        ("source quote.sh\nrun $A", ["run", "1"]),
+    ],
+)
+def test_files_that_a_script_sources(text: str, wanted: list[str]) -> None:
+    (command,) = with_sourced_files(text).commands
+    assert list(command.words) == wanted
+
+
+def test_sourced_variables_are_uncertain_where_the_command_is() -> None:
+    script = with_sourced_files("A=7\nif check; then source env.sh; fi\nrun $A")
+    assert is_unresolved(script.commands[-1].words[1])
+
+
+def test_sourced_variables_that_are_exported() -> None:
+    assert with_sourced_files("set -a\nsource .env\nset +a\nD=1\nsource env.sh").env() == {
+        "C": "2",
+        "NPROC_PER_NODE": "8",
+    }
+
+
+def test_files_that_are_missing_are_recorded() -> None:
+    script = with_sourced_files("source missing.sh\nsource venv/bin/activate\nsource ${D}/quote.sh\nsource quote.sh")
+    assert script.unread_files == ["missing.sh", "$D/quote.sh", "quote.sh"]
+
+
+def test_a_command_of_a_sourced_file_is_on_the_line_that_sources_it() -> None:
+    assert [command.line for command in with_sourced_files("\nsource args.sh\n\nrun", arguments=["a"]).commands] == [
+        2,
+        4,
+    ]
+
+
+def test_a_file_that_sources_itself_is_refused() -> None:
+    with pytest.raises(InputError, match=r"x\.sh: line 2: too many files are sourced; expected at most 50"):
+        with_sourced_files("\nsource itself.sh")
+
+
+def test_files_beside_a_script_are_sourced(tmp_path: Path) -> None:
+    """A file that is not here is named where the command needs a variable of it."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "args.sh").write_text("export NPROC_PER_NODE=4\nLENGTH=512\n")
+    script_path = tmp_path / "run.sh"
+    script_text = "source conf/args.sh\nswift sft --model Qwen/Qwen3-0.6B --max_length $LENGTH $MORE\n"
+    script_path.write_text(script_text)
+    launch = read_launch(script_path)
+    assert (launch.layout.dp, launch.settings["seq"], launch.notes) == (4, 512, ())
+    script_path.write_text(f"source more.sh\n{script_text}")
+    note = "$MORE: not set; more.sh may set it, which the script sources and which is not beside it"
+    assert note in read_launch(script_path).notes
+    (tmp_path / "conf" / "args.sh").unlink()
+    with pytest.raises(InputError, match=r"LENGTH is not set in it.*; more\.sh or conf/args\.sh may set it, which"):
+        read_launch(script_path)

@@ -82,8 +82,9 @@ def test_an_unknown_accelerator_of_a_task_is_noted(tmp_path: Path) -> None:
 
 
 def test_an_error_names_the_tasks_file(tmp_path: Path) -> None:
-    text = "name: a\nrun: |\n  torchrun --nproc_per_node 2 own.py --lr 1\n"
-    with pytest.raises(InputError, match=r"task\.yaml: no command runs"):
+    """Lines are those of the file, not of the script in it."""
+    text = "name: a\nrun: |\n\n  # a comment\n  torchrun --nproc_per_node 2 own.py --lr 1\n"
+    with pytest.raises(InputError, match=r"task\.yaml: no command runs.*own\.py \(line 5\)"):
         read_launch(_file(tmp_path, text))
 
 

@@ -180,6 +180,19 @@ NEWER: dict[str, tuple[str, dict[str, int]]] = {
         "iteration 9/29 | global_step: 9 | max_memory_reserved: 57466159104 | max_memory_allocated: 53930270720 | x: 1",
         {"peak_allocated": 53_930_270_720, "peak_reserved": 57_466_159_104},
     ),
+    # karpathy/nanochat, scripts/base_train.py; InternLM/xtuner, v1/train/trainer.py, of a step after the peak
+    "nanochat": ("Peak memory usage: 75422.00MiB\nTotal training time: 5.05m", {"peak_allocated": 75422 * MIB}),
+    "XTuner": (
+        "[RANK 0] Step 1/9 time: 4.97 text_tokens: 4008.0 max_memory: 18.5 GB reserved_memory: 20.75 GB tgs: 1\n"
+        "[RANK 0] Step 2/9 time: 0.88 text_tokens: 4037.0 max_memory: 16.0 GB reserved_memory: 20.75 GB tgs: 1",
+        {"peak_allocated": 37 * GIB // 2, "peak_reserved": 83 * GIB // 4},
+    ),
+    # c10/cuda/CUDACachingAllocator.cpp of torch 2.14, without the exception's message
+    "torch's warning": (
+        "[W906 15:02:06.204334026 CUDACachingAllocator.cpp:3934] memory allocation failed with OOM on device 0 while "
+        "trying to allocate 1000341504 bytes (free: 916848640, total: 25243287552).",
+        {"requested": 1_000_341_504, "free": 916_848_640},
+    ),
     "torchtune's steps": (
         "Step 1 | loss:1.5 lr:2e-05 peak_memory_active:16.5 peak_memory_alloc:16.5 peak_memory_reserved:18.25 ",
         {"peak_allocated": 33 * GIB // 2, "peak_reserved": 73 * GIB // 4},

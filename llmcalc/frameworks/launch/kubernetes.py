@@ -1,0 +1,162 @@
+"""Reads the command of a training job of Kubernetes, with the variables and the process numbers that it states.
+
+Source: Kubeflow's documentation, trainer/legacy-v1/user-guides/pytorch (PyTorchJob) and trainer (TrainJob): the
+operator sets `PET_NPROC_PER_NODE` and `PET_NNODES`, which torchrun reads, from `nprocPerNode` and the replicas;
+KubeRay's (RayJob) and SageMaker HyperPod's (HyperPodPyTorchJob). In a container's command `$(NAME)` is a variable of
+its environment.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...errors import InputError, one_line
+from .yaml_text import environment_variables, is_plain_data, parse_yaml, split_documents
+
+JOB_KIND = re.compile(r"^kind:[ \t]*[\"']?(PyTorchJob|HyperPodPyTorchJob|TrainJob|RayJob|Job)\b", re.MULTILINE)
+"""The kind of a manifest whose container may train."""
+
+REPLICA_SPECS = ("pytorchReplicaSpecs", "replicaSpecs")
+"""Fields with the groups of pods of a PyTorchJob and of HyperPod's."""
+
+GPU_RESOURCE = re.compile(r"(nvidia|amd)\.com/gpu")
+
+MOST_PODS = 100_000
+"""Largest number of replicas, or of processes of one."""
+
+VARIABLE_IN_MANIFEST = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
+
+
+class JobScript(NamedTuple):
+    """The command of a training job.
+
+    text: the script that its first container runs, with its environment.
+    processes_per_pod: processes that torchrun starts on a pod, or its GPUs; None if the manifest leaves it open.
+    pod_count: pods that run the command; None if the manifest leaves it open.
+    """
+
+    text: str
+    processes_per_pod: int | None
+    pod_count: int | None
+
+    @property
+    def launcher_words(self) -> list[str]:
+        """The numbers of processes and pods as torchrun's options, which those of the command replace."""
+        counts = (("--nproc-per-node", self.processes_per_pod), ("--nnodes", self.pod_count))
+        return [f"{option}={count}" for option, count in counts if count is not None]
+
+
+def job_script(file_text: str, name_in_errors: str, typed_variables: Mapping[str, str]) -> JobScript | None:
+    """Returns the command of a file's training job; None for another file.
+
+    typed_variables: variables that are typed beside the file, as `envsubst` has them. Raises `InputError` for several
+    jobs.
+    """
+    if not name_in_errors.endswith((".yaml", ".yml")) or JOB_KIND.search(file_text) is None:
+        return None
+    documents = [document for document in split_documents(file_text, name_in_errors) if JOB_KIND.search(document)]
+    texts = (
+        VARIABLE_IN_MANIFEST.sub(lambda match: typed_variables.get(match[1], match[0]), document)
+        for document in documents
+    )
+    scripts = [script for text in texts for script in _scripts_of_manifest(parse_yaml(text, name_in_errors))]
+    if len(scripts) > 1:
+        raise InputError(f"{name_in_errors}: {len(scripts)} jobs; expected a file with the one that trains")
+    return scripts[0] if scripts else None
+
+
+def _scripts_of_manifest(manifest: Any) -> Iterator[JobScript]:
+    """Yields the script of a job's manifest, if it states one."""
+    spec = manifest.get("spec") if isinstance(manifest, Mapping) else None
+    if not isinstance(spec, Mapping):
+        return
+    if isinstance(spec.get("entrypoint"), str):  # of a RayJob
+        yield JobScript(spec["entrypoint"], None, None)
+        return
+    groups = next((spec[field_name] for field_name in REPLICA_SPECS if field_name in spec), None)
+    pod_groups = (
+        list(groups.values()) if isinstance(groups, Mapping) else groups if isinstance(groups, list) else [spec]
+    )
+    pod_groups = [pod_group for pod_group in pod_groups if isinstance(pod_group, Mapping)][:20]
+    trainer: Any = spec.get("trainer")
+    containers = [
+        *([trainer] if isinstance(trainer, Mapping) else ()),
+        *(container for pod_group in pod_groups for container in _containers(pod_group)),
+    ]
+    container = next((container for container in containers if _command_words(container)), None)
+    if container is None:
+        return
+    is_trainer = container is trainer
+    process_field, pods = ("numProcPerNode", container.get("numNodes")) if is_trainer else ("nprocPerNode", None)
+    processes = _count((trainer if is_trainer else spec).get(process_field))
+    replica_counts = [_count(pod_group.get("replicas", 1)) for pod_group in pod_groups]
+    if pods is not None or is_trainer:
+        replica_counts = [_count(1 if pods is None else pods)]
+    known_counts = [count for count in replica_counts if count is not None]
+    pod_count = sum(known_counts) if len(known_counts) == len(replica_counts) else None
+    yield JobScript(_script_text(container), _gpu_limit(container) if processes is None else processes, pod_count)
+
+
+def _containers(pod_group: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the containers of a group of pods."""
+    template = pod_group.get("template")
+    pod_spec = template.get("spec") if isinstance(template, Mapping) else None
+    containers = pod_spec.get("containers") if isinstance(pod_spec, Mapping) else None
+    for container in containers[:20] if isinstance(containers, list) else ():
+        if isinstance(container, Mapping):
+            yield container
+
+
+def _command_words(container: Mapping[str, Any]) -> list[str]:
+    """Returns the words of a container's command and arguments."""
+    word_lists = (container.get(field_name) for field_name in ("command", "args"))
+    return [
+        str(word)
+        for words in word_lists
+        for word in (words if isinstance(words, list) else [words] if isinstance(words, str) else ())
+        if is_plain_data(word)
+    ]
+
+
+def _script_text(container: Mapping[str, Any]) -> str:
+    """Returns the script of a container's command, after the assignments of its environment."""
+    environment = environment_variables(container.get("env"))
+    words = [
+        re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: f"${{{match[1]}}}" if match[1] in environment else match[0], word)
+        for word in _command_words(container)
+    ]
+    assignments = [
+        f"export {name}={_quoted(text)}" for name, text in environment.items() if re.fullmatch(r"[A-Za-z_]\w*", name)
+    ]
+    command = " ".join(map(_quoted, words))
+    return "\n".join([*assignments, command])
+
+
+def _quoted(word: str) -> str:
+    """Returns a word as a shell reads it, with its variables."""
+    return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"' if "$" in word and "\n" not in word else shlex.quote(word)
+
+
+def _count(written_count: Any) -> int | None:
+    """Returns a number of processes or pods; None for a word such as auto, and for a variable."""
+    count_text = one_line(str(written_count))
+    if isinstance(written_count, bool) or not re.fullmatch(r"[0-9]{1,6}", count_text) or int(count_text) > MOST_PODS:
+        return None
+    return int(count_text)
+
+
+def _gpu_limit(container: Mapping[str, Any]) -> int | None:
+    """Returns the number of GPUs of a container; None if it states none."""
+    resources = container.get("resources", container.get("resourcesPerNode"))
+    tables = [resources.get(name) for name in ("limits", "requests")] if isinstance(resources, Mapping) else []
+    counts: Sequence[int | None] = [
+        _count(count)
+        for table in tables
+        if isinstance(table, Mapping)
+        for resource, count in table.items()
+        if GPU_RESOURCE.fullmatch(str(resource))
+    ]
+    return next((count for count in counts if count), None)
