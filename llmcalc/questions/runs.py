@@ -163,8 +163,8 @@ class RunQuestion(RunOptions):
         usual_scheme = usual_scheme_of(run_memory, LIBRARY_ENGINE, self.preset.target)
         if usual_scheme is not None:
             settings = self.settings.with_changes(quantize=usual_scheme[0])
-            if usual_scheme[0] == "none" and DTYPE_BITS[run_memory.published_dtype] < 16:
-                settings = settings.with_changes(dtype="bfloat16")  # a file in 16 bits of a model published in 8
+            if usual_scheme[0] == "none" and DTYPE_BITS[run_memory.published_dtype] != 16:
+                settings = settings.with_changes(dtype="bfloat16")  # a file in 16 bits of a model published in 8 or 32
             run_question = replace(self, settings=settings)
         return run_question._with_tag_context()
 

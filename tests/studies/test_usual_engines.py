@@ -282,7 +282,9 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("fit hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 4_096),
         ("fit hf.co/unsloth/Qwen3-8B-GGUF --hardware rtx-3060", 4_096),  # Q4_K_M, without a type
         ("fit bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 32_768),  # llama.cpp's -hf
-        ("fit phi3:medium --hardware rtx-3090", 4_096),  # the model's
+        ("fit phi3:medium --hardware rtx-3090", 32_768),  # of the file with 128K
+        ("fit phi3:mini-4k --hardware rtx-3090", 4_096),  # the model's
+        ("fit qwen2.5:7b --hardware a100-80gb", 32_768),  # the file's, not the 131,072 of the base model
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --tp 2", 131_072),
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
@@ -433,12 +435,17 @@ def test_fit_names_the_format_that_a_tag_states() -> None:
     assert "as the tag says" not in quantized
 
 
-def test_fit_says_that_ollama_loads_the_encoder_of_a_tag() -> None:
-    """Of qwen2.5vl:7b on 24 GB, `--engine ollama` has 8.05 GiB in its buffers, and `fit` 6.49 GiB without it."""
-    remark = "Ollama loads the encoder of images or sound too: llmcalc memory --engine ollama counts it"
-    assert remark in fit_screen("qwen2.5vl:7b --hardware rtx-3060 --seq 2k")
+def test_fit_counts_the_encoder_that_ollama_loads_with_a_tag() -> None:
+    """Of qwen2.5vl:7b on 24 GB, `--engine ollama` has 8.05 GiB in its buffers."""
+    remark = "with the encoder of images or sound, which comes with the tag"
+    with_encoder, without_encoder = (
+        fit(f"qwen2.5{name} --hardware rtx-3090 --seq 32k --quantize q4_k_m") for name in ("vl:7b", "-vl-7b")
+    )
+    assert 8.05 < with_encoder["needed_bytes"] / 2**30 < 8.5
+    assert with_encoder["needed_bytes"] - without_encoder["needed_bytes"] > 1.5 * 2**30
+    assert (remark in with_encoder["notes"], remark in without_encoder["notes"]) == (True, False)
     assert remark not in fit_screen("llama3.1:8b --hardware rtx-3060 --seq 2k")
-    assert remark not in fit_screen("qwen2.5-vl-7b --hardware rtx-3060 --seq 2k --quantize q4_k_m")
+    assert remark not in fit_screen("gemma3n:e4b --hardware rtx-3060")  # its tags have the text model alone
 
 
 def test_tokens_of_llama_cpp_read_the_cache_that_its_buffers_have() -> None:
