@@ -10,9 +10,7 @@ from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
 from ..frameworks.ranks import attention_of
-from ..optional import TOWERS
 from ..sources.preset import Preset
-from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..studies.fit import DEEP_MODEL_LAYERS, MOST_CHANGES_OF_DEEP_MODEL, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import (
@@ -27,8 +25,8 @@ from ..studies.fit_serving import ServingFitAnswer
 from ..studies.timed_run import TimedRun
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
-from .memory_data import device_data, execution_data, uncounted_tensors_note, workload_data
-from .memory_notes import concatenation_note, run_text, settings_text
+from .memory_data import device_data, execution_data, workload_data
+from .memory_notes import concatenation_note, run_text, settings_text, uncounted_notes
 from .notes import device_phrase, plural, tag_notes, too_long_notes, warnings_of_notes
 from .plan import notes_on_other_accelerators
 from .rank_texts import layout_cell, layout_text
@@ -106,7 +104,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     notes = [
         *warnings,
         *tag_notes(preset, run_memory.settings.quantize),
-        *_uncounted_notes(preset, run_memory, has_engine_buffers=bool(engine_options)),
+        *uncounted_notes(preset, run_memory, has_engine_buffers=bool(engine_options)),
         engine_note,
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
@@ -420,7 +418,7 @@ class _FitReportContent(NamedTuple):
         shown_fits = [accelerator_fit, *(run_change.changed_fit for run_change in run_changes)]
         tight_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
         tight_notes += [*tag_notes(preset, memory.settings.quantize)]
-        tight_notes += _uncounted_notes(preset, memory, has_engine_buffers=self.has_engine_buffers)
+        tight_notes += uncounted_notes(preset, memory, has_engine_buffers=self.has_engine_buffers)
         notes = without_repetitions([*warnings, *tight_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.further_tables
@@ -487,20 +485,6 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
         f"{engine_title} starts with layers on the host too, and is slower then "
         f"(--engine {engine_title.lower()} has its flags)"
     ]
-
-
-def _uncounted_notes(preset: Preset, run_memory: Memory, *, has_engine_buffers: bool) -> list[str]:
-    """Returns the notes on modules and tensors that are not counted, and on the encoder of a tag, which is.
-
-    has_engine_buffers: whether bytes are those of an engine's buffers, with the encoder of the tag.
-    """
-    uncounted_texts = uncounted_tensors_note(run_memory.states)
-    flags_of_tag = engine(LIBRARY_ENGINE).tag_flags
-    if has_engine_buffers and is_library_tag(preset.target) and flags_of_tag is not None:
-        uncounted_texts = [text for text in uncounted_texts if not text.startswith(TOWERS.name)]
-        if "mmproj" in flags_of_tag(preset):
-            return ["with the encoder of images or sound, which comes with the tag"]
-    return [f"not counted: {'; '.join(uncounted_texts)}"] if uncounted_texts else []
 
 
 def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:

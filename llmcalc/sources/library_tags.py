@@ -27,14 +27,14 @@ class LibraryName:
     scheme: the scheme of tags without a format; `none` for 16 bits.
     presets: tag → preset, where the tag's name does not say it.
     schemes: tag → scheme, where it is not `scheme`.
-    contexts: tag → context length of the file in tokens, where it is not the preset's.
+    context_lengths: tag → context length of the file in tokens, where it is not the preset's.
     """
 
     latest: str
     scheme: str = USUAL_SCHEME
     presets: Mapping[str, str] = field(default_factory=dict)
     schemes: Mapping[str, str] = field(default_factory=dict)
-    contexts: Mapping[str, int] = field(default_factory=dict)
+    context_lengths: Mapping[str, int] = field(default_factory=dict)
 
     def size_tag(self, tag: str) -> str:
         """Returns the tag with the size of a tag: `8b` for `8b-instruct`, that of `latest` for `latest` and `""`."""
@@ -49,13 +49,13 @@ class LibraryName:
 
 LIBRARY_NAMES = {
     "all-minilm": LibraryName("22m", "none"),
-    "athene-v2": LibraryName("72b", presets={"72b": "qwen2.5-72b"}, contexts={"72b": 32768}),
+    "athene-v2": LibraryName("72b", presets={"72b": "qwen2.5-72b"}, context_lengths={"72b": 32768}),
     "aya": LibraryName("8b", "q4_0"),
     "aya-expanse": LibraryName("8b"),
     "bge-large": LibraryName("335m", "none"),
     "bge-m3": LibraryName("567m", "none"),
     "codegemma": LibraryName("7b", "q4_0", presets={"code": "gemma-2b", "2b": "gemma-2b", "7b": "gemma-7b"}),
-    "codellama": LibraryName("7b", "q4_0", presets={"python": "codellama-7b-python"}, contexts={"70b": 2048}),
+    "codellama": LibraryName("7b", "q4_0", presets={"python": "codellama-7b-python"}, context_lengths={"70b": 2048}),
     "codestral": LibraryName("22b", "q4_0"),
     "cogito": LibraryName(
         "8b",
@@ -67,11 +67,11 @@ LIBRARY_NAMES = {
             "70b": "llama3.1-70b",
         },
     ),
-    "command-a": LibraryName("111b", contexts={"111b": 16384}),
+    "command-a": LibraryName("111b", context_lengths={"111b": 16384}),
     "command-r": LibraryName(
-        "35b", "q4_0", presets={"35b": "command-r-08-2024", "v0.1": "command-r"}, contexts={"v0.1": 131072}
+        "35b", "q4_0", presets={"35b": "command-r-08-2024", "v0.1": "command-r"}, context_lengths={"v0.1": 131072}
     ),
-    "command-r-plus": LibraryName("104b", "q4_0", contexts={"104b": 131072}),
+    "command-r-plus": LibraryName("104b", "q4_0", context_lengths={"104b": 131072}),
     "command-r7b": LibraryName("7b"),
     "dbrx": LibraryName("132b", "q4_0"),
     "deepcoder": LibraryName(
@@ -79,12 +79,12 @@ LIBRARY_NAMES = {
     ),
     "deepscaler": LibraryName("1.5b", "none", presets={"1.5b": "deepseek-r1-distill-qwen-1.5b"}),
     "deepseek-coder": LibraryName("1.3b", "q4_0"),
-    "deepseek-coder-v2": LibraryName("16b", "q4_0", presets={"236b": "deepseek-v2"}, contexts={"236b": 4096}),
+    "deepseek-coder-v2": LibraryName("16b", "q4_0", presets={"236b": "deepseek-v2"}, context_lengths={"236b": 4096}),
     "deepseek-llm": LibraryName("7b", "q4_0"),
     "deepseek-ocr": LibraryName("3b", "none"),
     "deepseek-r1": LibraryName("8b"),
-    "deepseek-v2": LibraryName("16b", "q4_0", contexts={"236b": 4096}),
-    "deepseek-v2.5": LibraryName("236b", "q4_0", presets={"236b": "deepseek-v2.5"}, contexts={"236b": 4096}),
+    "deepseek-v2": LibraryName("16b", "q4_0", context_lengths={"236b": 4096}),
+    "deepseek-v2.5": LibraryName("236b", "q4_0", presets={"236b": "deepseek-v2.5"}, context_lengths={"236b": 4096}),
     "deepseek-v3": LibraryName("671b"),
     "deepseek-v3.1": LibraryName("671b"),
     "devstral": LibraryName("24b"),
@@ -94,7 +94,7 @@ LIBRARY_NAMES = {
         "8b",
         "q4_0",
         presets={"8b": "llama3-8b", "70b": "llama3-70b", "8b-256k": "llama3-8b"},
-        contexts={"8b-256k": 256000},
+        context_lengths={"8b-256k": 256000},
     ),
     "dolphin-mistral": LibraryName("7b", "q4_0", presets={"7b": "mistral-7b"}),
     "dolphin-mixtral": LibraryName("8x7b", "q4_0", presets={"8x7b": "mixtral-8x7b", "8x22b": "mixtral-8x22b"}),
@@ -102,18 +102,18 @@ LIBRARY_NAMES = {
     "dolphin3": LibraryName("8b", presets={"8b": "llama3.1-8b"}),
     "embeddinggemma": LibraryName("300m", "none"),
     "falcon": LibraryName("7b", "q4_0"),
-    "falcon2": LibraryName("11b", "q4_0", contexts={"11b": 2048}),
-    "falcon3": LibraryName("7b", schemes={"1b": "q8_0"}, contexts={"1b": 8192}),
+    "falcon2": LibraryName("11b", "q4_0", context_lengths={"11b": 2048}),
+    "falcon3": LibraryName("7b", schemes={"1b": "q8_0"}, context_lengths={"1b": 8192}),
     "functiongemma": LibraryName("270m", "q8_0", presets={"270m": "gemma3-270m"}),
     "gemma": LibraryName("7b", "q4_0"),
     "gemma2": LibraryName("9b", "q4_0"),
     "gemma3": LibraryName("4b", schemes={"270m": "q8_0"}),
     "gemma3n": LibraryName("e4b"),
     "gemma4": LibraryName("e4b"),
-    "glm4": LibraryName("9b", "q4_0", contexts={"9b": 131072}),
+    "glm4": LibraryName("9b", "q4_0", context_lengths={"9b": 131072}),
     "gpt-oss": LibraryName("20b"),
     "gpt-oss-safeguard": LibraryName("20b", presets={"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"}),
-    "granite-code": LibraryName("3b", "q4_0", contexts={"3b": 128000, "8b": 128000}),
+    "granite-code": LibraryName("3b", "q4_0", context_lengths={"3b": 128000, "8b": 128000}),
     "granite3-dense": LibraryName("2b"),
     "granite3-moe": LibraryName("1b"),
     "granite3.1-dense": LibraryName("8b"),
@@ -123,7 +123,7 @@ LIBRARY_NAMES = {
     "granite4": LibraryName(
         "3b",
         schemes={"350m": "none", "1b": "none", "350m-h": "q8_0", "1b-h": "q8_0"},
-        contexts=dict.fromkeys(
+        context_lengths=dict.fromkeys(
             ("350m-h", "1b-h", "3b-h", "7b-a1b-h", "32b-a9b-h", "micro-h", "small-h", "tiny-h"), 1048576
         ),
     ),
@@ -133,13 +133,13 @@ LIBRARY_NAMES = {
         presets={"3b": "llama3.2-3b", "8b": "llama3.1-8b", "70b": "llama3.1-70b", "405b": "llama3.1-405b"},
         schemes={"3b": "q4_k_m"},
     ),
-    "internlm2": LibraryName("7b", "q4_0", presets={"20b": "internlm2.5-20b"}, contexts={"20b": 32768}),
-    "lfm2": LibraryName("24b", contexts={"24b": 32768, "24b-a2b": 32768}),
+    "internlm2": LibraryName("7b", "q4_0", presets={"20b": "internlm2.5-20b"}, context_lengths={"20b": 32768}),
+    "lfm2": LibraryName("24b", context_lengths={"24b": 32768, "24b-a2b": 32768}),
     "lfm2.5-thinking": LibraryName("1.2b"),
     "llama-guard3": LibraryName("8b", presets={"1b": "llama3.2-1b", "8b": "llama3.1-8b"}, schemes={"1b": "q8_0"}),
     "llama2": LibraryName("7b", "q4_0"),
     "llama2-uncensored": LibraryName(
-        "7b", "q4_0", presets={"7b": "llama2-7b", "70b": "llama2-70b"}, contexts={"7b": 2048, "70b": 2048}
+        "7b", "q4_0", presets={"7b": "llama2-7b", "70b": "llama2-70b"}, context_lengths={"7b": 2048, "70b": 2048}
     ),
     "llama3": LibraryName("8b", "q4_0"),
     "llama3.1": LibraryName("8b"),
@@ -148,7 +148,7 @@ LIBRARY_NAMES = {
     "llama3.3": LibraryName("70b"),
     "llama4": LibraryName("16x17b"),
     "llava": LibraryName("7b", "q4_0"),
-    "magistral": LibraryName("24b", presets={"24b": "mistral-small-24b-2501"}, contexts={"24b": 40000}),
+    "magistral": LibraryName("24b", presets={"24b": "mistral-small-24b-2501"}, context_lengths={"24b": 40000}),
     "mathstral": LibraryName("7b", "q4_0"),
     "medgemma": LibraryName("4b"),
     "medgemma1.5": LibraryName("4b", presets={"4b": "gemma3-4b"}),
@@ -164,12 +164,12 @@ LIBRARY_NAMES = {
             "v0.2": "mistral-7b-v0.2",
         },
         schemes=dict.fromkeys(("7b-text", "instruct", "v0.1", "v0.2"), "q4_0"),
-        contexts={"7b-text": 16384},
+        context_lengths={"7b-text": 16384},
     ),
     "mistral-large": LibraryName("123b"),
     "mistral-medium-3.5": LibraryName("128b"),
-    "mistral-nemo": LibraryName("12b", "q4_0", contexts={"12b": 1024000}),
-    "mistral-small": LibraryName("24b", schemes={"22b": "q4_0"}, contexts={"22b": 131072}),
+    "mistral-nemo": LibraryName("12b", "q4_0", context_lengths={"12b": 1024000}),
+    "mistral-small": LibraryName("24b", schemes={"22b": "q4_0"}, context_lengths={"22b": 131072}),
     "mistral-small3.1": LibraryName("24b"),
     "mistral-small3.2": LibraryName("24b"),
     "mixtral": LibraryName(
@@ -178,20 +178,20 @@ LIBRARY_NAMES = {
     "muse-glimmer": LibraryName("30b"),
     "mxbai-embed-large": LibraryName("335m", "none"),
     "nemotron": LibraryName("70b", presets={"70b": "llama3.1-70b"}),
-    "nemotron-3-nano": LibraryName("30b", contexts={"30b": 1048576}),
+    "nemotron-3-nano": LibraryName("30b", context_lengths={"30b": 1048576}),
     "nemotron-3-super": LibraryName("120b"),
     "nemotron-3.5-lightning": LibraryName("30b", presets={"30b": "nemotron-3.5-lightning"}),
     "nemotron-cascade-2": LibraryName("30b", presets={"30b": "nemotron-3-nano-30b-a3b"}),
     "nemotron-mini": LibraryName("4b"),
     "neural-chat": LibraryName("7b", "q4_0", presets={"7b": "mistral-7b"}),
-    "nomic-embed-text": LibraryName("v1.5", "none", contexts={"v1.5": 2048}),
+    "nomic-embed-text": LibraryName("v1.5", "none", context_lengths={"v1.5": 2048}),
     "nous-hermes2": LibraryName("10.7b", "q4_0", presets={"10.7b": "solar-10.7b", "34b": "yi-34b"}),
     "olmo-3": LibraryName("7b"),
     "olmo-3.1": LibraryName("32b"),
     "olmo2": LibraryName("7b"),
-    "openchat": LibraryName("7b", "q4_0", presets={"7b": "mistral-7b"}, contexts={"7b": 8192}),
+    "openchat": LibraryName("7b", "q4_0", presets={"7b": "mistral-7b"}, context_lengths={"7b": 8192}),
     "openthinker": LibraryName(
-        "7b", presets={"7b": "qwen2.5-7b", "32b": "qwen2.5-32b"}, contexts={"7b": 32768, "32b": 32768}
+        "7b", presets={"7b": "qwen2.5-7b", "32b": "qwen2.5-32b"}, context_lengths={"7b": 32768, "32b": 32768}
     ),
     "paraphrase-multilingual": LibraryName("278m", "none", presets={"278m": "multilingual-e5-base"}),
     "phi": LibraryName("2.7b", "q4_0"),
@@ -241,7 +241,7 @@ LIBRARY_NAMES = {
         "7b",
         "q4_0",
         presets={"1.5b": "qwen2-1.5b-instruct", "7b": "qwen2-7b-instruct", "72b": "qwen2-72b-instruct"},
-        contexts={"1.5b": 4096, "7b": 4096, "72b": 4096},
+        context_lengths={"1.5b": 4096, "7b": 4096, "72b": 4096},
     ),
     "qwen2.5": LibraryName(
         "7b",
@@ -273,7 +273,9 @@ LIBRARY_NAMES = {
     "qwen3.6": LibraryName("35b"),
     "qwen3.8": LibraryName("27b"),
     "qwq": LibraryName("32b"),
-    "r1-1776": LibraryName("70b", presets={"70b": "llama3.3-70b", "671b": "deepseek-r1"}, contexts={"671b": 4096}),
+    "r1-1776": LibraryName(
+        "70b", presets={"70b": "llama3.3-70b", "671b": "deepseek-r1"}, context_lengths={"671b": 4096}
+    ),
     "shieldgemma": LibraryName("9b", presets={"2b": "gemma2-2b", "9b": "gemma2-9b", "27b": "gemma2-27b"}),
     "smollm": LibraryName("1.7b", "q4_0"),
     "smollm2": LibraryName("1.7b", "q8_0", schemes={"135m": "none", "360m": "none"}),
@@ -284,7 +286,7 @@ LIBRARY_NAMES = {
     ),
     "snowflake-arctic-embed2": LibraryName("568m", "none"),
     "solar": LibraryName("10.7b", "q4_0"),
-    "stable-code": LibraryName("3b", "q4_0", presets={"3b": "stablelm-3b-4e1t"}, contexts={"3b": 16384}),
+    "stable-code": LibraryName("3b", "q4_0", presets={"3b": "stablelm-3b-4e1t"}, context_lengths={"3b": 16384}),
     "stablelm2": LibraryName("1.6b", "q4_0"),
     "starcoder": LibraryName("3b", "q4_0", presets={"15b": "starcoder-15b"}),
     "starcoder2": LibraryName("3b", "q4_0", presets={"instruct": "starcoder2-15b"}),
@@ -292,7 +294,7 @@ LIBRARY_NAMES = {
         "7b",
         "q4_0",
         presets={"alpha": "mistral-7b", "beta": "mistral-7b", "7b": "mistral-7b"},
-        contexts={"alpha": 8192, "beta": 8192, "7b": 8192},
+        context_lengths={"alpha": 8192, "beta": 8192, "7b": 8192},
     ),
     "tinyllama": LibraryName("1.1b", "q4_0"),
     "translategemma": LibraryName("4b"),
@@ -302,7 +304,7 @@ LIBRARY_NAMES = {
         "7b",
         "q4_0",
         presets={"7b": "llama2-7b", "13b": "llama2-13b", "30b": "llama-33b"},
-        contexts={"7b": 2048, "13b": 2048},
+        context_lengths={"7b": 2048, "13b": 2048},
     ),
     "wizardlm2": LibraryName("7b", "q4_0", presets={"7b": "mistral-7b", "8x22b": "mixtral-8x22b"}),
     "yi": LibraryName("6b", "q4_0", presets={"6b": "yi-1.5-6b", "9b": "yi-1.5-9b", "34b": "yi-1.5-34b"}),

@@ -95,14 +95,18 @@ NEWEST_TAG = ":latest"
 def _library_tag(name: str) -> tuple[LibraryName, str] | None:
     """Returns a name's entry in Ollama's library with its tag, without words that change no size; None for other names.
 
-    `latest` and no tag are the tag of the size that `latest` has. A preset's own name or alias without a tag is not the
-    library's. Overrides (`?`) are ignored.
+    `latest` and no tag are the tag of the size that `latest` has. A name without a tag is not the library's if it is a
+    preset's, or an alias of another model than `latest`. Overrides (`?`) are ignored.
     """
     library_name, _, tag = name.partition("?")[0].lower().partition(":")
     entry = LIBRARY_NAMES.get(library_name)
-    if entry is None or (not tag and _preset_of_spelling(library_name) is not None):
+    if entry is None or (not tag and normalized(library_name) in map(normalized, model_names())):
         return None
-    return entry, entry.size_tag(tag)
+    size_tag = entry.size_tag(tag)
+    preset_with_alias = None if tag else _preset_of_spelling(library_name)
+    size_name = f"{library_name}:{size_tag}"
+    newest = entry.presets.get(size_tag) or _preset_of_spelling(size_name) or _preset_of_tag(size_name)
+    return (entry, size_tag) if preset_with_alias in (None, newest) else None
 
 
 def library_scheme(name: str) -> str | None:
@@ -115,7 +119,7 @@ def library_scheme(name: str) -> str | None:
 def library_context(name: str) -> int | None:
     """Returns the context length in tokens of a tag in Ollama's library where it is not the preset's."""
     library_tag = _library_tag(name)
-    return None if library_tag is None else library_tag[0].contexts.get(library_tag[1])
+    return None if library_tag is None else library_tag[0].context_lengths.get(library_tag[1])
 
 
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")

@@ -325,7 +325,7 @@ USAGE = {
     "memory llama3-8b --n_ctx 4096": "No such option: --n_ctx; expected --seq",
     "memory llama3-8b --n_gpu_layers 35": "--n_gpu_layers; a flag of an engine needs --engine, such as llama.cpp",
     "params llama3-8b -o json": "--output: json is a format; expected --format json, or a file such as answer.json",
-    "params qwen2": "Did you mean qwen2-7b, qwen2-72b, qwen2-0.5b?",
+    "params qwen1.5": "Did you mean qwen1.5-4b, qwen1.5-7b, qwen1.5-14b?",
     "models": "there is no command 'models'. Did you mean presets?",
     "kv llama3-8b --tensor-parallel-size 8": "No such option: --tensor-parallel-size; expected --tp",
     "serve mixtral-8x7b --tp 2 --enable-expert-parallel": "expected --ep N, as many as --tp times --dp",

@@ -402,11 +402,11 @@ def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they
     assert "reads no tag" not in " ".join(quantized.split())
 
 
-def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
+def test_memory_has_the_buffers_of_llama_cpp_where_fit_has_them() -> None:
     screen = " ".join(command("memory", "qwen3-8b", "--quantize", "q4_k_m", "--seq", "2k").out.split())
-    assert "GiB required under torch's kernels" in screen
-    remark = "llama.cpp's buffers are others"
-    assert "under llama.cpp: 5.24 GiB (llmcalc fit; --engine llama.cpp lists its buffers)" in screen
+    assert "5.24 GiB required under llama.cpp" in screen
+    remark = "required: llama.cpp's buffers, as llmcalc fit has them; --engine"
+    assert f"{remark} llama.cpp lists them" in screen
     for words, title in (
         ("gpt-oss:20b --hardware rtx-3060", "GeForce RTX 3060"),  # in MXFP4
         ("llama3.2:3b-instruct-fp16 --hardware rtx-3060", "GeForce RTX 3060"),  # in 16 bits
@@ -415,8 +415,12 @@ def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
         screen = " ".join(command("memory", *words.split(), "--seq", "2k", "--notes").out.split())
         needed_bytes = fit(f"{words} --seq 2k")["device_bytes"]
         engine_name = "ollama" if ":" in words else "llama.cpp"
-        assert re.search(f"{remark}: {units.memory(needed_bytes)}, which (fits|does not fit) on {title}", screen)
-        assert f"--engine {engine_name} lists them" in screen
+        assert re.search(
+            f"{units.memory(needed_bytes)} required under llama.cpp: (fits|does not fit) on {title}", screen
+        )
+        assert f"{remark} {engine_name} lists them" in screen
+    macs = command("memory", "llama3.1-8b", "--notes").out
+    assert "m4-pro, m4-max, m3-ultra: by llama.cpp's buffers, the others by torch's" in macs
     assert remark not in " ".join(command("memory", "t5-small", "--hardware", "m4-max", "--notes").out.split())
 
 
@@ -441,8 +445,8 @@ def test_fit_counts_the_encoder_that_ollama_loads_with_a_tag() -> None:
     with_encoder, without_encoder = (
         fit(f"qwen2.5{name} --hardware rtx-3090 --seq 32k --quantize q4_k_m") for name in ("vl:7b", "-vl-7b")
     )
-    assert 8.05 < with_encoder["needed_bytes"] / 2**30 < 8.5
-    assert with_encoder["needed_bytes"] - without_encoder["needed_bytes"] > 1.5 * 2**30
+    assert 8.05 < with_encoder["device_bytes"] / 2**30 < 8.5
+    assert with_encoder["device_bytes"] - without_encoder["device_bytes"] > 1.5 * 2**30
     assert (remark in with_encoder["notes"], remark in without_encoder["notes"]) == (True, False)
     assert remark not in fit_screen("llama3.1:8b --hardware rtx-3060 --seq 2k")
     assert remark not in fit_screen("gemma3n:e4b --hardware rtx-3060")  # its tags have the text model alone
