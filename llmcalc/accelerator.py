@@ -113,6 +113,7 @@ class Hardware(Record):
     memory_bandwidth: bytes/s.
     unified_memory: whether the processor has no memory of its own, as in Macs and Jetsons, so that layers which do not
         fit cannot run on it.
+    is_processor: whether it is a processor, which computes in the memory of its computer, of any size.
     interconnect: the link to other accelerators.
     nic: the network beyond that link's domain.
     compute_units: SMs, CUs or cores.
@@ -138,6 +139,7 @@ class Hardware(Record):
     context_bytes: PositiveInteger | None = None
     memory_bandwidth: PositiveInteger | None = None
     unified_memory: bool = False
+    is_processor: bool = False
     interconnect: Interconnect | None = None
     nic: Nic | None = None
     compute_units: ComputeUnits | None = None
@@ -196,9 +198,10 @@ class Hardware(Record):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the accelerator is a GPU (not a TPU, Trainium, Gaudi, …); true if only a memory size is known."""
+        """Whether it is a GPU (not a processor, a TPU, Trainium, Gaudi, …); true if only a memory size is known."""
         unit_name = "" if self.compute_units is None else self.compute_units.name
-        return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in NON_GPU_UNIT_NAMES
+        is_other_kind = self.vendor in VENDORS_WITHOUT_GPUS or unit_name in NON_GPU_UNIT_NAMES
+        return not self.is_processor and not is_other_kind
 
     @property
     def is_laptop_gpu(self) -> bool:

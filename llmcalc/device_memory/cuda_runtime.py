@@ -86,7 +86,7 @@ def cuda_runtime_of(
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
     gpu_name = CudaRuntime.gpu_name if hardware is None else hardware.name.upper()
-    if hardware is not None and hardware.vendor in UNIFIED_MEMORY:
+    if hardware is not None and (hardware.vendor in UNIFIED_MEMORY or hardware.is_processor):
         return CudaRuntime(0, 0, has_expandable_segments, gpu_name)
     compute_capability = None if hardware is None else hardware.compute_capability
     is_large_gpu = compute_capability is None or int(compute_capability.partition(".")[0]) in LARGE_GPU_CAPABILITIES

@@ -260,6 +260,8 @@ def _inference_memory(
     """Counts the weights, adapters and cache of inference."""
     weight_format, stored_bytes = dtype(run_settings.dtype or published_dtype), None
     scheme = quantization_scheme(run_settings, model_config)
+    if run_settings.quantize is not None and run_settings.dtype is None:  # `none` has 16 bits, as published or widened
+        weight_format = _unquantized_format(run_settings, published_dtype)
     if scheme is not None:
         weight_format = _unquantized_format(run_settings, published_dtype)
         size_key = run_settings.quantize, weight_format, parameter_count.include

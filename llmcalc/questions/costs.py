@@ -77,7 +77,7 @@ def _training_cost(
     spec, settings = run_question.preset.model, run_question.settings
     has_usual_steps = is_pretraining(spec, settings.lora_rank)
     batch = options.global_batch or (
-        usual_batch(run_question.settings.seq, devices)
+        usual_batch(run_question.settings.seq, devices, run_question.preset.training.step_tokens)
         if has_usual_steps
         else default_batch(run_question.settings.seq, devices, settings.batch or 1)
     )
@@ -110,6 +110,7 @@ def _training_cost(
         steps=step_count,
         step=step_seconds,
         step_tokens=step_tokens,
+        published_step_tokens=run_question.preset.training.step_tokens,
         step_sequences=batch,
         assumed_options=tuple(assumed_options),
         is_pretraining=has_usual_steps,

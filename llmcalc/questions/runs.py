@@ -162,8 +162,8 @@ class RunQuestion(RunOptions):
         usual_scheme = usual_scheme_of(run_memory, LIBRARY_ENGINE, self.preset.target)
         if usual_scheme is not None:
             settings = self.settings.with_changes(quantize=usual_scheme[0])
-            if usual_scheme[0] == "none" and DTYPE_BITS[run_memory.published_dtype] < 16:
-                settings = settings.with_changes(dtype="bfloat16")  # a file in 16 bits of a model published in 8
+            if usual_scheme[0] == "none" and DTYPE_BITS[run_memory.published_dtype] != 16:
+                settings = settings.with_changes(dtype="bfloat16")  # a file in 16 bits of a model published in 8 or 32
             run_question = replace(self, settings=settings)
         return run_question._with_tag_context()
 
@@ -681,18 +681,15 @@ def check_of_layouts(
     return check_layout
 
 
-def _fit_under_usual_engine(run_question: RunQuestion, run_memory: Memory) -> MemoryFit | None:
-    """Returns the verdict by llama.cpp's buffers on the named accelerator, or on the assumed one for a GGUF file.
+def _engine_fits(run_question: RunQuestion, run_memory: Memory) -> Callable[[Hardware], MemoryFit | None] | None:
+    """Returns the function that finds the verdict by llama.cpp's buffers on an accelerator that usually runs it.
 
-    None for several accelerators, for other engines, and where engines are not read, as on the page.
+    None where engines are not read, as on the page.
     """
-    if len(run_question.accelerators) > 1 or not (run_question.accelerators or run_memory.has_gguf_weights):
-        return None
     with suppress(ModuleNotFoundError):
         from .usual_engines import fit_under_usual_engine
 
-        hardware = run_question.hardware or find_hardware(ASSUMED_ACCELERATOR.lower())
-        return fit_under_usual_engine(run_question.preset, run_memory, hardware)
+        return partial(fit_under_usual_engine, run_question.preset, run_memory)
     return None
 
 
@@ -726,7 +723,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
             memory_on_one_device,
             **answer_fields,
             draft=_draft_of_run(run_question, memory_on_one_device),
-            engine_fit=None if draft_preset else _fit_under_usual_engine(run_question, memory_on_one_device),
+            find_engine_fit=None if draft_preset else _engine_fits(run_question, memory_on_one_device),
         )
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of

@@ -351,8 +351,11 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
             f"--devices {devices}: none of {ranked_layouts.tried_count:,} layouts can be counted, "
             f"most because {refusal_reason}; {suggestion or 'expected --step with a measured step'}"
         )
-    is_typed_without_full = run_question.settings.recompute not in (None, "full")
-    memory_advice = "more devices, --recompute full" if is_typed_without_full else "more devices"
+    settings, memory_advice = run_question.settings, "more devices"
+    if settings.lora_rank is not None and settings.base in (None, "none"):
+        memory_advice += ", --base nf4"
+    if settings.recompute not in (None, "full"):
+        memory_advice += ", --recompute full"
     untried_text = "".join(f" ({sentence})" for sentence in untried_frameworks(run_question, plan.framework.name))
     return InputError(
         f"--devices {devices}: no layout of {ranked_layouts.tried_count:,} under {plan.framework.title} fits "

@@ -12,7 +12,7 @@ from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import SERVING_PHASES, Settings
 from ..errors import InputError
-from ..frameworks.engines.engine import NEWEST_VERSION, Engine, EngineMemory
+from ..frameworks.engines.engine import HOST_DEVICE, NEWEST_VERSION, Engine, EngineMemory
 from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import ENGINE_FOLDERS, engine, engine_and_version
@@ -23,7 +23,7 @@ from ..parallel.search import even_stage_sizes
 from ..reports.notes import plural, tagged_format_note
 from ..sources.hardware import chips_of_generation
 from ..sources.preset import Preset
-from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag
+from ..sources.presets import LIBRARY_ENGINE, checkpoint_of_tag, is_library_tag
 from ..studies.decoding import time_decoded_token, usual_stack
 from ..studies.fit import (
     MOST_BATCH,
@@ -118,6 +118,9 @@ class UsualEngine:
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.engine_record.shows_alternatives:  # layers on the host are another run
             engine_flags |= {"n_gpu_layers": "all", "fit": "off"}
+            library_engine = engine(LIBRARY_ENGINE)
+            if is_library_tag(self.preset.target) and library_engine.tag_flags is not None:
+                engine_flags |= library_engine.tag_flags(self.preset)
         if self.devices > 1:
             engine_flags |= {"tensor_split": ",".join(["1"] * self.devices)}
         engine_flags = self.engine_record.flags_for_users(self.preset, engine_flags, users, self.seq)
@@ -164,7 +167,7 @@ class UsualEngine:
         used_bytes = self.hardware.capacity_bytes - server.free_bytes
         return [
             int(sum(term.bytes for term in memory_terms if term.device == device) + used_bytes)
-            for device in server.devices
+            for device in server.devices or (HOST_DEVICE,)
         ]
 
     def change_to_engine(self, users: int) -> SettingChange | None:

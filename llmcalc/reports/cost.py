@@ -139,6 +139,8 @@ def _step_description(run_cost: RunCost) -> str:
     if not is_usual_batch:
         return ""
     if run_cost.is_pretraining:
+        if run_cost.published_step_tokens:
+            return f" (a step of about {units.count(run_cost.published_step_tokens)} tokens, as published)"
         if usual_step_tokens(run_cost.cost.devices) > STEP_TOKENS:
             return f" (a step of about {LEAST_DEVICE_TOKENS:,} tokens a device, as of Llama 3 405B on 16,384)"
         return " (a step of about 4M tokens, as of Llama 2 and 3)"

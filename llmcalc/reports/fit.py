@@ -11,7 +11,6 @@ from ..device_memory.estimate import Memory
 from ..frameworks.engines.registry import ENGINE_FOLDERS, engine
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..sources.presets import is_library_tag
 from ..studies.fit import DEEP_MODEL_LAYERS, MOST_CHANGES_OF_DEEP_MODEL, FitAnswer, SettingChange, has_many_layers
 from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import (
@@ -27,7 +26,7 @@ from ..studies.timed_run import TimedRun
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
-from .memory_notes import concatenation_note, run_text, settings_text
+from .memory_notes import concatenation_note, run_text, settings_text, uncounted_notes
 from .notes import device_phrase, plural, tag_notes, too_long_notes, warnings_of_notes
 from .plan import notes_on_other_accelerators
 from .rank_texts import layout_cell, layout_text
@@ -101,6 +100,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     notes = [
         *warnings,
         *tag_notes(preset, run_memory.settings.quantize),
+        *uncounted_notes(preset, run_memory, has_engine_buffers=bool(engine_options)),
         engine_note,
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
         "most",
@@ -160,7 +160,7 @@ def report(
         *_layer_split_notes(fit_answer, options),
         *_search_notes(fit_answer),
     ]
-    report_content = _FitReportContent(answer, run_text(memory_use), table_rows, notes)
+    report_content = _FitReportContent(answer, run_text(memory_use), table_rows, notes, bool(fit_answer.engine_title))
     decoding = [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
     json_document = _fit_document(preset, fit_answer) | {"options": options_data(options), "decoding": decoding}
     if fit_answer.decoding:
@@ -265,6 +265,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         f"{run_text(memory_use)}, {plural(plan.global_batch, 'sequence')} a step, {layout_text(best_candidate.layout)}",
         table_rows,
         notes,
+        has_engine_buffers=False,
     )
     return report_content.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, json_document)
 
@@ -366,6 +367,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         table_rows,
         notes,
+        bool(engine_title),
         [Table("Layouts", table_columns, layout_rows, notes=layout_notes, name="layouts")],
     )
     return report_content.report(preset, memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE)
@@ -378,6 +380,7 @@ class _FitReportContent(NamedTuple):
     """The common content of the reports for one device and for several devices.
 
     answer, subtitle, rows, notes: those of the first table.
+    has_engine_buffers: whether bytes are those of an engine's buffers.
     further_tables: tables after the first; default none.
     """
 
@@ -385,6 +388,7 @@ class _FitReportContent(NamedTuple):
     subtitle: str
     rows: Sequence[Row]
     notes: Sequence[str]
+    has_engine_buffers: bool
     further_tables: Sequence[Table] = ()
 
     def report(
@@ -407,7 +411,8 @@ class _FitReportContent(NamedTuple):
         )
         shown_fits = [accelerator_fit, *(run_change.changed_fit for run_change in run_changes)]
         tight_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
-        tight_notes += [*_encoder_notes(preset, memory), *tag_notes(preset, memory.settings.quantize)]
+        tight_notes += [*tag_notes(preset, memory.settings.quantize)]
+        tight_notes += uncounted_notes(preset, memory, has_engine_buffers=self.has_engine_buffers)
         notes = without_repetitions([*warnings, *tight_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.further_tables
@@ -471,14 +476,6 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
         return []
     title = fit_answer.engine_title
     return [f"{title} starts with layers on the host too, and is slower then (--engine {title.lower()} has its flags)"]
-
-
-def _encoder_notes(preset: Preset, run_memory: Memory) -> list[str]:
-    """Returns the note that Ollama loads the encoders of a tag too, which the text model's buffers leave out."""
-    includes_encoders = "towers" in run_memory.states.parameter_count.include
-    if not preset.model.towers or includes_encoders or not is_library_tag(preset.target):
-        return []
-    return ["Ollama loads the encoder of images or sound too: llmcalc memory --engine ollama counts it"]
 
 
 def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:

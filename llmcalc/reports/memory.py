@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from .. import units
 from ..accelerator import MemoryFit
@@ -92,27 +93,39 @@ def report(
     run_memory: Memory,
     accelerator_fits: Sequence[MemoryFit],
     assumed_accelerator: str = "",
-    engine_fit: MemoryFit | None = None,
+    engine_fits: Mapping[str, MemoryFit] = MappingProxyType({}),
 ) -> Report:
     """Returns the report: tables of the kinds of memory, of phases and of accelerators.
 
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
-    engine_fit: the verdict by the buffers of llama.cpp; None (default) where they are not known, and for torch's runs.
+    engine_fits: accelerator's name → the verdict by the buffers of llama.cpp, where it usually runs the weights;
+        default none.
     """
     memory_use, device = run_memory.states, run_memory.device
     warnings = too_long_notes(memory_use.parameter_count.spec, memory_use.workload)
     warnings += [text for fit in accelerator_fits if not fit.hardware.sources for text in fit.hardware.notes]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     named_hardware = accelerator_fits[0].hardware if len(accelerator_fits) == 1 else None
+    engine_fit = None
+    if engine_fits and (run_memory.has_gguf_weights or len(engine_fits) == len(accelerator_fits)):
+        engine_fit = max(engine_fits.values(), key=lambda accelerator_fit: accelerator_fit.needed_bytes)
     engine_note = llama_cpp_note(run_memory, preset.target, named_hardware, engine_fit)
-    kernels_text = " under torch's kernels" if engine_note else ""
-    answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required{kernels_text}"
-    answer_text += verdict_text(accelerator_fits, device.device_bytes)
+    required_bytes = device.device_bytes if engine_fit is None else engine_fit.needed_bytes
+    kernels_text = "" if engine_fit is None else " under llama.cpp"
+    if engine_note and engine_fit is None:
+        kernels_text = " under torch's kernels"
+    answer_text = f"{units.GIB.write(required_bytes)} {units.GIB.name} required{kernels_text}"
+    answer_text += verdict_text(accelerator_fits, required_bytes)
     parameters_text = (
         "" if memory_use.phase == "training" else f", {units.count(memory_use.parameter_count.total)} parameters"
     )
     settings_line = settings_text(run_memory, run_memory.attention) + parameters_text
-    notes = without_repetitions([*warnings, *memory_notes(preset, run_memory, assumed_accelerator, engine_note)])
+    if engine_fit is not None:
+        settings_line += f"; below: under torch's kernels, {units.memory(device.device_bytes)}"
+    run_notes = memory_notes(
+        preset, run_memory, assumed_accelerator, engine_note, has_engine_buffers=engine_fit is not None
+    )
+    notes = without_repetitions([*warnings, *run_notes])
     table_columns, table_rows = (
         phase_columns_and_rows(device, memory_use)
         if memory_use.phase == "training"
@@ -122,7 +135,7 @@ def report(
         preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts"
     )
     phase_table = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
-    fits_table = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
+    fits_table = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}", engine_fits)
     tables = [memory_kinds_table, phase_table, fits_table]
     return Report(
         memory_data(preset, run_memory, accelerator_fits), tables, warnings=warnings_of_notes(preset, warnings)
@@ -158,8 +171,10 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
     return [(f"{displayed_term_name(memory_term)} (estimate)", memory_term.bytes) for memory_term in estimated_terms]
 
 
-def accelerators_table(accelerator_fits: Sequence[MemoryFit], title: str) -> Table:
-    """Returns a table that says whether a run fits on each accelerator."""
+def accelerators_table(
+    accelerator_fits: Sequence[MemoryFit], title: str, engine_fits: Mapping[str, MemoryFit] = MappingProxyType({})
+) -> Table:
+    """Returns a table that says whether a run fits on each accelerator. engine_fits: as of `report`."""
     table_rows = [
         row(
             accelerator_fit.hardware.name,
@@ -175,6 +190,12 @@ def accelerators_table(accelerator_fits: Sequence[MemoryFit], title: str) -> Tab
         notes.append("headroom: negative for a shortfall")
     if any(accelerator_fit.is_nominal for accelerator_fit in accelerator_fits):
         title = f"{title}; *: of the nominal memory"
+    other_names = [fit.hardware.name for fit in accelerator_fits if fit.hardware.name not in engine_fits]
+    if engine_fits and len(engine_fits) <= len(other_names):
+        notes.insert(0, f"{', '.join(engine_fits)}: by llama.cpp's buffers, the others by torch's kernels")
+    elif engine_fits:
+        others_text = f", {', '.join(other_names)} by torch's kernels" if other_names else ""
+        notes.insert(0, f"by llama.cpp's buffers{others_text}")
     first_fitting_index = next(
         (fit_index for fit_index, accelerator_fit in enumerate(accelerator_fits) if accelerator_fit.verdict != "no"),
         len(accelerator_fits) - 1,

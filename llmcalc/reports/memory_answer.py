@@ -19,6 +19,8 @@ from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..studies.draft import DraftCosts
     from .document import Report
 
@@ -84,11 +86,12 @@ class DeviceMemoryAnswer(MemoryAnswer, Memory):
 
     preset, accelerators, workspace: as in `MemoryAnswer`.
     draft: a draft of speculative decoding, which the bytes count too; default None.
-    engine_fit: the verdict by the buffers of the engine that usually runs the weights; default None.
+    find_engine_fit: accelerator → the verdict by the buffers of the engine that usually runs the weights there, or None
+        where they are not known; default None for torch's kernels everywhere.
     """
 
     draft: DraftCosts | None = field(default=None, repr=False, compare=False)
-    engine_fit: MemoryFit | None = field(default=None, repr=False, compare=False)
+    find_engine_fit: Callable[[Hardware], MemoryFit | None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def memory(self) -> Memory:
@@ -97,8 +100,24 @@ class DeviceMemoryAnswer(MemoryAnswer, Memory):
     def largest_device_memory(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         return self.memory_for_runtime(cuda_runtime)
 
+    @cached_property
+    def engine_fits(self) -> dict[str, MemoryFit]:
+        """Accelerator's name → the verdict by the buffers of the engine that usually runs the weights there."""
+        if self.find_engine_fit is None:
+            return {}
+        accelerators = self.accelerators or tuple(map(load_hardware, COMMON_HARDWARE))
+        verdicts = ((hardware.name, self.find_engine_fit(hardware)) for hardware in accelerators)
+        return {name: engine_fit for name, engine_fit in verdicts if engine_fit is not None}
+
+    @cached_property
+    def fits(self) -> list[MemoryFit]:
+        """As of `MemoryAnswer`, by the engine's buffers where they are known."""
+        return [
+            self.engine_fits.get(accelerator_fit.hardware.name, accelerator_fit) for accelerator_fit in super().fits
+        ]
+
     def report(self) -> Report:
         from .memory import report
 
-        memory_report = report(self.preset, self, self.fits, self.assumed_accelerator, self.engine_fit)
+        memory_report = report(self.preset, self, self.fits, self.assumed_accelerator, self.engine_fits)
         return with_encoder_tokens(with_draft(memory_report, self.draft, is_counted=True), self.states.encoded_inputs)

@@ -13,6 +13,7 @@ from ..device_memory.settings import SERVING_PHASES
 from ..device_memory.simulated_run import cache_block_tokens, optimizer_implementation, prompt_chunk
 from ..device_memory.static import MemoryUse
 from ..errors import InputError
+from ..optional import TOWERS
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..workload.execution import AttentionImplementation
@@ -177,14 +178,7 @@ def llama_cpp_note(
     engine_name = LIBRARY_ENGINE if is_library_tag(target) else "llama.cpp"
     if engine_fit is None:
         return f"llama.cpp's buffers are others: llmcalc fit, and --engine {engine_name}, count them"
-    if hardware is None:
-        required_text = units.memory(engine_fit.needed_bytes)
-        return f"under llama.cpp: {required_text} (llmcalc fit; --engine {engine_name} lists its buffers)"
-    verdict_text = "fits" if engine_fit.verdict != "no" else "does not fit"
-    return (
-        f"llama.cpp's buffers are others: {units.memory(engine_fit.needed_bytes)}, which {verdict_text} on "
-        f"{hardware.title} (llmcalc fit; --engine {engine_name} lists them)"
-    )
+    return f"required: llama.cpp's buffers, as llmcalc fit has them; --engine {engine_name} lists them"
 
 
 def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
@@ -209,8 +203,26 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     return notes
 
 
-def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str, engine_note: str) -> list[str]:
-    """Returns the notes of a memory answer. engine_note: see `llama_cpp_note`."""
+def uncounted_notes(preset: Preset, run_memory: Memory, *, has_engine_buffers: bool) -> list[str]:
+    """Returns the notes on modules and tensors that are not counted, and on the encoder of a tag, which is.
+
+    has_engine_buffers: whether bytes are those of an engine's buffers, with the encoder of the tag.
+    """
+    uncounted_texts = uncounted_tensors_note(run_memory.states)
+    if has_engine_buffers and is_library_tag(preset.target):
+        from ..frameworks.engines.registry import engine
+
+        flags_of_tag = engine(LIBRARY_ENGINE).tag_flags
+        uncounted_texts = [text for text in uncounted_texts if not text.startswith(TOWERS.name)]
+        if flags_of_tag is not None and "mmproj" in flags_of_tag(preset):
+            return ["with the encoder of images or sound, which comes with the tag"]
+    return [f"not counted: {'; '.join(uncounted_texts)}"] if uncounted_texts else []
+
+
+def memory_notes(
+    preset: Preset, run_memory: Memory, assumed_accelerator: str, engine_note: str, *, has_engine_buffers: bool = False
+) -> list[str]:
+    """Returns the notes of a memory answer. The last two parameters: see `llama_cpp_note` and `uncounted_notes`."""
     memory_use, run_settings = run_memory.states, run_memory.settings
     notes = [_pure_bf16_note(run_memory), _experts_note(run_memory), _execution_note(run_memory)]
     if run_settings.has_kbit_base and run_settings.recompute == "full":
@@ -241,8 +253,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str, e
         )
     notes[:0] = [*tag_notes(preset, run_settings.quantize), engine_note, concatenation_note(run_memory)]
     notes.append(_kernels_note(run_memory))
-    uncounted_texts = uncounted_tensors_note(memory_use)
-    notes += [f"not counted: {'; '.join(uncounted_texts)}" if uncounted_texts else "", binary_unit_note(units.GIB)]
+    notes += [*uncounted_notes(preset, run_memory, has_engine_buffers=has_engine_buffers), binary_unit_note(units.GIB)]
     notes += host_notes(run_memory.device)
     terms_with_status = [term for term in run_memory.device.terms if term.bytes and term.status != "untested"]
     notes += [

@@ -52,6 +52,7 @@ class Training(Record):
     auxiliary_loss: coefficient of the loss that balances the experts' load.
     label_smoothing: share of the target's probability that is spread over the vocabulary.
     optimizer: its name as published, such as `AdamW`.
+    step_tokens: tokens of a training step as published, at the end if the steps grow.
     note: what else is published of these settings.
     """
 
@@ -62,6 +63,7 @@ class Training(Record):
     auxiliary_loss: float | None = Field(default=None, ge=0, strict=True, allow_inf_nan=False)
     label_smoothing: float | None = Field(default=None, ge=0, lt=1, strict=True)
     optimizer: str | None = None
+    step_tokens: int | None = Field(default=None, gt=0, le=10**9, strict=True)
     note: str | None = None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import parse_toml, read_text, validate
+from .library_tags import LIBRARY_NAMES, USUAL_SCHEME, LibraryName
 from .preset import Preset
 from .target_names import normalized, normalized_with_points
 
@@ -60,8 +61,12 @@ def find_preset(name_or_alias: str) -> str | None:
         return name_or_alias
     if len(name_or_alias) > LONGEST_NAME or not normalized(name_or_alias):
         return None
-    if newest_of_size := _newest_of_size(name_or_alias):
-        return newest_of_size
+    return _preset_in_library(name_or_alias) or _preset_of_spelling(name_or_alias) or _preset_of_tag(name_or_alias)
+
+
+@cache
+def _preset_of_spelling(name_or_alias: str) -> str | None:
+    """Returns the preset with this name or alias in another spelling; None without one."""
     for normalize_name in (normalized_with_points, normalized):
         normalized_name = normalize_name(name_or_alias)
         preset = next(
@@ -69,7 +74,7 @@ def find_preset(name_or_alias: str) -> str | None:
         ) or _preset_with_alias(normalized_name, normalize_name)
         if preset is not None:
             return preset
-    return _preset_of_tag(name_or_alias)
+    return None
 
 
 _LIBRARY_TAG = re.compile(
@@ -86,85 +91,35 @@ LIBRARY_ENGINE = "ollama"
 NEWEST_TAG = ":latest"
 """The tag that Ollama takes for a name without one."""
 
-NEWEST_IN_LIBRARY = {
-    "codellama": "codellama-7b",
-    "deepseek-coder-v2": "deepseek-coder-v2-lite",
-    "deepseek-r1": "deepseek-r1-0528-qwen3-8b",
-    "gemma": "gemma-7b",
-    "gemma2": "gemma2-9b",
-    "gemma3": "gemma3-4b",
-    "gemma3n": "gemma3n-e4b",
-    "gemma4": "gemma4-e4b",
-    "granite3.3": "granite-3.3-8b",
-    "granite4": "granite-4.0-micro",
-    "gpt-oss": "gpt-oss-20b",
-    "llama2": "llama2-7b",
-    "llama3": "llama3-8b",
-    "llama3.1": "llama3.1-8b",
-    "llama3.2": "llama3.2-3b",
-    "llama3.2-vision": "llama3.2-11b-vision",
-    "llama3.3": "llama3.3-70b",
-    "llama4": "llama4-scout",
-    "ministral-3": "ministral-3-8b",
-    "mistral": "mistral-7b-v0.3",
-    "mistral-small": "mistral-small-24b-2501",
-    "mixtral": "mixtral-8x7b",
-    "phi3": "phi3-mini",
-    "phi3.5": "phi3.5-mini",
-    "qwen2.5": "qwen2.5-7b",
-    "qwen2.5-coder": "qwen2.5-coder-7b",
-    "qwen2.5vl": "qwen2.5-vl-7b",
-    "qwen3": "qwen3-8b",
-    "qwen3-coder": "qwen3-coder-30b-a3b",
-    "qwen3-embedding": "qwen3-embedding-8b",
-    "qwen3-vl": "qwen3-vl-8b",
-    "qwen3.5": "qwen3.5-9b",
-    "qwen3.6": "qwen3.6-35b-a3b",
-    "qwq": "qwq-32b",
-    "smollm2": "smollm2-1.7b",
-}
-"""Name in Ollama's library → the preset of its tag `latest`.
 
-README.md of Ollama 0.9, "Model library" (`ollama run llama3.2`: 3B, 2.0 GB), and the sizes that `ollama list` prints:
-deepseek-coder-v2 8.9 GB, deepseek-r1 and qwen3 5.2 GB, gemma 5.0 GB, gemma2 5.4 GB, gemma3n 7.5 GB, gemma4 9.6 GB
-(8.0B), gpt-oss 13 GB, granite3.3 4.9 GB, granite4 2.1 GB, llama4 67 GB, ministral-3 6.0 GB, mistral-small 14 GB,
-mixtral 26 GB, phi3 and phi3.5 2.2 GB, qwen2.5 and qwen2.5-coder 4.7 GB, qwen2.5vl 6.0 GB, qwen3-coder 18 GB,
-qwen3-embedding 4.7 GB, qwen3-vl 6.1 GB, qwen3.5 6.6 GB, qwen3.6 23 GB, qwq 20 GB, smollm2 1.8 GB.
-"""
+def _library_tag(name: str) -> tuple[LibraryName, str] | None:
+    """Returns a name's entry in Ollama's library with its tag, without words that change no size; None for other names.
 
-
-SCHEME_BY_LIBRARY_NAME = {
-    **dict.fromkeys(
-        (
-            *("aya", "codellama", "codestral", "command-r-plus", "deepseek-coder", "deepseek-coder-v2", "deepseek-v2"),
-            *("gemma", "gemma2", "glm4", "internlm2", "llama2", "llama3", "mistral-nemo", "mixtral", "phi", "phi3"),
-            *("phi3.5", "qwen2", "starcoder2", "tinyllama"),
-        ),
-        "q4_0",
-    ),
-    **dict.fromkeys(
-        (
-            *("gemma3:270m", "granite3.1-moe:1b", "granite4:1b-h", "granite4:350m-h", "llama3.2:1b"),
-            *("qwen3-embedding:0.6b", "smollm2"),
-        ),
-        "q8_0",
-    ),
-    **dict.fromkeys(("deepseek-ocr", "smollm2:135m", "smollm2:360m"), "none"),
-}
-"""Name in Ollama's library, or one of its tags → the scheme of tags without a format, where it is not q4_k_m.
-
-By the sizes in the library (https://ollama.com/library) and of `ollama list`, with which
-`tests/sources/test_presets.py` compares the counted bytes. `none` is F16.
-"""
+    `latest` and no tag are the tag of the size that `latest` has. A name without a tag is not the library's if it is a
+    preset's, or an alias of another model than `latest`. Overrides (`?`) are ignored.
+    """
+    library_name, _, tag = name.partition("?")[0].lower().partition(":")
+    entry = LIBRARY_NAMES.get(library_name)
+    if entry is None or (not tag and normalized(library_name) in map(normalized, model_names())):
+        return None
+    size_tag = entry.size_tag(tag)
+    preset_with_alias = None if tag else _preset_of_spelling(library_name)
+    size_name = f"{library_name}:{size_tag}"
+    newest = entry.presets.get(size_tag) or _preset_of_spelling(size_name) or _preset_of_tag(size_name)
+    return (entry, size_tag) if preset_with_alias in (None, newest) else None
 
 
 def library_scheme(name: str) -> str | None:
-    """Returns the scheme of `SCHEME_BY_LIBRARY_NAME` for a tag without a format; None for other names."""
-    library_name, _, tag = name.partition("?")[0].lower().partition(":")
-    if not tag and _newest_of_library(library_name) is None:
-        return None
-    size_tag = re.sub("-(?:instruct|it|chat|text)$", "", tag)
-    return SCHEME_BY_LIBRARY_NAME.get(f"{library_name}:{size_tag}", SCHEME_BY_LIBRARY_NAME.get(library_name))
+    """Returns the scheme of a tag without a format in Ollama's library where it is not q4_k_m; None for other names."""
+    library_tag = _library_tag(name)
+    scheme = USUAL_SCHEME if library_tag is None else library_tag[0].scheme_of_tag(library_tag[1])
+    return None if scheme == USUAL_SCHEME else scheme
+
+
+def library_context(name: str) -> int | None:
+    """Returns the context length in tokens of a tag in Ollama's library where it is not the preset's."""
+    library_tag = _library_tag(name)
+    return None if library_tag is None else library_tag[0].context_lengths.get(library_tag[1])
 
 
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")
@@ -191,7 +146,7 @@ def is_library_tag(name: str) -> bool:
             or checkpoint_of_tag(name) is not None
         )
     repository_match = _GGUF_REPOSITORY.fullmatch(name)
-    return _newest_of_library(name) is not None or (
+    return _library_tag(name) is not None or (
         repository_match is not None and repository_match["ollama"] is not None and checkpoint_of_tag(name) is not None
     )
 
@@ -222,36 +177,29 @@ def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
     return None if preset_name is None else (load_preset(preset_name), scheme)
 
 
-def _newest_of_library(name: str) -> str | None:
-    """Returns the preset of a name in Ollama's library without a tag or with `latest`; None for other names."""
-    library_name = name.lower().removesuffix(NEWEST_TAG)
-    if library_name == name.lower():
-        return None if name in model_names() else NEWEST_IN_LIBRARY.get(library_name)
-    return NEWEST_IN_LIBRARY.get(library_name) or find_preset(library_name)
-
-
-def _newest_of_size(tag: str) -> str | None:
-    """Returns the preset of the tag `latest` for a tag with its size alone, such as `mistral:7b`; None for other names.
-
-    Both tags have one id in the library, whatever earlier version of the model has the name with the size.
-    """
-    tag_match = _LIBRARY_TAG.fullmatch(tag)
-    newest = None if tag_match is None else NEWEST_IN_LIBRARY.get(tag_match["model"].lower())
-    if tag_match is None or newest is None:
+def _preset_in_library(name: str) -> str | None:
+    """Returns the preset of a name or tag in Ollama's library that is listed there; None for other names."""
+    library_name, _, tag = name.lower().partition(":")
+    library_tag = _library_tag(name)
+    if library_tag is None:
+        return find_preset(library_name) if tag == "latest" else None
+    entry, size_tag = library_tag
+    if size_tag in entry.presets:
+        return entry.presets[size_tag]
+    if size_tag == tag:  # looked for as any other name
         return None
-    name_with_size = normalized_with_points(f"{tag_match['model']}{tag_match['size']}")
-    return newest if normalized_with_points(newest).startswith(name_with_size) else None
+    size_name = f"{library_name}:{size_tag}" if size_tag else library_name
+    return find_preset(size_name) or find_by_repository(size_name)
 
 
 def _preset_of_tag(tag: str) -> str | None:
     """Returns the preset of a tag of Ollama's library with the size alone, such as `qwen3:30b` → qwen3-30b-a3b.
 
-    Of a name without a size it is that of the tag `latest`. Else it is the one whose name goes on with the active
-    parameters, else the only one whose name goes on; None without one.
+    It is the one whose name goes on with the active parameters, else the only one whose name goes on; None without one.
     """
     tag_match = _LIBRARY_TAG.fullmatch(tag)
     if tag_match is None:
-        return _newest_of_library(tag)
+        return None
     tag_prefix = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
     longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_prefix)]
     active_size_pattern = re.compile(rf"{re.escape(tag_prefix)}a[0-9.]+b")

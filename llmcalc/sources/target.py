@@ -24,6 +24,7 @@ from .presets import (
     find_preset,
     is_library_tag,
     known_checkpoint,
+    library_context,
     load_preset,
     model_names,
     names_by_alias,
@@ -166,7 +167,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
         return path.stem, model_target, _parse_native(read_text(path, allows_stdin=True), model_target)
     preset = find_preset(model_target)
     if preset is not None:
-        return preset, preset, read_preset(preset)
+        return preset, preset, _with_context_of_tag(read_preset(preset), model_target)
     for config_name in ("config.json", "params.json", "adapter_config.json"):
         if _path_test_result((path / config_name).is_file):
             return _read_config(path / config_name, head, allow_unknown)
@@ -185,6 +186,14 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
     if preset is not None:
         return preset, preset, read_preset(preset)
     raise InputError(_unknown_target_error(model_target))
+
+
+def _with_context_of_tag(preset_description: dict[str, Any], model_target: str) -> dict[str, Any]:
+    """Returns a description with the context length of the file that a tag of Ollama's library has."""
+    context = library_context(model_target)
+    if context is None:
+        return preset_description
+    return {**preset_description, "model": {**preset_description["model"], "max_position_embeddings": context}}
 
 
 def _describe_hub_model(

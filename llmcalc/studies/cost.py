@@ -96,7 +96,8 @@ class RunCost:
 
     cost: the amounts. tokens, requests: of the run; None for the other one.
     steps, step: number of training steps and seconds of each; None for requests.
-    step_tokens, step_sequences: tokens and sequences of a step. is_measured: whether the step was measured.
+    step_tokens, step_sequences: tokens and sequences of a step. published_step_tokens: tokens of the model's published
+        step. is_measured: whether the step was measured.
     time_range: the range of an estimated step or token; None of a measured one.
     stack_title: the title of the software stack of the estimated times; empty without one.
     plan: the plan whose first layout trains; None for others.
@@ -112,6 +113,7 @@ class RunCost:
     steps: int | None = None
     step: RangedAmount | None = None
     step_tokens: int | None = None
+    published_step_tokens: int | None = None
     step_sequences: int | None = None
     is_measured: bool = False
     time_range: TimeRange | None = None

@@ -235,8 +235,8 @@ def hardware_options(
 
 
 def is_whole_computer(hardware: Hardware) -> bool:
-    """Whether each accelerator of a kind is in a separate computer: chips of whole computers, and laptop GPUs."""
-    return hardware.vendor in WHOLE_COMPUTERS or hardware.is_laptop_gpu
+    """Whether each accelerator of a kind is in a separate computer: Apple's chips, processors, and laptop GPUs."""
+    return hardware.vendor in WHOLE_COMPUTERS or hardware.is_processor or hardware.is_laptop_gpu
 
 
 def _runs_on_usual_number(

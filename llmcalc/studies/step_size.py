@@ -35,9 +35,12 @@ def usual_step_tokens(devices: int) -> int:
     return max(STEP_TOKENS, LEAST_DEVICE_TOKENS * devices)
 
 
-def usual_batch(seq: int, devices: int) -> int:
-    """Returns the sequences of a usual step: a multiple or a divisor of the number of devices."""
-    sequence_count = max(1, usual_step_tokens(devices) // seq)
+def usual_batch(seq: int, devices: int, step_tokens: int | None = None) -> int:
+    """Returns the sequences of a usual step: a multiple or a divisor of the number of devices.
+
+    step_tokens: tokens of the model's published step; default `usual_step_tokens`.
+    """
+    sequence_count = max(1, (step_tokens or usual_step_tokens(devices)) // seq)
     if devices <= sequence_count:
         return round(sequence_count / devices) * devices
     return next(batch_size for batch_size in range(sequence_count, 0, -1) if devices % batch_size == 0)

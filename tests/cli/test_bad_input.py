@@ -328,7 +328,7 @@ USAGE = {
     "memory llama3-8b --n_ctx 4096": "No such option: --n_ctx; expected --seq",
     "memory llama3-8b --n_gpu_layers 35": "--n_gpu_layers; a flag of an engine needs --engine, such as llama.cpp",
     "params llama3-8b -o json": "--output: json is a format; expected --format json, or a file such as answer.json",
-    "params qwen2": "Did you mean qwen2-7b, qwen2-72b, qwen2-0.5b?",
+    "params qwen1.5": "Did you mean qwen1.5-4b, qwen1.5-7b, qwen1.5-14b?",
     "models": "there is no command 'models'. Did you mean presets?",
     "kv llama3-8b --tensor-parallel-size 8": "No such option: --tensor-parallel-size; expected --tp",
     "serve mixtral-8x7b --tp 2 --enable-expert-parallel": "expected --ep N, as many as --tp times --dp",
@@ -351,12 +351,12 @@ USAGE = {
     "time llama3-8b --hardware h100 --ttft 1s": "No such option: --ttft; llmcalc serve has it",
     "memory llama3-8b --dtype exl2": "Schemes of quantized weights are values of --quantize.",
     "shape --params 7.000.000.000": "--params: '7.000.000.000': groups of digits have commas or underscores between",
-    "memory llama3-8b --hardware cpu": "--hardware: cpu: processors have no figures here; expected the size of their",
-    "fit gemma3-4b --hardware iphone": "--hardware: iphone: telephones and small computers have no figures here; "
-    "expected the size of their memory alone",
-    "fit gemma3-4b --hardware 64gb-ram": "expected the size of their memory alone, such as 64GiB, or",
-    "time gemma3-4b --hardware ryzen-7950x": "or for times a .toml file with memory_bytes, memory_bandwidth (channels "
-    "x 8 bytes x rate), peak_flops = { float32 = … }, unified_memory = true and usual_engine = 'llama.cpp'",
+    "memory llama3-8b --hardware cpu": "--hardware: cpu: no figures are known of it; expected its memory alone, such",
+    "fit gemma3-4b --hardware iphone": "--hardware: iphone: no figures are known of it; expected its memory alone",
+    "fit gemma3-4b --hardware 64gb-ram": "expected its memory alone, such as 64GiB, a processor with figures (epyc-",
+    "time gemma3-4b --hardware ryzen-5950x": "or for times a .toml file with like = 'ryzen-9-7950x', memory_bytes, "
+    "memory_bandwidth (channels x 8 bytes x rate) and peak_flops = { float32 = cores x 32 x clock }",
+    "memory qwen3-8b --engine vllm --hardware ryzen-9-7950x": "expected a GPU of NVIDIA",
     "compare h100 h200": "'h100' is an accelerator; expected a model's name (llmcalc hardware has their figures",
     "memory llama3-8b --ep 2 --devices 2": "--ep 2: the model has no routed experts to divide; remove it",
     "time llama3-8b --ep 2 --devices 2 --hardware h100": "--ep 2: the model has no routed experts to divide; remove it",

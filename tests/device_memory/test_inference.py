@@ -241,3 +241,13 @@ def test_blocks_of_the_allocator_are_no_less() -> None:
     )
     assert exact.peak[1].bytes + (1 << 20) <= blocks.peak[1].bytes <= blocks.reserved_bytes
     assert blocks.peak[1].bytes_of_all_kinds["overhead"] == 1 << 20
+
+
+def test_weights_without_quantization_have_16_bits() -> None:
+    """Also those that are published in fp8 (DeepSeek-V3) or MXFP4 (gpt-oss)."""
+    for name in ("deepseek-v3", "gpt-oss-20b"):
+        wide, of_dtype = (
+            llmcalc.memory(name, seq=1024, **format_option).document["memory"]
+            for format_option in ({"quantize": "none"}, {"dtype": "bf16"})
+        )
+        assert wide["weights"] == 2 * wide["parameters"] == of_dtype["weights"], name

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import re
 from datetime import date, timedelta
+from math import isnan
 from pathlib import Path
 
 import pytest
 
 import llmcalc
+from llmcalc.costs.context_length import longest_sequence
 from llmcalc.costs.params import params
-from llmcalc.device_memory.settings import settings_of
 from llmcalc.errors import InputError
+from llmcalc.frameworks.ggml.encoder import encoder_bytes
+from llmcalc.frameworks.ggml.gguf_model import GgufModel
+from llmcalc.frameworks.ollama.server import tag_flags
 from llmcalc.questions.listings import ask_presets
-from llmcalc.questions.runs import RunQuestion
+from llmcalc.sources.library_tags import LIBRARY_NAMES, USUAL_SCHEME
 from llmcalc.sources.presets import (
-    NEWEST_IN_LIBRARY,
     checkpoint_of_tag,
     find_preset,
     is_library_tag,
@@ -28,6 +31,7 @@ from llmcalc.sources.search import search_presets
 from llmcalc.sources.target import load
 from llmcalc.sources.target_names import normalized, normalized_with_points
 from llmcalc.units import parse_count
+from tests.samples import sampled
 
 NAMES = model_names()
 
@@ -172,7 +176,14 @@ def test_models_that_the_documentation_lists_without_a_preset_have_none() -> Non
 
 def test_tags_of_ollama_with_a_size_alone_find_their_presets() -> None:
     for tag, name in (
-        ("qwen3:30b", "qwen3-30b-a3b"),
+        ("qwen3:30b", "qwen3-30b-a3b-2507"),  # has the id of 30b-a3b-thinking-2507-q4_K_M, as 4b and 235b of theirs
+        ("qwen3:4b", "qwen3-4b-2507"),
+        ("qwen3:32b", "qwen3-32b"),
+        ("magistral:24b", "mistral-small-24b-2501"),  # Magistral-Small-2506, which has no encoder
+        ("command-r:35b", "command-r-08-2024"),  # the id of 35b-08-2024-q4_0
+        ("deepseek-v2:latest", "deepseek-v2-lite"),
+        ("mistral:v0.2", "mistral-7b-v0.2"),
+        ("qwen:14b", "qwen1.5-14b"),
         ("mistral-small:24b", "mistral-small-24b-2501"),
         ("deepseek-r1:14b", "deepseek-r1-distill-qwen-14b"),
         ("deepseek-r1:671b", "deepseek-r1"),  # registry.ollama.ai/library/deepseek-r1, as the others: a size of its own
@@ -182,8 +193,9 @@ def test_tags_of_ollama_with_a_size_alone_find_their_presets() -> None:
         ("llama3.2-vision:11b", "llama3.2-11b-vision"),
         ("mistral:7b-instruct", "mistral-7b-v0.3"),
         ("mistral:7b", "mistral-7b-v0.3"),  # ollama.com/library/mistral/tags: 7b has the id of latest
-        ("phi3:3.8b", "phi3-mini"),  # ollama.com/library/phi3: 3.8B is Mini, 14B Medium, and both have 4k
-        ("phi3:14b", "phi3-medium-4k"),
+        ("phi3:3.8b", "phi3-mini-128k"),  # ollama.com/library/phi3: 3.8B is Mini, 14B Medium, and both have 128K
+        ("phi3:14b", "phi3-medium-128k"),
+        ("phi3:mini-4k", "phi3-mini"),
         ("llama3:1b", None),  # and not llama3-1 with the wrong size
         ("qwen2.5:7", None),
     ):
@@ -206,8 +218,8 @@ def test_a_name_of_ollamas_library_without_a_size_is_its_tag_latest() -> None:
         ("deepseek-r1", "deepseek-r1"),  # a preset's own name
         ("devstral:latest", "devstral-small-24b"),
         ("phi4", "phi-4"),
-        ("phi3:mini", "phi3-mini"),
-        ("phi3:medium", "phi3-medium-4k"),
+        ("phi3:mini", "phi3-mini-128k"),
+        ("phi3:medium", "phi3-medium-128k"),
         ("llama4:scout", "llama4-scout"),
         ("granite3.3", "granite-3.3-8b"),
         ("granite4:tiny-h", "granite-4.0-h-tiny"),
@@ -217,37 +229,73 @@ def test_a_name_of_ollamas_library_without_a_size_is_its_tag_latest() -> None:
     ):
         assert find_preset(name) == preset_name, name
         assert is_library_tag(name) == (preset_name is not None and name not in ("deepseek-r1", "phi4")), name
-    assert find_preset("magistral:24b") is None  # the library's is Magistral-Small-2506, which has no encoder
-    assert all(preset_name in NAMES for preset_name in NEWEST_IN_LIBRARY.values())
+    assert all(preset in NAMES for library_name in LIBRARY_NAMES.values() for preset in library_name.presets.values())
 
 
-LIBRARY_SIZES = """
-    aya:35b 20, codellama:7b 3.8, codellama:70b 39, codestral:22b 12.6, command-r-plus:104b 59, deepseek-coder:6.7b 3.8,
-    deepseek-coder-v2 8.9, deepseek-ocr:3b 6.7, deepseek-r1:671b 404, deepseek-r1:8b 5.2, deepseek-v2:16b 8.9,
-    gemma 5.0, gemma2:2b 1.6, gemma2 5.4, gemma2:27b 16, gemma3:270m 0.29, gemma3 3.3, glm4:9b 5.5, gpt-oss 13.8,
-    granite3.1-moe:1b 1.4, granite3.3 4.9, granite4 2.1, granite4:1b-h 1.6, granite4:350m-h 0.366, internlm2:7b 4.5,
-    llama2:13b 7.3, llama2:70b 39, llama3 4.7, llama3:70b 40, llama3.1 4.9, llama3.1:405b 243, llama3.2 2.0,
-    llama3.2:1b 1.3, llama3.3 43, llama4 67, ministral-3 6.0, mistral 4.4, mistral-nemo:12b 7.1, mistral-small 14,
-    mixtral 26, mixtral:8x22b 80, phi:2.7b 1.6, phi3 2.2, phi3:medium 7.9, phi3.5 2.2, phi4:14b 9.1, qwen2:7b 4.4,
-    qwen2:72b 41, qwen2.5 4.7, qwen2.5-coder 4.7, qwen2.5vl 6.0, qwen3 5.2, qwen3-coder 18, qwen3-embedding 4.7,
-    qwen3-embedding:0.6b 0.639, qwen3-vl 6.1, qwen3.5 6.6, qwen3.6 23, qwq 20, smollm2 1.8, smollm2:135m 0.271,
-    smollm2:360m 0.725, starcoder2:3b 1.7, starcoder2:15b 9.1, tinyllama:1.1b 0.637
-"""
-"""Tags of Ollama's library with the GB of their files, as `ollama list` and https://ollama.com/library have them."""
+LIBRARY_LISTING = Path(__file__).parents[1] / "data" / "ollama_library.txt"
+"""Tags of Ollama's library without a format, with the sizes, formats and contexts of their files."""
+
+OTHER_SIZES = {
+    "qwen:0.5b": "the tied head once more, as the next",
+    "qwen3:0.6b": "",
+    "qwen3:1.7b": "",
+    "gemma:2b": "its embeddings in Q8_0",
+    "llama-guard3:1b": "an untied head",
+    "cogito:3b": "its head once more, in more bits",
+    "phi4-reasoning": "more bits than llama-quantize chooses, as the next",
+    "phi4-mini-reasoning": "",
+    "qwen3-coder-next": "",
+    "qwen3.5:35b": "",
+    "qwen3.5:122b": "",
+    "qwen3.6:latest": "",
+    "qwen3.6:35b": "",
+    "laguna-s-2.1": "",
+    "laguna-xs.2": "",
+    "muse-glimmer": "an encoder in 4 bits",
+    "bge-m3": "beside the tensors its vocabulary, as the next",
+    "snowflake-arctic-embed2": "",
+    "functiongemma": "",
+}
+"""Tags whose files differ by more than 5 % from the tensors that llama-quantize makes: what they have."""
 
 
-def test_tags_without_a_format_have_the_bytes_that_the_library_lists() -> None:
-    """Encoders are files of 16 bits. Per-layer embeddings of gemma3n and gemma4 are in F16, on the host: not counted.
+def listed_tags() -> dict[str, tuple[str, float, str, float]]:
+    """Returns tag → tag, bytes of its files, scheme (`-` if unknown) and context (nan if unknown), as listed."""
+    units = {"K": 2**10, "M": 2**20, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+    rows = [line.split() for line in LIBRARY_LISTING.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
 
-    qwen3:0.6b and 1.7b have the tied head once more, and gemma:2b its embeddings in Q8_0.
-    """
-    sizes = [entry.split() for entry in LIBRARY_SIZES.replace("\n", " ").split(",")]
-    for tag, gigabytes in sizes:
-        preset = load(tag if ":" in tag else f"{tag}:latest")
-        run = RunQuestion(preset=preset, settings=settings_of(phase="inference")).with_defaults_of_tag()
-        encoder_parameters = params(preset.model, frozenset({"towers"})).total - params(preset.model).total
-        counted_bytes = run.memory_on_one_device().states.weights + 2 * encoder_parameters
-        assert counted_bytes / 1e9 == pytest.approx(float(gigabytes), rel=0.045), tag
+    def number(text: str) -> float:
+        digits = text.rstrip("KMGTB")
+        return float("nan") if text == "None" else float(digits) * units.get(text[len(digits) :], 1)
+
+    return {tag: (tag, number(size), scheme, number(context)) for tag, size, scheme, context in rows}
+
+
+def test_tags_without_a_format_have_the_format_and_context_that_the_library_lists() -> None:
+    """Formats are those of the tags with the same id; contexts are rounded."""
+    for tag, _, scheme, context in listed_tags().values():
+        tagged_checkpoint = checkpoint_of_tag(tag)
+        assert scheme in ("-", USUAL_SCHEME if tagged_checkpoint is None else tagged_checkpoint[1]), tag
+        if not isnan(context):
+            assert longest_sequence(load(tag).model) == pytest.approx(context, rel=0.03), tag
+
+
+def causes_of_size(listed_tag: tuple[str, float, str, float]) -> list[str]:
+    """Returns the format, whether it is a mixture, and names of models with encoders or tensors of 16 bits."""
+    tag, _, scheme, _ = listed_tag
+    return [scheme, "mixture" if re.search(":[0-9]+x|-a[0-9]|oss", tag) else "", *re.findall("vl|gemma[34]n?", tag)]
+
+
+@pytest.mark.parametrize("listed_tag", sampled(listed_tags(), causes_of_size))
+def test_tags_without_a_format_have_the_bytes_that_the_library_lists(listed_tag: tuple[str, float, str, float]) -> None:
+    tag, listed_bytes, _, _ = listed_tag
+    if tag.startswith(tuple(OTHER_SIZES)):
+        return
+    preset, tagged_checkpoint = load(tag), checkpoint_of_tag(tag)
+    scheme = USUAL_SCHEME if tagged_checkpoint is None else tagged_checkpoint[1]
+    published = (preset.quantization_config or {}).get("quant_method")
+    model = GgufModel.from_quantize_flag(preset, None if published == "mxfp4" else scheme, is_library_file=True)
+    assert model.file_bytes + encoder_bytes(tag_flags(preset), preset) == pytest.approx(listed_bytes, rel=0.05)
 
 
 def test_tags_of_ollama_state_their_format() -> None:
@@ -286,7 +334,7 @@ class TestSearch:
         assert search_presets(["openai/gpt-oss-20b"]) == (["gpt-oss-20b"], True)
 
     def test_a_tag_with_a_format_means_its_model(self):
-        assert search_presets(["gemma3:4b-it-qat", "phi3:mini"]) == (["gemma3-4b", "phi3-mini"], True)
+        assert search_presets(["gemma3:4b-it-qat", "phi3:mini"]) == (["gemma3-4b", "phi3-mini-128k"], True)
 
     def test_a_part_means_all_that_have_it(self):
         assert search_presets(["gpt-oss"]) == (["gpt-oss-120b", "gpt-oss-20b"], False)

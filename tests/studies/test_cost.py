@@ -115,6 +115,8 @@ def test_what_is_assumed_is_said(run: Any) -> None:
     assert any("assumed: --seq 4096 --global-batch 1026" in note for note in document["notes"])
     own_batch = ("smollm-135m", "--tokens", "1B", "--hardware", "h100", "--devices", "1", "--global-batch", "8")
     assert "assumed: --seq 2048" in cost(run, *own_batch)["notes"]  # no step of 4M tokens
+    published = cost(run, "llama3.1-405b", "--tokens", "1T", "--step", "5s", *words[3:5], "--devices", "2048")
+    assert "--global-batch 4096" in published["assumed"]  # of 4,096: 16M tokens, as published (arXiv:2407.21783)
     many = ("llama3-8b", "--tokens", "1T", "--hardware", "h100", "--devices", "3000", "--step", "9s", "--seq", "8k")
     assert cost(run, *many)["assumed"] == ["--global-batch 500"]  # the largest divisor of 3,000 up to 512
 
@@ -228,6 +230,11 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize(("words", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
     assert message in run("cost", "llama3-8b", "--hardware", "h100", *words).error
+
+
+def test_adapters_that_do_not_fit_are_led_to_four_bits(run: Any) -> None:
+    words = ("--hardware", "rtx-4090", "--tokens", "1M", "--devices", "1", "--lora-rank", "16")
+    assert "expected more devices, --base nf4, or --step" in run("cost", "qwen3-8b", *words).error
 
 
 def test_layouts_that_cannot_be_counted_are_not_said_to_lack_memory(run: Any) -> None:

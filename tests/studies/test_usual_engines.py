@@ -285,7 +285,9 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("memory hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 4_096),
         ("memory hf.co/unsloth/Qwen3-8B-GGUF --hardware rtx-3060", 4_096),  # Q4_K_M, without a type
         ("memory bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 32_768),  # llama.cpp's -hf
-        ("memory phi3:medium --hardware rtx-3090", 4_096),  # the model's
+        ("memory phi3:medium --hardware rtx-3090", 32_768),  # of the file with 128K
+        ("memory phi3:mini-4k --hardware rtx-3090", 4_096),  # the model's
+        ("fit qwen2.5:7b --hardware a100-80gb", 32_768),  # the file's, not the 131,072 of the base model
         ("memory deepseek-r1:32b --hardware rtx-3090 --devices 2 --tp 2", 131_072),
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2 --pp 2", 131_072),
         ("fit llama3.1:8b --hardware rtx-3090 --devices 4 --dp 2", 131_072),
@@ -403,11 +405,11 @@ def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they
     assert "reads no tag" not in " ".join(quantized.split())
 
 
-def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
+def test_memory_has_the_buffers_of_llama_cpp_where_fit_has_them() -> None:
     screen = " ".join(command("memory", "qwen3-8b", "--quantize", "q4_k_m", "--seq", "2k").out.split())
-    assert "GiB required under torch's kernels" in screen
-    remark = "llama.cpp's buffers are others"
-    assert "under llama.cpp: 5.24 GiB (llmcalc fit; --engine llama.cpp lists its buffers)" in screen
+    assert "5.24 GiB required under llama.cpp" in screen
+    remark = "required: llama.cpp's buffers, as llmcalc fit has them; --engine"
+    assert f"{remark} llama.cpp lists them" in screen
     for words, title in (
         ("gpt-oss:20b --hardware rtx-3060", "GeForce RTX 3060"),  # in MXFP4
         ("llama3.2:3b-instruct-fp16 --hardware rtx-3060", "GeForce RTX 3060"),  # in 16 bits
@@ -416,8 +418,12 @@ def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
         screen = " ".join(command("memory", *words.split(), "--seq", "2k", "--notes").out.split())
         needed_bytes = fit(f"{words} --seq 2k")["device_bytes"]
         engine_name = "ollama" if ":" in words else "llama.cpp"
-        assert re.search(f"{remark}: {units.memory(needed_bytes)}, which (fits|does not fit) on {title}", screen)
-        assert f"--engine {engine_name} lists them" in screen
+        assert re.search(
+            f"{units.memory(needed_bytes)} required under llama.cpp: (fits|does not fit) on {title}", screen
+        )
+        assert f"{remark} {engine_name} lists them" in screen
+    macs = command("memory", "llama3.1-8b", "--notes").out
+    assert "m4-pro, m4-max, m3-ultra: by llama.cpp's buffers, the others by torch's" in macs
     assert remark not in " ".join(command("memory", "t5-small", "--hardware", "m4-max", "--notes").out.split())
 
 
@@ -436,12 +442,17 @@ def test_fit_names_the_format_that_a_tag_states() -> None:
     assert "as the tag says" not in quantized
 
 
-def test_fit_says_that_ollama_loads_the_encoder_of_a_tag() -> None:
-    """Of qwen2.5vl:7b on 24 GB, `--engine ollama` has 8.05 GiB in its buffers, and `fit` 6.49 GiB without it."""
-    remark = "Ollama loads the encoder of images or sound too: llmcalc memory --engine ollama counts it"
-    assert remark in fit_screen("qwen2.5vl:7b --hardware rtx-3060 --seq 2k")
+def test_fit_counts_the_encoder_that_ollama_loads_with_a_tag() -> None:
+    """Of qwen2.5vl:7b on 24 GB, `--engine ollama` has 8.05 GiB in its buffers."""
+    remark = "with the encoder of images or sound, which comes with the tag"
+    with_encoder, without_encoder = (
+        fit(f"qwen2.5{name} --hardware rtx-3090 --seq 32k --quantize q4_k_m") for name in ("vl:7b", "-vl-7b")
+    )
+    assert 8.05 < with_encoder["device_bytes"] / 2**30 < 8.5
+    assert with_encoder["device_bytes"] - without_encoder["device_bytes"] > 1.5 * 2**30
+    assert (remark in with_encoder["notes"], remark in without_encoder["notes"]) == (True, False)
     assert remark not in fit_screen("llama3.1:8b --hardware rtx-3060 --seq 2k")
-    assert remark not in fit_screen("qwen2.5-vl-7b --hardware rtx-3060 --seq 2k --quantize q4_k_m")
+    assert remark not in fit_screen("gemma3n:e4b --hardware rtx-3060")  # its tags have the text model alone
 
 
 def test_tokens_of_llama_cpp_read_the_cache_that_its_buffers_have() -> None:

@@ -199,7 +199,7 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
     if re.fullmatch(r"(?:bf|bfloat)16|f(?:p|loat)?(?:16|32)", scheme_label):
         dtype_text = f"{'bf' if scheme_label[0] == 'b' else 'fp'}{scheme_label[-2:]}"
         raise InputError(
-            f"--quantize {scheme_name[:40]}: is not quantized; expected none, the published weights, or --dtype "
+            f"--quantize {scheme_name[:40]}: is not quantized; expected none, weights in 16 bits, or --dtype "
             f"{dtype_text}"
         )
     bits_match = re.fullmatch(

@@ -165,6 +165,7 @@ class Engine:
     model_check: (preset, version) → None; raises `InputError` for a model that the version does not run. None: none is
         refused by its class.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
+    runs_on_processors: whether it runs on processors too, of any maker; default false.
     plugin_vendors: makers of further accelerators, on which a package beside the main one runs it. Times there are
         estimated, memory is not modelled.
     plugin_stacks: vendor → name of the stack that times the plugin there; default those of `stacks_by_version`.
@@ -187,6 +188,8 @@ class Engine:
         false.
     default_context: (preset, hardware, devices) → tokens of a sequence by default on so many accelerators; None for an
         engine whose default does not follow from their memory alone.
+    tag_flags: preset → flags of llama-server for the files of the model's tag in the engine's library, such as that of
+        an encoder; None for an engine without a library.
     benchmark_remark: how its own benchmark sends equal requests, as the end of a clause; empty for no remark.
     batch_tokens_flag, request_limit_flag: settings of `EngineMemory`: most tokens and sequences of a step; empty for
         none.
@@ -206,6 +209,7 @@ class Engine:
     serving_flags: LazyFunction | None = None
     model_check: LazyFunction | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
+    runs_on_processors: bool = False
     plugin_vendors: tuple[str, ...] = ()
     plugin_stacks: Mapping[str, str] = field(default_factory=dict)
     minimum_compute_capability: float = 0.0
@@ -224,6 +228,7 @@ class Engine:
     usual_scheme: tuple[str, str] | None = None
     reads_library_tags: bool = False
     default_context: LazyFunction | None = None
+    tag_flags: LazyFunction | None = None
 
     def request_limit(self, engine_memory: EngineMemory) -> int | None:
         """Returns the requests that a data-parallel rank runs at once by the engine's flag; None without a limit."""
@@ -238,7 +243,9 @@ class Engine:
         return f"{self.title} has a context of {context_tokens:,} tokens here by default; --seq for another"
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether the engine runs on this GPU, by vendor and compute capability; true if both are unknown."""
+        """Whether the engine runs on this GPU or processor, by vendor and compute capability; true if unknown."""
+        if hardware.is_processor:
+            return self.runs_on_processors
         if float(hardware.compute_capability or self.minimum_compute_capability) < self.minimum_compute_capability:
             return False
         return hardware.is_gpu and self._has_vendor(self.vendors, hardware)

@@ -34,12 +34,13 @@ def ggml_engine(
     usual_scheme: tuple[str, str] | None = None,
     devices_example: str = "--devices 2",
     default_context: LazyFunction | None = None,
+    tag_flags: LazyFunction | None = None,
 ) -> Engine:
     """Returns the record of an engine based on ggml. engine_package: its folder, with flags and server.
 
     server_factory: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.
-    usual_scheme, default_context: as of `Engine`.
+    usual_scheme, default_context, tag_flags: as of `Engine`.
     devices_example: how a user types that the layers are divided over two devices; in errors.
     """
     functions_folder, functions_file = engine_functions
@@ -59,10 +60,12 @@ def ggml_engine(
             ("--tp", "--pp", "--devices"), f"{devices_example}, over which it divides the layers"
         ),
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
+        runs_on_processors=True,
         shows_alternatives=shows_alternatives,
         shown_defaults=shown_defaults,
         stacks_by_version=(((0,), "llamacpp"),),
         usual_scheme=usual_scheme,
         reads_library_tags=True,
         default_context=default_context,
+        tag_flags=tag_flags,
     )

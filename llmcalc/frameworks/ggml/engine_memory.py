@@ -134,7 +134,13 @@ def _cache_origin(server: GgmlServer) -> str:
 
 
 def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
-    """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit."""
+    """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit.
+
+    On a processor all buffers are in its memory; what does not fit there is swapped.
+    """
+    host_bytes = device_buffers.bytes_on(HOST_DEVICE)
+    if server.hardware.is_processor and host_bytes > server.free_bytes:
+        return f"the processor needs {host_bytes / GIB:.2f} GiB and has {server.free_bytes / GIB:.2f} GiB of memory"
     for device in server.devices:
         needed_bytes = device_buffers.bytes_on(device)
         if needed_bytes > server.free_bytes:
@@ -175,7 +181,7 @@ SMALL_GPU_CONTEXTS = 8
 
 def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
     """Returns a note if a small GPU would suffice with a smaller CUDA context than is counted; otherwise empty."""
-    needed_on_gpu = max(buffers.bytes_on(device) for device in server.devices)
+    needed_on_gpu = max((buffers.bytes_on(device) for device in server.devices), default=server.hardware.memory_bytes)
     is_small_gpu = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.context_bytes
     if not is_small_gpu or needed_on_gpu > server.free_bytes + server.context_bytes:
         return ""

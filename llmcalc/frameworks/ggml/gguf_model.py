@@ -42,6 +42,15 @@ MXFP4_SCHEME = "mxfp4-moe"
 MXFP4_AS_PUBLISHED = "mxfp4 experts, the rest in 16 bits"
 """The name of the format of such a model whose other weights stay as they are published."""
 
+UNQUANTIZED_LIBRARY_PATHS = ("per_layer_embedding.embed",)
+"""Paths of modules that Ollama leaves in 16 bits (server/quantization.go, `llamaQuantizeArgs`).
+
+So have its files of Gemma 4: gemma4:e4b has 9.6 GB, and 12 GB in Q8_0.
+"""
+
+QAT_SCHEME = "q4_0"
+"""The scheme of files that Google quantized (`-qat`), these modules too: gemma4:e4b-it-qat has 6.1 GB."""
+
 EMBEDDING_TENSOR, OUTPUT_TENSOR = "token_embd.weight", "output.weight"
 """Names of the token embeddings and of the output matrix."""
 
@@ -205,29 +214,28 @@ class GgufModel:
     """A model as llama.cpp loads it.
 
     quantize: llmcalc's scheme; None for the format of the file or checkpoint.
-    has_rest_in_16_bits: whether a model with experts published in MXFP4 has its other matrices in 16 bits, as
-      they are published, not in Q8_0 as in llama.cpp's own files.
+    is_library_file: whether the file is that of a tag of Ollama's library, in which a model with experts published in
+      MXFP4 has its other matrices in 16 bits, not in Q8_0 as in llama.cpp's own files, and per-layer embeddings are in
+      16 bits.
     """
 
     preset: Preset
     quantize: str | None = None
-    has_rest_in_16_bits: bool = False
+    is_library_file: bool = False
 
     @classmethod
-    def from_quantize_flag(
-        cls, preset: Preset, quantize: str | None, *, has_rest_in_16_bits: bool = False
-    ) -> GgufModel:
+    def from_quantize_flag(cls, preset: Preset, quantize: str | None, *, is_library_file: bool = False) -> GgufModel:
         """Returns a model in the scheme of `--quantize`. quantize: None or `none` for the format of file or checkpoint.
 
         Servers that differ in other flags share it, with the tensors that it has listed. A model keeps its preset, so
         that no other preset gets its id.
         """
         scheme = None if quantize is not None and quantize.strip().lower() == "none" else quantize
-        model_key = id(preset), scheme, has_rest_in_16_bits
+        model_key = id(preset), scheme, is_library_file
         if model_key not in _shared_models:
             if len(_shared_models) >= MAX_SHARED_MODELS:
                 _shared_models.clear()
-            _shared_models[model_key] = cls(preset, scheme, has_rest_in_16_bits)
+            _shared_models[model_key] = cls(preset, scheme, is_library_file)
         return _shared_models[model_key]
 
     def __post_init__(self) -> None:
@@ -277,7 +285,7 @@ class GgufModel:
             return "as in the file"
         if DTYPE_BITS[self.preset.dtype] != 4:
             return "bf16"
-        return MXFP4_AS_PUBLISHED if self.has_rest_in_16_bits else MXFP4_SCHEME
+        return MXFP4_AS_PUBLISHED if self.is_library_file else MXFP4_SCHEME
 
     @cached_property
     def layers(self) -> tuple[LayerShape, ...]:
@@ -363,20 +371,19 @@ class GgufModel:
         model = self.preset.model
         is_published_mxfp4 = self.scheme in (MXFP4_SCHEME, MXFP4_AS_PUBLISHED)
         scheme = self._gguf_mix or (scheme_named(MXFP4_SCHEME) if is_published_mxfp4 else None)
-        element_bits = 32 if self.preset.dtype == "float32" else 16
 
-        def unquantized_bytes(weight: WeightTensor) -> int:
-            is_matrix = weight.tensor.role in ("matrix", "table")
-            return int(weight.tensor.size) * (element_bits if is_matrix else 32) // 8
+        def unquantized_bytes(weight: WeightTensor) -> int:  # convert_hf_to_gguf.py has 16 bits for float32 too
+            return int(weight.tensor.size) * (2 if weight.tensor.role in ("matrix", "table") else 4)
 
         if scheme is None:
             return [(weight, unquantized_bytes(weight)) for weight in weight_tensors]
         has_rest_in_16_bits = self.scheme == MXFP4_AS_PUBLISHED
+        paths_in_16_bits = UNQUANTIZED_LIBRARY_PATHS if self.is_library_file and self.quantize != QAT_SCHEME else ()
         return [
             (
                 weight,
                 unquantized_bytes(weight)
-                if has_rest_in_16_bits and weight.kind != "experts"
+                if (has_rest_in_16_bits and weight.kind != "experts") or weight.path in paths_in_16_bits
                 else int(stored_bytes.total),
             )
             for weight, stored_bytes in scheme.bytes_by_tensor(model, weight_tensors, "float32")

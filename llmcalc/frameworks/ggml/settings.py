@@ -70,11 +70,13 @@ class GgmlSettings(EngineServer):
     @cached_property
     def model(self) -> GgufModel:
         is_in_library = is_library_tag(self.preset.target)
-        return GgufModel.from_quantize_flag(self.preset, self.flags.get("quantize"), has_rest_in_16_bits=is_in_library)
+        return GgufModel.from_quantize_flag(self.preset, self.flags.get("quantize"), is_library_file=is_in_library)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """The names of the GPUs: from --device, or one name per share of --tensor-split, or a single GPU."""
+        """The names of the GPUs: from --device, or one name per share of --tensor-split, or a single GPU if any."""
+        if self.hardware.is_processor:
+            return ()
         vendor_name = self.hardware.vendor.split(" ")[0].upper()
         backend_name = DEVICE_NAMES.get(vendor_name, "CUDA")
         device_list = self.flags.get("device")
@@ -290,7 +292,8 @@ class GgmlSettings(EngineServer):
 
         Source: `ggml_metal_device_get_memory`; logs of Macs list as much free as in total.
         """
-        return 0 if self.hardware.vendor == "Apple" else self.engine_record.context.mib * MIB
+        has_no_context = self.hardware.vendor == "Apple" or self.hardware.is_processor
+        return 0 if has_no_context else self.engine_record.context.mib * MIB
 
     @property
     def free_bytes(self) -> int:

@@ -15,6 +15,7 @@ from pydantic import Field
 from ...accelerator import Hardware
 from ...errors import InputError
 from ...record import Record
+from ...sources.library_tags import USUAL_SCHEME
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
@@ -29,7 +30,7 @@ from ..ggml.layer_fit import FittedServer, fit_server, host_layers, largest_numb
 from ..ggml.server import GgmlServer
 from ..ggml.settings import GIB, MIB
 from ..ggml.versions import GgmlEngineRecord
-from .record import LIBRARY_HEADING, LIBRARY_SCHEME
+from .record import LIBRARY_HEADING
 
 BATCH_RULES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
 """More tokens of context than that → the batch, what it needs more, and the per cent of the memory that the rest may
@@ -103,6 +104,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
     own_classes: tuple[OllamaEngineClasses, ...] = ()
     flash_classes: tuple[ClassesInRange, ...] = ()
     single_request_classes: tuple[ClassesInRange, ...] = ()
+    text_classes: tuple[str, ...] = ()
 
 
 @cache
@@ -148,7 +150,9 @@ class OllamaServer:
 
     @property
     def number_of_gpus(self) -> int:
-        """The number of GPUs that Ollama uses."""
+        """The number of GPUs that Ollama uses; 0 on a processor."""
+        if self.hardware.is_processor:
+            return 0
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
         return 1 if visible_devices is None else len([name for name in str(visible_devices).split(",") if name.strip()])
 
@@ -212,8 +216,8 @@ class OllamaServer:
 
     @cached_property
     def model(self) -> GgufModel:
-        """The model in Ollama's files, in which gpt-oss has all but its experts in 16 bits (ollama issue 16416)."""
-        return GgufModel.from_quantize_flag(self.preset, self.scheme, has_rest_in_16_bits=True)
+        """The model in Ollama's files, some of whose tensors are in 16 bits (gpt-oss: ollama issue 16416)."""
+        return GgufModel.from_quantize_flag(self.preset, self.scheme, is_library_file=True)
 
     @property
     def scheme(self) -> str | None:
@@ -222,7 +226,7 @@ class OllamaServer:
         is_unquantized = (
             quantization_scheme is None and GgufModel.from_quantize_flag(self.preset, None).scheme == UNQUANTIZED_FORMAT
         )
-        return LIBRARY_SCHEME if is_unquantized else quantization_scheme
+        return USUAL_SCHEME if is_unquantized else quantization_scheme
 
     def with_flags(self, **changed_flags: Any) -> OllamaServer:
         """Returns a copy of the server with changed options."""
@@ -248,7 +252,7 @@ class OllamaServer:
             "fit": "on" if self.rules.runner == "llama-server" else "off",
             **({"no_mmap": True} if str(self.flags.get("use_mmap", "true")) in ("0", "false") else {}),
             **({} if self.scheme is None else {"quantize": self.scheme}),
-            **({"mmproj": TAG_ENCODER} if has_encoder(self.preset) else {}),
+            **tag_flags(self.preset),
         }
 
     def micro_batch(self, sequence_count: int) -> int:
@@ -307,6 +311,13 @@ class OllamaServer:
             "num_batch": server.micro_batch_tokens,
             "num_gpu": -1,
         }
+
+
+def tag_flags(preset: Preset) -> dict[str, Any]:
+    """Returns the flags with which Ollama starts llama-server for the encoder of a tag, or for a tag without one."""
+    if converted_class(preset) in read_record().text_classes:
+        return {"mmproj_auto": False}
+    return {"mmproj": TAG_ENCODER} if has_encoder(preset) else {}
 
 
 def default_context(preset: Preset, hardware: Hardware, devices: int) -> int:

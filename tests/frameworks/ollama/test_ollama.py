@@ -120,6 +120,27 @@ def test_a_tag_of_a_model_that_sees_has_its_encoder_on_the_gpu() -> None:
     assert not any("the encoder of images" in note for note in answer("qwen3-14b", num_ctx=2048).result.notes)
 
 
+def test_tags_of_gemma3n_have_the_text_model_alone_with_per_layer_embeddings_in_16_bits() -> None:
+    """convert/convert_gemma3n.go leaves the encoders out, server/quantization.go `per_layer_token_embd` as it is."""
+    result = llmcalc.memory("gemma3n:e4b", hardware="rtx-3060", engine="ollama").result
+    assert result.host["disk_bytes"] == pytest.approx(7.5e9, rel=0.02)  # as `ollama list` has it
+    assert not [note for note in result.notes if "encoder" in note]
+    fitting = llmcalc.fit("gemma3n:e4b", hardware="rtx-3060")
+    assert [note for note in fitting.document["notes"] if "encoder" in note] == []
+
+
+def test_a_processor_has_all_buffers_in_its_memory() -> None:
+    """Ollama has a context of 4,096 tokens without a GPU, and llama.cpp no device but the host."""
+    tag = "llama3.1:8b"
+    result = llmcalc.memory(tag, hardware="ryzen-9-7950x-64gb", engine="ollama").result
+    assert (result.max_model_len, result.bytes_of("model_buffer")) == (4_096, result.host["disk_bytes"])
+    fitting = llmcalc.fit(tag, hardware="ryzen-9-7950x-64gb").document
+    assert fitting["device_bytes"] == sum(term.bytes for term in result.terms)
+    assert not llmcalc.fit(tag, hardware="ryzen-9-7950x-4gb").ok
+    # 12 tokens/s of an 8B in 4 bits, as owners of one report 12 to 15
+    assert 8 < fitting["decoding"][0]["tokens_per_second"] < 16
+
+
 def test_num_gpu_says_how_many_layers_are_on_the_gpu() -> None:
     assert answer(num_gpu=0, num_ctx=4096).result.bytes_of("model_buffer", "CUDA0") == 0
     assert answer(num_gpu=99, num_ctx=4096).result.bytes_of("kv_buffer", "CPU") == 0
