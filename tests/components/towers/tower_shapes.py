@@ -84,6 +84,8 @@ MUSE: dict[str, Any] = {**COMMON_VISION, "num_hidden_layers": 5, "pos_emb_height
 MUSE_PROJECTOR = {"out_hidden_size": 96, "projector_hidden_size": 40}
 MUSE_PLACES = {name: (name,) for name in ("vision_tower", "vision_adapter", "vision_projection")}
 
+BOXES: dict[str, Any] = {"coordinate_size": 6, "shape_size": 4, "rel_pos_bins": 8, "num_key_value_heads": None}
+
 GLM: dict[str, Any] = {**COMMON_DEPTH, "image_size": 24, "out_hidden_size": 32}
 GLM_PLACES = {"visual": ("visual", "visual_downsample", "visual_merger", "visual_network")}
 GLM_SHAPES: list[dict[str, Any]] = [
@@ -351,6 +353,14 @@ WRAPPERS: dict[str, Shapes] = {
         "FuyuForCausalLM",
         {"vision_embed_tokens": ("vision_embed_tokens",)},
         [{"patch_size": 4}, {"patch_size": 6, "num_channels": 1}],
+    ),
+    "layoutlmv3": (
+        "LayoutLMv3Model",
+        {"patch_embed + cls_token + pos_embed + norm + LayerNorm": ("vision_embeddings",)},
+        [
+            {**BOXES, "patch_size": 4, "input_size": 16},
+            {**BOXES, "patch_size": 6, "input_size": 20, "num_channels": 1},
+        ],
     ),
     "mistral3": (
         "Mistral3ForConditionalGeneration",
