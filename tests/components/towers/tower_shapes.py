@@ -22,6 +22,7 @@ PADDLEOCR: dict[str, Any] = {
     **{k: v for k, v in SIGLIP.items() if k != "vision_use_head"},
     "model_type": "paddleocr_vl_vision",
 }
+EDGE: dict[str, Any] = {"model_type": "cosmos3_edge_vision", **COMMON_VISION, "num_patches": 36}
 PIXTRAL: dict[str, Any] = {"model_type": "pixtral", **COMMON_VISION, "num_attention_heads": 2, "image_size": 28}
 QWEN: dict[str, Any] = {**COMMON_DEPTH, "num_position_embeddings": 16, "out_hidden_size": 32}
 GEMMA4: dict[str, Any] = {
@@ -137,6 +138,10 @@ RADIO: dict[str, Any] = {
 PARAKEET: dict[str, Any] = {
     "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 16,
     "subsampling_conv_channels": 6, "projection_hidden_size": 20, "projection_bias": False,
+}  # fmt: skip
+CHAMELEON: dict[str, Any] = {
+    "embed_dim": 8, "num_embeddings": 12, "latent_channels": 6, "resolution": 16, "base_channels": 32,
+    "channel_multiplier": [1, 1], "num_res_blocks": 1,
 }  # fmt: skip
 JANUS: dict[str, Any] = {
     **{name: size for name, size in COMMON_VISION.items() if name != "intermediate_size"},
@@ -656,6 +661,17 @@ WRAPPERS: dict[str, Shapes] = {
             },
         ],
     ),
+    "chameleon": (
+        "ChameleonForConditionalGeneration",
+        {"vqmodel": ("image_tokenizer",)},
+        [
+            {"vq_config": CHAMELEON, "vocabulary_map": {"<image>": 7}},
+            {
+                "vq_config": {**CHAMELEON, "channel_multiplier": [1, 2], "in_channels": 1, "attn_resolutions": [8]},
+                "vocabulary_map": {"<image>": 7},
+            },
+        ],
+    ),
     "muse_glimmer": (
         "MuseGlimmerForConditionalGeneration",
         MUSE_PLACES,
@@ -891,6 +907,17 @@ WRAPPERS: dict[str, Shapes] = {
         [
             {"vision_config": {"model_type": "qwen2_5_vl_vision", **QWEN_2_5, "out_hidden_size": 40}},
             {"vision_config": {"model_type": "qwen2_5_vl", **QWEN_2_5, "in_channels": 1, "depth": 3}},
+        ],
+    ),
+    "cosmos3_edge": (
+        "Cosmos3EdgeForConditionalGeneration",
+        {"visual": ("visual",), "projector": ("projector",)},
+        [
+            {"vision_config": EDGE, "projector_hidden_size": 20},
+            {
+                "vision_config": {**EDGE, "num_channels": 1, "spatial_merge_size": 3, "hidden_act": "relu"},
+                "projector_hidden_size": 12,
+            },
         ],
     ),
     "cosmos3_omni": (
