@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ..algebra import are_equal
-from ..errors import InputError
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import TORCH_WITNESS, InnerWidth, ModelProperties, Part, PartWitness, Positions, StackPart
+from .base import TORCH_WITNESS, InnerWidth, ModelProperties, Part, PartWitness, Positions, StackPart, StackPosition
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,26 +33,19 @@ class Boxes(Part):
     shape_size: the width of the tables of height and of width.
     """
 
+    witness: ClassVar[PartWitness] = TORCH_WITNESS
+
     num_positions: Positions
     coordinate_size: InnerWidth
     shape_size: InnerWidth
 
-    @property
-    def width_by_table(self) -> dict[str, int]:
-        """The name of each table → the width of its rows."""
-        return {
-            **dict.fromkeys(("box_x", "box_y"), self.coordinate_size),
-            **dict.fromkeys(("box_height", "box_width"), self.shape_size),
-        }
-
     def flow(self, recorder: Flow, x: Value, kind: str) -> Value:
         """Records the six look-ups and returns the vectors of the boxes. x: the token embeddings."""
-        if not are_equal(recorder.element_count(x.axes), 4 * self.coordinate_size + 2 * self.shape_size):
-            raise InputError("token_types.boxes: expected 4 · coordinate_size + 2 · shape_size = the embedding's width")
         rows = Axis("positions", self.num_positions)
+        coordinate, shape = Axis("coordinate", self.coordinate_size), Axis("shape", self.shape_size)
         (left, x_table), (top, y_table), (height, _), (width, _) = (
-            recorder.table(name, rows, Axis(name, table_width), of=x.rows, kind=kind)
-            for name, table_width in self.width_by_table.items()
+            recorder.table(f"box_{name}", rows, axis, of=x.rows, kind=kind)
+            for name, axis in (("x", coordinate), ("y", coordinate), ("height", shape), ("width", shape))
         )
         right, bottom = (recorder.look_up(table, x.rows) for table in (x_table, y_table))
         vectors = (left, top, right, bottom, height, width)
@@ -85,6 +76,15 @@ class TokenTypes(StackPart):
                 "out"
             )
         return self
+
+    def check_stack_position(self, stack_position: StackPosition) -> None:
+        super().check_stack_position(stack_position)
+        width, boxes = stack_position.width, self.boxes
+        if boxes is not None and 4 * boxes.coordinate_size + 2 * boxes.shape_size != width:
+            raise ValueError(
+                f"{stack_position.error_path}.boxes: four coordinates of {boxes.coordinate_size} and two sides of "
+                f"{boxes.shape_size} are not as wide as the embedding; expected {width} in all"
+            )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the sum of token embeddings and a row of each type table. x: the token embeddings."""
@@ -134,8 +134,9 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"embed_other_{table_index}", nn.Embedding(vocab_size, hidden_size))
             self._type_tables = tuple(self.children())
             if spec.boxes is not None:
-                for table_name, table_width in spec.boxes.width_by_table.items():
-                    self.add_module(table_name, nn.Embedding(spec.boxes.num_positions, table_width))
+                positions, coordinate_size = spec.boxes.num_positions, spec.boxes.coordinate_size
+                self.box_x, self.box_y = (nn.Embedding(positions, coordinate_size) for _ in range(2))
+                self.box_height, self.box_width = (nn.Embedding(positions, spec.boxes.shape_size) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
