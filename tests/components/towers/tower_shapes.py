@@ -143,6 +143,11 @@ CHAMELEON: dict[str, Any] = {
     "embed_dim": 8, "num_embeddings": 12, "latent_channels": 6, "resolution": 16, "base_channels": 32,
     "channel_multiplier": [1, 1], "num_res_blocks": 1,
 }  # fmt: skip
+CHAMELEON_WORDS = {
+    "<image>": 7,
+    **{f"IMGIMG{''.join('ABCDEFGHIJ'[int(digit)] for digit in str(code))}Z": 8 + code for code in range(12)},
+}
+"""A word of the vocabulary for each code, whose letters are its decimal digits."""
 JANUS: dict[str, Any] = {
     **{name: size for name, size in COMMON_VISION.items() if name != "intermediate_size"},
     "image_size": 24, "projection_dim": 32, "num_image_tokens": 36,
@@ -665,10 +670,10 @@ WRAPPERS: dict[str, Shapes] = {
         "ChameleonForConditionalGeneration",
         {"vqmodel": ("image_tokenizer",)},
         [
-            {"vq_config": CHAMELEON, "vocabulary_map": {"<image>": 7}},
+            {"vq_config": CHAMELEON, "vocabulary_map": CHAMELEON_WORDS},
             {
                 "vq_config": {**CHAMELEON, "channel_multiplier": [1, 2], "in_channels": 1, "attn_resolutions": [8]},
-                "vocabulary_map": {"<image>": 7},
+                "vocabulary_map": CHAMELEON_WORDS,
             },
         ],
     ),
