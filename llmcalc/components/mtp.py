@@ -74,7 +74,8 @@ class MultiTokenPrediction(OutputPart):
 
     def streams_of_modules(self, stack: Stack) -> ResidualStreams | None:
         """Returns the streams that the modules read and write; None if their layer has none."""
-        return stack.streams if self.prediction_block(stack).type == "hyper" else None
+        required_streams = self.prediction_block(stack).required_stack_fields().get("streams", {})
+        return stack.streams if required_streams.get("type") == "hyper" else None
 
     def check_output(self, model_output: ModelOutput) -> None:
         stack, head = model_output.stack, model_output.head
@@ -192,7 +193,7 @@ class MultiTokenPrediction(OutputPart):
             model_properties,
             layers[last_kind if self.layer is None else self.layer],
             output_weight,
-            stack.streams if layers[last_kind if self.layer is None else self.layer].type == "hyper" else None,
+            stack.streams if getattr(layers[self.layer or last_kind], "type", "") == "hyper" else None,
         )
 
     @classmethod

@@ -30,7 +30,7 @@ class PairedLayer(Block):
     """
 
     is_plain_transformer_layer: ClassVar[bool] = False
-    formula_source: ClassVar[str] = "Wang et al. 2023 (CogVLM), §2.1"  # type: ignore[assignment]
+    formula_source: ClassVar[str] = "Wang et al. 2023 (CogVLM), §2.1"
 
     type: Literal["paired"] = "paired"  # type: ignore[assignment]
     other_feed_forward: FeedForward
