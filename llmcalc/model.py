@@ -610,8 +610,10 @@ def _reference_class() -> type[nn.Module]:
                     vocab_size = spec.head.draft_vocab_size or spec.vocab_size
                     self.proposal = spec.proposal.reference(ModelProperties(hidden_size), spec.vocab_size, vocab_size)
                 if spec.mtp is not None:
-                    self.mtp = spec.mtp.reference(ModelProperties(hidden_size), output_stack, output_layer.weight)
-                    self._reads_streams = getattr(output_stack.streams, "type", "") == "hyper"
+                    prediction: Any = spec.mtp.reference(
+                        ModelProperties(hidden_size), output_stack, output_layer.weight
+                    )
+                    self.mtp, self._reads_streams = prediction, prediction[0].reads_streams
             for child_name in spec.from_target:  # not a parameter of this model
                 module: Any = self.get_submodule(child_name)
                 weight = module.weight

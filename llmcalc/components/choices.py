@@ -130,6 +130,7 @@ LAYERS = PartChoice(
         "block_residual": "layers.block_residual:BlockResidualLayer",
         "conformer": "layers.conformer:ConformerLayer",
         "adapted": "layers.adapted_layer:AdaptedLayer",
+        "paired": "layers.paired_layer:PairedLayer",
         "conditioned": "layers.conditioned_layer:ConditionedLayer",
         "convolved": "layers.convolved_layer:ConvolvedLayer",
         "convolved_residual": "layers.convolved_residual:ConvolvedResidualLayer",

@@ -44,7 +44,8 @@ class MultiTokenPrediction(OutputPart):
     A module concatenates the norms of the last hidden state and of the next token's embedding, projects them from 2h to
     h, runs one layer of the decoder's kind and a norm, and shares embedding and output head with the model. Where the
     decoder's layers are hyper-connected, it reads their streams before they are merged: one projection of the embedding
-    and one of each stream are added, and it merges its own streams before the norm (DeepSeek-V4).
+    and one of each stream are added, and it merges its own streams before the norm (DeepSeek-V4). A module whose layer
+    has no streams reads the merged state (GLM-5.3).
 
     num_nextn_predict_layers: the number of modules.
     repeated: whether there is one module, which runs that many times (Megatron-LM, `mtp_use_repeated_layer`).
@@ -52,6 +53,7 @@ class MultiTokenPrediction(OutputPart):
     norm: all norms of a module.
     final_norm: whether a norm follows the layer, true by default; false in ERNIE 4.5.
     own_embedding: whether each module has a token embedding of its own (LongCat-Flash); false by default.
+    own_head: whether each module has an output head of its own (Step 3.5); false by default.
     """
 
     formula_source: ClassVar[str] = "DeepSeek-V3 2024, §2.2"
@@ -64,10 +66,16 @@ class MultiTokenPrediction(OutputPart):
     norm: Norm = Norm(type="rmsnorm")
     final_norm: Flag = True
     own_embedding: Flag = False
+    own_head: Flag = False
 
     def prediction_block(self, stack: Stack) -> Layer:
         """Returns the decoder layer that each prediction module runs."""
         return stack.layer(self.layer or stack.pattern[-1])
+
+    def streams_of_modules(self, stack: Stack) -> ResidualStreams | None:
+        """Returns the streams that the modules read and write; None if their layer has none."""
+        required_streams = self.prediction_block(stack).required_stack_fields().get("streams", {})
+        return stack.streams if required_streams.get("type") == "hyper" else None
 
     def check_output(self, model_output: ModelOutput) -> None:
         stack, head = model_output.stack, model_output.head
@@ -83,9 +91,7 @@ class MultiTokenPrediction(OutputPart):
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
         block = self.prediction_block(stack)
-        field_name = (
-            block.dependency_field() if hyper_connection_streams(stack) is None else block.sublayer_dependency()
-        )
+        field_name = block.dependency_field() if self.streams_of_modules(stack) is None else block.sublayer_dependency()
         if field_name:
             raise ValueError(
                 f"mtp.layer: a layer with {field_name} needs what stands around it in the decoder; expected another "
@@ -100,7 +106,7 @@ class MultiTokenPrediction(OutputPart):
         embedding_weight: the embedding's weight. output_weight: the weight of the model's head.
         """
         module_count, prediction_block = self.num_nextn_predict_layers, self.prediction_block(stack)
-        if hyper_connection_streams(stack) is not None:
+        if self.streams_of_modules(stack) is not None:
             assert recorder.streams is not None
             x = recorder.streams
         module_indices = range(module_count) if isinstance(module_count, int) else None
@@ -114,7 +120,7 @@ class MultiTokenPrediction(OutputPart):
                 vocab,
                 embedding_weight,
                 output_weight,
-                hyper_connection_streams(stack),
+                self.streams_of_modules(stack),
             )
 
         if not self.repeated or (isinstance(module_count, int) and module_count == 1):
@@ -164,7 +170,8 @@ class MultiTokenPrediction(OutputPart):
         head_input = block_output if streams is None else streams.record_stream_merge(recorder, block_output)
         if self.final_norm:
             head_input = recorder.part("norm", self.norm, head_input)
-        recorder.add_output(recorder.linear("lm_head", head_input, vocab, weight=output_weight, rows=LOGITS))
+        head_weight = None if self.own_head else output_weight
+        recorder.add_output(recorder.linear("lm_head", head_input, vocab, weight=head_weight, rows=LOGITS))
         return block_output
 
     def _residual_stream_input(self, recorder: Flow, x: Value, embedding: Value) -> Value:
@@ -186,7 +193,7 @@ class MultiTokenPrediction(OutputPart):
             model_properties,
             layers[last_kind if self.layer is None else self.layer],
             output_weight,
-            stack.streams if stack.streams is not None and stack.streams.type == "hyper" else None,
+            stack.streams if getattr(layers[self.layer or last_kind], "type", "") == "hyper" else None,
         )
 
     @classmethod
@@ -196,12 +203,8 @@ class MultiTokenPrediction(OutputPart):
             cls(num_nextn_predict_layers=1, norm=Norm(type="layernorm")),
             cls(num_nextn_predict_layers=3, repeated=True),
             cls(num_nextn_predict_layers=2, final_norm=False, own_embedding=True),
+            cls(num_nextn_predict_layers=2, own_head=True),
         ]
-
-
-def hyper_connection_streams(stack: Stack) -> ResidualStreams | None:
-    """Returns the streams of a stack of hyper-connected layers; None for other stacks."""
-    return stack.streams if stack.streams is not None and stack.streams.type == "hyper" else None
 
 
 @cache
@@ -238,6 +241,7 @@ def _reference_class() -> Callable[..., nn.Module]:
                 self.embed_tokens = nn.Embedding(output_weight.shape[0], width)
             self.enorm, self.hnorm = spec.norm.reference(model_properties), spec.norm.reference(model_properties)
             self._merge: Any = None
+            self.reads_streams = streams is not None
             if streams is None:
                 self.eh_proj = nn.Linear(2 * width, width, bias=False)
             else:
@@ -249,7 +253,9 @@ def _reference_class() -> Callable[..., nn.Module]:
             self.block = prediction_block.reference(model_properties)
             if spec.final_norm:
                 self.norm = spec.norm.reference(model_properties)
-            self.lm_head = TiedProjection(output_weight)
+            self.lm_head = (
+                nn.Linear(width, output_weight.shape[0], bias=False) if spec.own_head else TiedProjection(output_weight)
+            )
 
         def block_input(self, embedding: Tensor, hidden_states: Tensor) -> Tensor:
             """Joins the norms of embedding and hidden states; adds their projections where there are streams."""

@@ -180,8 +180,9 @@ class Stack(Component):
             raise ValueError("pattern: is empty; expected at least one name of a layer")
         self._check_sharing()
         slots, layers = self.components_by_field(), self.layers_by_kind()
+        stack_layers = {layer_name: layers[layer_name] for layer_name in (*self.first_layers, *self.pattern)}
         for component in slots.values():
-            component.check_layers(layers)
+            component.check_layers(stack_layers)
         for layer_name, layer in layers.items():
             for slot, slot_fields in layer.required_stack_fields().items():
                 if slot not in slots:

@@ -13,7 +13,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from tests.builders import spec_of
 from tests.comparisons import compares, of_run
-from tests.contracts.test_parts import around_a_model
+from tests.contracts.test_parts import around_a_model, decoder
 from tests.simulator.models import by_torch, without_values
 
 WITH_MTP = frozenset({MTP.name})
@@ -42,12 +42,20 @@ DEEPSEEK_V3: dict[str, Any] = {
     "num_nextn_predict_layers": 2,
 }
 
-STREAMS = Stack(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3))
+LAYER = decoder().main.block
+HYPER, MERGED = HyperStreams(hc_mult=3), MultiTokenPrediction(num_nextn_predict_layers=1, layer="prediction")
+STREAMS = Stack(num_hidden_layers=2, block=hyper_example(), streams=HYPER)
 """Hyper-connected layers, whose residual streams the modules read before they are merged (DeepSeek-V4)."""
+
+MERGED_STREAMS = STREAMS.model_copy(update={"variants": {"prediction": LAYER}})
+"""A layer without streams for the modules, which read the merged state (GLM-5.3)."""
 
 MODELS = {
     **{f"MultiTokenPrediction-{i}": around_a_model(part) for i, part in enumerate(MultiTokenPrediction.examples())},
     "streams": around_a_model(MultiTokenPrediction.examples()[0]).model_copy(update={"decoder": STREAMS}),
+    "merged streams": around_a_model(MultiTokenPrediction.examples()[0]).model_copy(
+        update={"decoder": MERGED_STREAMS, "mtp": MERGED}
+    ),
     "tied": around_a_model(MultiTokenPrediction.examples()[0]).model_copy(update={"tie_word_embeddings": True}),
     "DeepSeek-V3": spec_of(DEEPSEEK_V3),
 }

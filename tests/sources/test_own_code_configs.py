@@ -627,3 +627,19 @@ def test_wedlm_8b_has_the_parameters_of_qwen3_8b() -> None:
     }
     assert llmcalc.params({**wedlm, "attention_bias": False}).total == 8_190_735_360
     assert llmcalc.params(wedlm).total == 8_190_735_360 + 36 * (32 + 2 * 8) * 128
+
+
+def test_the_text_model_of_florence_2_in_its_own_code_is_bart() -> None:
+    """microsoft/Florence-2-large: modeling_florence2.py, whose configs call the text model `florence2_language`."""
+    sizes = {
+        "vocab_size": 51289, "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096, "encoder_attention_heads": 16, "decoder_attention_heads": 16,
+        "max_position_embeddings": 1024, "scale_embedding": False,
+    }  # fmt: skip
+    wrapper = {"model_type": "florence2", "architectures": ["Florence2ForConditionalGeneration"], "vocab_size": 51289}
+    vision = {"model_type": "davit", "dim_embed": [256, 512, 1024, 2048]}
+    counts = {
+        llmcalc.params({**wrapper, "text_config": {**sizes, "model_type": name}, "vision_config": vision}).total
+        for name in ("bart", "florence2_language")
+    }
+    assert len(counts) == 1

@@ -119,6 +119,38 @@ def test_the_module_of_k_exaone_has_a_dense_layer() -> None:
     assert round(with_module / 1e9) == 237
 
 
+def test_the_module_of_glm_5_3_flash_has_the_bytes_of_its_headers() -> None:
+    """7,493,399,168 bytes of layer 45 in the headers of all files, as summed in T0mSIlver/working-set.
+
+    Experts and latent projections are in FP8 with a float32 scale per 128 × 128, the score correction in float32, what
+    remains in bfloat16 (research/model_glm53flash.md, §4).
+    """
+    with_module, without = (llmcalc.params("glm-5.3-flash", with_mtp=included).total for included in (True, False))
+    module, h = with_module - without, 4096
+    experts, latents = 289 * 3 * h * 2048, 1536 * (h + 64 * 256) + 512 * h + 64 * 256 * h
+    fp8 = experts + latents
+    assert fp8 + 4 * fp8 // 128**2 + 4 * 288 + 2 * (module - fp8) == 7_493_399_168
+
+
+def test_the_modules_of_step_3_5_have_heads_of_their_own() -> None:
+    """vLLM's step3p5_mtp.py: a dense layer with a window, and a head; the hub shows 199B with the three."""
+    h, heads = 4096, 96
+    attention, network = 2 * h * (heads + 8) * 128 + heads * h + 2 * 128, 3 * h * 11_264
+    module = 2 * h * h + 5 * h + attention + network + 128_896 * h
+    with_modules, without = (llmcalc.params("step-3.5-flash", with_mtp=included).total for included in (True, False))
+    assert with_modules - without == 3 * module
+    assert round(with_modules / 1e9) == 199
+
+
+def test_the_module_of_ling_3_has_latent_attention_and_experts() -> None:
+    """vLLM's bailing_moe_v3_mtp.py: two norms, a projection, a layer, a norm, and the model's head."""
+    h, heads = 2560, 32
+    attention = h * heads * 192 + h * (512 + 64) + 512 + 512 * heads * 256 + heads * 128 * h + heads * h
+    experts = 513 * 3 * h * 768 + 512 * h
+    with_module, without = (llmcalc.params("ling-3.0-flash", with_mtp=included).total for included in (True, False))
+    assert with_module - without == 2 * h * h + 5 * h + attention + experts
+
+
 def test_presets_without_the_encoders_of_their_model_say_so() -> None:
     for name in ("inkling", "mimo-v2.5"):
         preset = load_preset(name)

@@ -1,7 +1,8 @@
 """A VQ-VAE that turns an image into tokens of the vocabulary: a convolutional encoder, a codebook, and a decoder.
 
 van den Oord 2017 (arXiv:1711.00937); with norms that read the codes, Zheng 2022 (arXiv:2209.09002). transformers:
-models/emu3 (`Emu3VQVAE`), models/janus (`JanusVQVAE`: Wu 2024, arXiv:2410.13848, §3.1).
+models/emu3 (`Emu3VQVAE`), models/janus (`JanusVQVAE`: Wu 2024, arXiv:2410.13848, §3.1), models/chameleon
+(`ChameleonVQVAE`: Chameleon Team 2024, arXiv:2405.09818, §2.1).
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class ImageTokenizer(TowerPart):
     over_frames: whether images are frames of videos, true by default: the convolutions around the codebook and residual
         blocks read several frames, and the norms of the decoder read the rows of the codebook.
     temporal_levels: how often the number of frames is halved, 0 by default.
+    has_decoder: whether there is a decoder, true by default; false for the first convolution of one alone (Chameleon).
     norm: the norm of groups of channels.
     norm_groups: the number of those groups, 32 by default.
     generation: the weights with which the text model generates tokens of images, none by default.
@@ -96,6 +98,7 @@ class ImageTokenizer(TowerPart):
     codebook_size: Vocab
     over_frames: Flag = True
     temporal_levels: int = Field(default=0, ge=0, le=16, strict=True)
+    has_decoder: Flag = True
     norm: Norm
     norm_groups: int = Field(default=32, ge=1, le=1000, strict=True)
     generation: ImageGeneration | None = None
@@ -181,6 +184,8 @@ class ImageTokenizer(TowerPart):
         x = self._convolve(
             recorder, "post_quant_conv", code_vectors, self.latent_channels, kernel=self._convolved_frame_count
         )
+        if not self.has_decoder:
+            return
         x = self._record_frame_blocks(recorder, x) if self.over_frames else x
         for i in range(1, self.temporal_levels + 1):
             x = recorder.act(self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=3 * 9), "silu")
@@ -300,6 +305,7 @@ class ImageTokenizer(TowerPart):
                 norm=norm,
             ),
             tokenizer_with_attention(latent_channels=5, over_frames=False, generation=generation),
+            tokenizer_with_attention(latent_channels=5, over_frames=False, has_decoder=False),
         ]
 
 
@@ -470,6 +476,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, reads_codes=spec.over_frames)
             latent_channels, channels = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
             self.post_quant_conv = FrameConv(spec.embed_dim, latent_channels, (3 if spec.over_frames else 1, 1, 1))
+            if not spec.has_decoder:
+                return
             self.add_frame_blocks()
             for i in range(1, spec.temporal_levels + 1):
                 self.add_module(f"time_conv_{i}", FrameConv(latent_channels, latent_channels, (3, 3, 3)))

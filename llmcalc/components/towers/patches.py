@@ -1,6 +1,7 @@
 """Patch embeddings without an encoder: a projection, perhaps with positions, and norms before and after.
 
-transformers: models/gemma4_unified (`Gemma4UnifiedVisionEmbedder`, except its last layer, which is a projector), fuyu.
+transformers: models/gemma4_unified (`Gemma4UnifiedVisionEmbedder`, except its last layer, which is a projector), fuyu,
+layoutlmv3 (`LayoutLMv3Model.forward_image`, Huang et al. 2022, arXiv:2204.08387, §2.1).
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
+from pydantic import Field
+
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import InnerWidth, ModelProperties
+from ...workload.derived_rows import ExtendedRows
+from ..base import Flag, InnerWidth, ModelProperties
 from ..inputs import ImageInput
 from ..norm import Norm
+from ..runtime import vector_module
 from .base import EncoderTower
 from .vision import Patches, PatchPositions
 
@@ -24,12 +29,14 @@ if TYPE_CHECKING:
 class PatchEmbedder(EncoderTower):
     """A patch embedder: a norm on pixel values, a projection to hidden_size, a norm, positions, a norm.
 
-    Fuyu has the projection alone.
+    Fuyu has the projection alone; LayoutLMv3 has a class vector behind the patches and two norms after the positions.
 
     hidden_size: the width.
     patches: the patches of an image.
     positions: the position embeddings; with `axes = 2`, the sum of one per axis of the image; none by default.
     norm: each of the three norms, none by default.
+    class_embedding: whether a class vector stands beside the patches before the positions, false by default.
+    out_norms: further norms of the output, none by default.
     image: how the processor cuts an image into patches; none by default, where that is not known.
     """
 
@@ -38,6 +45,8 @@ class PatchEmbedder(EncoderTower):
     patches: Patches
     positions: PatchPositions | None = None
     norm: Norm | None = None
+    class_embedding: Flag = False
+    out_norms: tuple[Norm, ...] = Field(default=(), max_length=4)
     image: ImageInput | None = None
 
     def input_value(self) -> Value:
@@ -48,9 +57,15 @@ class PatchEmbedder(EncoderTower):
         x = self._normalize(recorder, "pixel_norm", x)
         x = recorder.linear("patch_embedding", x, hidden_axis, bias=self.patches.bias)
         x = self._normalize(recorder, "patch_norm", x)
+        if self.class_embedding:
+            class_vector = recorder.vector("class_embedding", hidden_axis)
+            x = recorder.cat(x, class_vector, axes=x.axes, rows=ExtendedRows(source_rows=x.rows))
         for position in () if self.positions is None else self.positions.flow(recorder, x):
             x = recorder.add(x, position)
-        return self._normalize(recorder, "norm", x)
+        x = self._normalize(recorder, "norm", x)
+        for norm_index, norm in enumerate(self.out_norms):
+            x = recorder.part(f"out_norm_{norm_index}", norm, x)
+        return x
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value) -> Value:
         return x if self.norm is None else recorder.part(norm_name, self.norm, x)
@@ -74,6 +89,13 @@ class PatchEmbedder(EncoderTower):
                 norm=rmsnorm,
             ),
             cls(hidden_size=8, patches=Patches(patch_size=3, bias=True)),
+            cls(
+                hidden_size=8,
+                patches=patches,
+                positions=PatchPositions(rows=17),
+                class_embedding=True,
+                out_norms=(layernorm, layernorm),
+            ),
         ]
 
 
@@ -94,6 +116,10 @@ def _reference_class() -> type[nn.Module]:
                 nn.Identity() if spec.norm is None else spec.norm.reference(ModelProperties(width))
                 for width in (patch_width, hidden_size, hidden_size)
             )
+            if spec.class_embedding:
+                self.class_embedding = vector_module(torch.randn(hidden_size) * 0.02)
+            for norm_index, norm in enumerate(spec.out_norms):
+                self.add_module(f"out_norm_{norm_index}", norm.reference(ModelProperties(hidden_size)))
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
 
@@ -108,17 +134,24 @@ def _reference_class() -> type[nn.Module]:
             x = self.patch_norm(
                 self.patch_embedding(self.pixel_norm(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)))
             )
-            positions = torch.arange(patch_rows * patch_columns, device=x.device)
+            if self.spec.class_embedding:
+                x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)
+            x = self.norm(self._add_positions(x, patch_columns))
+            for norm_index in range(len(self.spec.out_norms)):
+                x = self.get_submodule(f"out_norm_{norm_index}")(x)
+            return x
+
+        def _add_positions(self, x: Tensor, patch_columns: int) -> Tensor:
+            """Adds the learned positions, where there are any. x: [images, patches, hidden] → same shape."""
+            positions = torch.arange(x.shape[1], device=x.device)
             if self.spec.positions is None:
-                return self.norm(x)
+                return x
             if self.spec.positions.axes == 1:
-                x = x + self.position_embedding(positions)
+                vectors: Tensor = self.position_embedding(positions)
             else:
-                x = (
-                    x
-                    + self.position_embedding(positions % patch_columns)
-                    + self.position_embedding(self.spec.positions.rows + positions // patch_columns)
+                vectors = self.position_embedding(positions % patch_columns) + self.position_embedding(
+                    self.spec.positions.rows + positions // patch_columns
                 )
-            return self.norm(x)
+            return x + vectors
 
     return PatchEmbedderReference

@@ -47,12 +47,14 @@ OTHER_TYPE_NAMES = {
     "youtu_llm": "youtu",
     "LLaVAOneVision1_5_text": "qwen3",
     "exaone4_5_text": "exaone4",
+    "florence2_language": "bart",
     "Emu3": "emu3_text_model",
     **dict.fromkeys(("ovis2_6", "ovis2_6_moe", "ovis2_6_next"), "ovis2_5"),
 }
 """Older model type, or folder name of a family in transformers if it differs from the model type → the model type.
 
-vLLM's class of Ovis 2.5 runs Ovis 2.6 too, whose model types say which text model it has.
+vLLM's class of Ovis 2.5 runs Ovis 2.6 too, whose model types say which text model it has. `florence2_language` is the
+text model of Florence-2's own code (microsoft/Florence-2-large, modeling_florence2.py), whose layers are BART's.
 """
 
 

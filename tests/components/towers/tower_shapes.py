@@ -22,6 +22,7 @@ PADDLEOCR: dict[str, Any] = {
     **{k: v for k, v in SIGLIP.items() if k != "vision_use_head"},
     "model_type": "paddleocr_vl_vision",
 }
+EDGE: dict[str, Any] = {"model_type": "cosmos3_edge_vision", **COMMON_VISION, "num_patches": 36}
 PIXTRAL: dict[str, Any] = {"model_type": "pixtral", **COMMON_VISION, "num_attention_heads": 2, "image_size": 28}
 QWEN: dict[str, Any] = {**COMMON_DEPTH, "num_position_embeddings": 16, "out_hidden_size": 32}
 GEMMA4: dict[str, Any] = {
@@ -84,6 +85,8 @@ MUSE: dict[str, Any] = {**COMMON_VISION, "num_hidden_layers": 5, "pos_emb_height
 MUSE_PROJECTOR = {"out_hidden_size": 96, "projector_hidden_size": 40}
 MUSE_PLACES = {name: (name,) for name in ("vision_tower", "vision_adapter", "vision_projection")}
 
+BOXES: dict[str, Any] = {"coordinate_size": 6, "shape_size": 4, "rel_pos_bins": 8, "num_key_value_heads": None}
+
 GLM: dict[str, Any] = {**COMMON_DEPTH, "image_size": 24, "out_hidden_size": 32}
 GLM_PLACES = {"visual": ("visual", "visual_downsample", "visual_merger", "visual_network")}
 GLM_SHAPES: list[dict[str, Any]] = [
@@ -136,6 +139,15 @@ PARAKEET: dict[str, Any] = {
     "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 16,
     "subsampling_conv_channels": 6, "projection_hidden_size": 20, "projection_bias": False,
 }  # fmt: skip
+CHAMELEON: dict[str, Any] = {
+    "embed_dim": 8, "num_embeddings": 12, "latent_channels": 6, "resolution": 16, "base_channels": 32,
+    "channel_multiplier": [1, 1], "num_res_blocks": 1,
+}  # fmt: skip
+CHAMELEON_WORDS = {
+    "<image>": 7,
+    **{f"IMGIMG{''.join('ABCDEFGHIJ'[int(digit)] for digit in str(code))}Z": 8 + code for code in range(12)},
+}
+"""A word of the vocabulary for each code, whose letters are its decimal digits."""
 JANUS: dict[str, Any] = {
     **{name: size for name, size in COMMON_VISION.items() if name != "intermediate_size"},
     "image_size": 24, "projection_dim": 32, "num_image_tokens": 36,
@@ -351,6 +363,14 @@ WRAPPERS: dict[str, Shapes] = {
         "FuyuForCausalLM",
         {"vision_embed_tokens": ("vision_embed_tokens",)},
         [{"patch_size": 4}, {"patch_size": 6, "num_channels": 1}],
+    ),
+    "layoutlmv3": (
+        "LayoutLMv3Model",
+        {"patch_embed + cls_token + pos_embed + norm + LayerNorm": ("vision_embeddings",)},
+        [
+            {**BOXES, "patch_size": 4, "input_size": 16},
+            {**BOXES, "patch_size": 6, "input_size": 20, "num_channels": 1},
+        ],
     ),
     "mistral3": (
         "Mistral3ForConditionalGeneration",
@@ -646,6 +666,17 @@ WRAPPERS: dict[str, Shapes] = {
             },
         ],
     ),
+    "chameleon": (
+        "ChameleonForConditionalGeneration",
+        {"vqmodel": ("image_tokenizer",)},
+        [
+            {"vq_config": CHAMELEON, "vocabulary_map": CHAMELEON_WORDS},
+            {
+                "vq_config": {**CHAMELEON, "channel_multiplier": [1, 2], "in_channels": 1, "attn_resolutions": [8]},
+                "vocabulary_map": CHAMELEON_WORDS,
+            },
+        ],
+    ),
     "muse_glimmer": (
         "MuseGlimmerForConditionalGeneration",
         MUSE_PLACES,
@@ -881,6 +912,17 @@ WRAPPERS: dict[str, Shapes] = {
         [
             {"vision_config": {"model_type": "qwen2_5_vl_vision", **QWEN_2_5, "out_hidden_size": 40}},
             {"vision_config": {"model_type": "qwen2_5_vl", **QWEN_2_5, "in_channels": 1, "depth": 3}},
+        ],
+    ),
+    "cosmos3_edge": (
+        "Cosmos3EdgeForConditionalGeneration",
+        {"visual": ("visual",), "projector": ("projector",)},
+        [
+            {"vision_config": EDGE, "projector_hidden_size": 20},
+            {
+                "vision_config": {**EDGE, "num_channels": 1, "spatial_merge_size": 3, "hidden_act": "relu"},
+                "projector_hidden_size": 12,
+            },
         ],
     ),
     "cosmos3_omni": (

@@ -66,7 +66,6 @@ WRAPPERS = {
         "vision_tower + layerwise_projectors + spatial_projectors + image_newline",
         {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/4", "spatial_target_layers": [1]},
     ),
-    "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
     "molmo2": UncountedModules("Molmo2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "muse_spark": UncountedModules(
         "MuseSparkForConditionalGeneration",

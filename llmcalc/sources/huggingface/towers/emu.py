@@ -1,6 +1,7 @@
-"""Image tokenizers, VQ-VAEs: Emu 3 (Wang 2024, arXiv:2409.18869, §2.1) and Janus (Wu 2024, arXiv:2410.13848).
+"""Image tokenizers, VQ-VAEs: Emu 3 (Wang 2024, arXiv:2409.18869, §2.1), Janus (Wu 2024, arXiv:2410.13848), Chameleon.
 
-transformers: models/emu3 (`Emu3VQVAE`), models/janus (`JanusVQVAE`; with the encoder of images that Janus reads).
+transformers: models/emu3 (`Emu3VQVAE`), models/janus (`JanusVQVAE`; with the encoder of images that Janus reads),
+    models/chameleon (`ChameleonVQVAE`).
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
         "attn_resolutions": [level for level in attended_levels if level < len(channel_multipliers)],
         "attention": self_attention(config, **biases(True, *QKVO_BIASES)),
+        "out_channels": config.integer("out_channels"),
         "codebook_size": config.integer("codebook_size"),
         "temporal_levels": int(log2(config.integer("temporal_downsample_factor"))),
     }
@@ -73,10 +75,10 @@ def _read_channels(config: Config) -> tuple[int, list[int]]:
 
 
 def _image_tokenizer_fields(config: Config, base_channels: int, channel_multipliers: list[int]) -> Table:
-    """Returns the fields that the image tokenizers of Emu 3 and Janus share."""
+    """Returns the fields that the image tokenizers share."""
     return {
         "type": "image_tokenizer",
-        **config.integer_fields("in_channels", "out_channels"),
+        "in_channels": config.integer("in_channels"),
         "base_channels": base_channels,
         "channel_multiplier": channel_multipliers,
         **config.integer_fields("num_res_blocks", "latent_channels", "embed_dim"),
@@ -95,10 +97,34 @@ def _read_janus_tokenizer(root_config: Config, config: Config, text_hidden_size:
     tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
         "attn_resolutions": [len(channel_multipliers) - 1],
         "attention": {"num_attention_heads": 1, **biases(True, *QKVO_BIASES)},
+        "out_channels": config.integer("out_channels"),
         "codebook_size": code_count,
         "over_frames": False,
         "generation": {"maps": maps, "head_input_size": config.integer("image_token_embed_dim"), "head": head},
     }
+    return {"image_tokenizer": tokenizer}
+
+
+def _read_chameleon_tokenizer(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads Chameleon's image tokenizer, whose class has the first convolution of its decoder alone.
+
+    `attn_resolutions` lists the sides of the grids whose levels have attention.
+    """
+    config.require("attn_type", "vanilla")
+    base_channels, channel_multipliers = _read_channels(config)
+    side = config.integer("resolution")
+    attended_sides = _read_numbers(config, "attn_resolutions", minimum=0) if config.has("attn_resolutions") else []
+    level_count = len(channel_multipliers)
+    tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
+        "attn_resolutions": [level for level in range(level_count) if side // 2**level in attended_sides],
+        "attention": {"num_attention_heads": 1, **biases(True, *QKVO_BIASES)},
+        "codebook_size": config.integer("num_embeddings"),
+        "over_frames": False,
+        "has_decoder": False,
+    }
+    if side % 2 ** (level_count - 1) == 0:
+        tokens = (side // 2 ** (level_count - 1)) ** 2
+        tokenizer["image"] = {"type": "fixed", "size": side, "tokens": tokens, "marks": 2}
     return {"image_tokenizer": tokenizer}
 
 
@@ -187,7 +213,22 @@ JANUS_TOKENIZER_DEFAULTS: Table = {
     "image_token_embed_dim": 2048,
 }
 
+CHAMELEON_DEFAULTS: Table = {
+    "embed_dim": 256,
+    "num_embeddings": 8192,
+    "double_latent": False,
+    "latent_channels": 256,
+    "resolution": 512,
+    "in_channels": 3,
+    "base_channels": 128,
+    "channel_multiplier": (1, 1, 2, 2, 4),
+    "num_res_blocks": 2,
+    "attn_resolutions": None,
+    "attn_type": "vanilla",
+}
+
 WRAPPERS = {
+    "chameleon": {"vq_config": TowerSection(_read_chameleon_tokenizer, {"chameleon_vqgan": CHAMELEON_DEFAULTS})},
     "janus": {
         "vision_config": TowerSection(
             _read_janus,

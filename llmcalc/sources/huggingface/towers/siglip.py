@@ -1,7 +1,7 @@
 """SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) with a text model.
 
 transformers: models/siglip, siglip2 and clip, in models/git, gemma3, shieldgemma2, paligemma, aya_vision,
-    cohere2_vision, lfm2_vl, t5gemma2, video_llama_3, minicpmv4_6.
+    cohere2_vision, lfm2_vl, t5gemma2, video_llama_3, minicpmv4_6, cosmos3_edge.
 """
 
 from __future__ import annotations
@@ -74,6 +74,16 @@ def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) 
     linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size**2)
     visual = siglip_with_positions(config, patches_per_side(config) ** 2, **ROTARY_POSITION)
     return {"visual": visual, "projector": projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm())}
+
+
+def _read_cosmos3_edge(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads Cosmos 3 Edge: SigLIP 2, and two linear layers over merged squares."""
+    linear_layers = two_linear_layers(text_hidden_size, inner_width=root_config.integer("projector_hidden_size"))
+    merge_fields: Table = {"merge": config.integer("spatial_merge_size"), "norm": layernorm(1e-6)}
+    return {
+        "visual": siglip_with_positions(config, config.integer("num_patches")),
+        "projector": projector(config.integer("hidden_size"), *linear_layers, **merge_fields),
+    }
 
 
 def _read_modernvbert(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -327,6 +337,11 @@ PADDLEOCR_DEFAULTS: Table = {
     "patch_size": 14,
     "spatial_merge_size": 2,
 }
+COSMOS3_EDGE_DEFAULTS: Table = {
+    **{field_name: size for field_name, size in PADDLEOCR_DEFAULTS.items() if field_name != "image_size"},
+    "patch_size": 16,
+    "num_patches": 256,
+}
 
 MINICPM: Table = {**{name: size for name, size in SIGLIP_DEFAULTS.items() if name != "vision_use_head"}}
 MINICPM["window_kernel_size"] = (2, 2)
@@ -382,6 +397,9 @@ WRAPPERS = {
     "siglip": vision_section(lambda _, config, width: {"vision_model": siglip_encoder(config)}, ONLY_SIGLIP),
     "siglip2": vision_section(
         lambda _, config, width: {"vision_model": siglip2_encoder(config)}, {"siglip2_vision_model": SIGLIP2_DEFAULTS}
+    ),
+    "cosmos3_edge": vision_section(
+        _read_cosmos3_edge, {"cosmos3_edge_vision": COSMOS3_EDGE_DEFAULTS}, {"projector_hidden_size": 11520}
     ),
     "modernvbert": vision_section(_read_modernvbert, ONLY_SIGLIP, {"pixel_shuffle_factor": 4}),
     "ultravbert": vision_section(

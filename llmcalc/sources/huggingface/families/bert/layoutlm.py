@@ -1,19 +1,46 @@
 """Encoders of document pages and tables: BERT's layers with additional embeddings.
 
-LayoutLM embeds coordinates on a page, TAPAS columns and rows.
+LayoutLM embeds coordinates on a page, TAPAS columns and rows. LayoutLMv3 (Huang et al. 2022, arXiv:2204.08387) has
+biases by distances in the text and on the page too, and reads the patches of the page's image behind the words.
 
-transformers: models/layoutlm, models/tapas.
+transformers: models/layoutlm, models/layoutlmv3, models/tapas.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY_CLASS, Family, Quirks, module_names
-from ...parts import QUESTION_ANSWERING, Table, class_name_of_config, encoder, layernorm, pooler, scores_sequences
-from .bert import OLD_FIELDS, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
+from ...parts import (
+    QUESTION_ANSWERING,
+    TOKEN_CLASSIFIER,
+    Table,
+    class_count,
+    class_name_of_config,
+    encoder,
+    layernorm,
+    pooler,
+    scores_sequences,
+)
+from .bert import (
+    OLD_FIELDS,
+    ROBERTA_WRITERS,
+    SECOND_BIAS,
+    bert_activation,
+    bert_block,
+    bert_head,
+    bert_positions,
+    bert_score_head,
+    bert_stack,
+    padded_positions,
+)
+
+if TYPE_CHECKING:
+    from .....components.token_types import Boxes
+    from ....to_hf.config_values import ConfigValues
 
 BOX_COORDINATES = ("x", "y", "h", "w")
 """The coordinates of a word on its page: corners of its box, height and width."""
@@ -31,6 +58,46 @@ def _read_layoutlm(config: Config) -> Table:
     return _with_embedding_tables(config, embedding_tables, **pooler(True))
 
 
+LARGEST_PLAIN_LABEL_COUNT = 9
+"""The most labels that LayoutLMv3's token classifier scores with one linear layer; for more it has two."""
+
+
+def _read_layoutlmv3(config: Config) -> Table:
+    """Reads LayoutLMv3 without its image; the embeddings of patches are a part of `towers`."""
+    config.require("text_embed", True)
+    box_sizes = config.integer_fields("coordinate_size", "shape_size")
+    hidden_size = config.integer("hidden_size")
+    if 4 * box_sizes["coordinate_size"] + 2 * box_sizes["shape_size"] != hidden_size:
+        raise config.field_error("coordinate_size", f"4 · coordinate_size + 2 · shape_size = hidden_size {hidden_size}")
+    stack = bert_stack(config, padded_positions(config))
+    boxes = {"num_positions": config.integer("max_2d_position_embeddings"), **box_sizes}
+    stack["token_types"] = {**stack.get("token_types", {}), "boxes": boxes}
+    has_page_bias = config.flag("has_spatial_attention_bias")
+    if config.flag("has_relative_attention_bias"):
+        stack["relative_bias"] = {
+            "num_attention_heads": config.integer("num_attention_heads"),
+            "relative_attention_num_buckets": config.integer("rel_pos_bins"),
+            "relative_attention_max_distance": config.integer("max_rel_pos"),
+            "other_buckets": [config.integer("rel_2d_pos_bins")] * (2 * has_page_bias),
+        }
+    elif has_page_bias:
+        raise config.field_error("has_relative_attention_bias", "true: its class adds no bias of the page alone")
+    score_head, class_name = bert_score_head("tanh"), class_name_of_config(config)
+    if config.head_kind == "lm":
+        if class_name:
+            raise config.error("architectures", class_name, "LayoutLMv3Model, or its class with a classifier")
+        config.head_kind = "none"
+    model_fields = encoder(config, bert_block(config), stack, {}, score_head)
+    has_two_layers = class_count(config) > LARGEST_PLAIN_LABEL_COUNT
+    if class_name.endswith(QUESTION_ANSWERING) or (class_name.endswith(TOKEN_CLASSIFIER) and has_two_layers):
+        model_fields["head"] |= score_head
+    if config.flag("visual_embed"):
+        config.notes.append(
+            "input_size: the patches of a page's image, read behind the words, are not counted in passes"
+        )
+    return model_fields
+
+
 def _read_tapas(config: Config) -> Table:
     """Reads TAPAS, whose question-answering class scores cells, columns and aggregations."""
     vocab_sizes = config.integers("type_vocab_sizes")
@@ -46,6 +113,16 @@ def _read_tapas(config: Config) -> Table:
     return model_fields
 
 
+def _boxes(config_values: ConfigValues) -> Boxes:
+    return require_present(require_present(config_values.first_stack.token_types).boxes)
+
+
+def _page_buckets(config_values: ConfigValues) -> tuple[int, ...]:
+    """Returns the numbers of buckets of the biases by distances on the page."""
+    relative_bias = config_values.first_stack.relative_bias
+    return () if relative_bias is None else relative_bias.other_buckets
+
+
 FAMILIES = {
     "layoutlm": Family(
         _read_layoutlm,
@@ -54,6 +131,35 @@ FAMILIES = {
         modules={
             **module_names("bert"),
             **{f"embed_other_{i}": f"embeddings.{axis}_position_embeddings" for i, axis in enumerate(BOX_COORDINATES)},
+        },
+        dropout_fields=BERT_DROPOUT,
+    ),
+    "layoutlmv3": Family(
+        _read_layoutlmv3,
+        {"tie_word_embeddings": False},
+        ignored_fields=OLD_FIELDS | {"max_rel_2d_pos", "second_input_size"},
+        tower_class_prefixes="LayoutLMv3",
+        tower_file="layoutlm",
+        quirks=Quirks(mask_making_classes=EVERY_CLASS),
+        field_writers={
+            **ROBERTA_WRITERS,
+            "max_2d_position_embeddings": lambda s: _boxes(s).num_positions,
+            "coordinate_size": lambda s: _boxes(s).coordinate_size,
+            "shape_size": lambda s: _boxes(s).shape_size,
+            "has_relative_attention_bias": lambda s: s.first_stack.relative_bias is not None,
+            "has_spatial_attention_bias": lambda s: bool(_page_buckets(s)),
+            "rel_2d_pos_bins": lambda s: _page_buckets(s)[0] if _page_buckets(s) else None,
+        },
+        modules={
+            **module_names("roberta"),
+            **{f"box_{name}": f"embeddings.{name[0]}_position_embeddings" for name in ("x", "y", "height", "width")},
+            "relative_bias": " + ".join(f"encoder.rel_pos_{axis}bias" for axis in ("", "x_", "y_")),
+            "towers.vision_embeddings": "patch_embed + cls_token + pos_embed + norm + LayerNorm",
+            "towers.patch_embedding": ".patch_embed.proj",
+            "towers.class_embedding": ".cls_token",
+            "towers.position_embedding": ".pos_embed",
+            "towers.out_norm_0": ".norm",
+            "towers.out_norm_1": ".LayerNorm",
         },
         dropout_fields=BERT_DROPOUT,
     ),

@@ -1,6 +1,7 @@
 """GLM-5.3: Kimi delta attention, and latent attention without positions whose indexer scores pools of tokens.
 
-Each sublayer reads and writes several residual streams, whose mean is the output. transformers: models/glm5_next.
+Each sublayer reads and writes several residual streams, whose mean is the output. transformers: models/glm5_next. vLLM:
+models/glm5next/common/mtp.py, for the module that predicts a further token, whose layer has no such streams.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from ...family import EVERY_CLASS, Deviation, Family, Quirks, field_names, modul
 from ...field_writers import NO_PADDING_WRITER
 from ...parts import (
     Table,
+    add_mtp_modules,
     clamped_swiglu,
     decoder,
     dense_or_moe_kinds,
     glu,
+    layer_table,
     listed_kinds,
-    note_uncounted_mtp,
     rmsnorm,
     stack_of_kinds,
 )
@@ -43,7 +45,6 @@ PUBLISHED_FIELDS = {"index_kpool_compress": True, "mhc": True, "mla_use_nope": T
 
 
 def _read_glm5_next_text(config: Config) -> Table:
-    note_uncounted_mtp(config)
     for field_name, field_value in PUBLISHED_FIELDS.items():
         config.require_if_present(field_name, field_value)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
@@ -91,7 +92,9 @@ def _read_glm5_next_text(config: Config) -> Table:
     ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}
-    return decoder(config, stack["block"], norm, stack=stack)
+    prediction_layer = {"type": "block", **layer_table(mixers["full"], ffns_by_kind["moe"], norm)}
+    mtp_fields = add_mtp_modules(config, stack, "prediction", prediction_layer, norm)
+    return decoder(config, stack.pop("block"), norm, stack=stack, **mtp_fields)
 
 
 def _latent_attention(config: Config, indexer_table: Table, latent_fields: Table) -> Table:

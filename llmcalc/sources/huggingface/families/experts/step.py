@@ -3,7 +3,7 @@
 Layers with a window may have more heads than layers without one.
 
 transformers: models/step3p7. Configs of earlier code list more layers than num_hidden_layers: the last are those of
-    multi-token prediction.
+    multi-token prediction. vLLM: step3p5_mtp.py, for these modules, each with a head of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
     Table,
+    add_mtp_modules,
     attention,
     attention_biases,
     decoder_of_kinds,
@@ -29,7 +30,6 @@ from ..deepseek.deepseek import SIGMOID_ROUTING
 
 
 def _read_step3p5(config: Config) -> Table:
-    note_uncounted_mtp(config)
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, output_gate={"per": "head"}, **attention_biases(config), **qk_norm_fields(norm))
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
@@ -58,7 +58,29 @@ def _read_step3p5(config: Config) -> Table:
     block = layer_table(mixer, glu(config, has_mlp_bias), norm)
     layer_configs: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    return decoder_of_kinds(config, block, norm, (attention_kinds, layer_configs), (ffn_kinds, ffn_changes))
+    model_fields = decoder_of_kinds(config, block, norm, (attention_kinds, layer_configs), (ffn_kinds, ffn_changes))
+    prediction_kind = _prediction_attention(config, depth)
+    if prediction_kind not in attention_kinds:
+        note_uncounted_mtp(config)
+        return model_fields
+    dense_network = {"feed_forward": {"type": "mlp", **glu(config, has_mlp_bias)}}
+    prediction_layer = {**layer_configs[prediction_kind], **dense_network}
+    stack = model_fields["decoder"]
+    return {**model_fields, **add_mtp_modules(config, stack, "prediction", prediction_layer, norm, own_head=True)}
+
+
+def _prediction_attention(config: Config, depth: int) -> str:
+    """Returns the kind of attention of the layers of multi-token prediction, whose network is dense.
+
+    `layer_types` lists them behind the model's layers. Empty if they differ, are not listed or have experts.
+    """
+    module_count = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
+    layer_types = config.get("layer_types")
+    module_types = {*layer_types[depth:]} if isinstance(layer_types, list) else set()
+    has_experts = "moe" in _layers_with_experts(config, depth + module_count)[depth:]
+    if not module_count or len(module_types) != 1 or has_experts:
+        return ""
+    return FULL_OR_SLIDING.get(str(module_types.pop()), "")
 
 
 def _layers_with_experts(config: Config, depth: int) -> list[str]:

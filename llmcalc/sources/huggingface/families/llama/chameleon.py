@@ -1,6 +1,6 @@
 """Chameleon: Llama's layers with a LayerNorm per head on queries and keys, and pre-norm or post-norm sublayers.
 
-Images are tokens of the vocabulary; the encoder that makes them (a VQ-VAE) is not counted.
+Images are tokens of the vocabulary, which a VQ-VAE beside the text model makes of them.
 
 transformers: models/chameleon.
 """
@@ -21,6 +21,7 @@ from ...parts import (
     qk_norm_fields,
     rmsnorm,
 )
+from ..multimodal.multimodal import JANUS_TOKENIZER
 
 
 def _read_chameleon(config: Config) -> Table:
@@ -38,10 +39,15 @@ def _read_chameleon(config: Config) -> Table:
 FAMILIES = {
     "chameleon": Family(
         _read_chameleon,
-        ignored_fields=frozenset({"image_token_id"}),
+        ignored_fields=frozenset({"image_token_id", "vq_config"}),
         tower_class_prefixes="Chameleon",
-        uncounted_encoders={"vq_config": "chameleon_vqgan"},
-        uncounted_modules="model.vqmodel",
-        modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
+        tower_file="emu",
+        modules={
+            "self_attn_post_norm": "input_layernorm",
+            "mlp_post_norm": "post_attention_layernorm",
+            **{f"towers.{node_name}": module_name for node_name, module_name in JANUS_TOKENIZER.items()},
+            "towers.decoder": "post_quant_conv",
+            "towers.o_proj": "proj_out",
+        },
     )
 }

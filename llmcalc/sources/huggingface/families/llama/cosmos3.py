@@ -21,7 +21,8 @@ FAMILIES = {
         None,
         text_type="cosmos3_edge_text",
         tying_source="never",
-        uncounted_encoders={"vision_config": "cosmos3_edge_vision"},
+        tower_file="siglip",
+        modules={"towers.map_1": "linear_fc1", "towers.map_2": "linear_fc2"},
     ),
     "cosmos3_edge_text": Family(_read_cosmos3_edge_text, modules={"up_proj": "fc1", "down_proj": "fc2"}),
 }

@@ -30,6 +30,7 @@ from ...parts import (
     layer_table,
     listed_kinds,
     mtp_modules,
+    note_uncounted_mtp,
     offset_rmsnorm,
     qk_norm_fields,
     rmsnorm,
@@ -187,7 +188,24 @@ def read_ling_3(config: Config) -> Table:
         "linear" if (index + 1) % attention_period else "full" for index in range(config.integer("num_hidden_layers"))
     ]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
-    return latent_decoder(config, linear_attention, latent_attention(config, output_gate={"per": "head"}), mixer_kinds)
+    full_attention = latent_attention(config, output_gate={"per": "head"})
+    model_fields = latent_decoder(config, linear_attention, full_attention, mixer_kinds)
+    return {**model_fields, **_latent_prediction(config, model_fields["decoder"])}
+
+
+def _latent_prediction(config: Config, stack: Table) -> Table:
+    """Returns Ling 3's multi-token-prediction modules, whose layer has latent attention and experts.
+
+    Source: vLLM, models/bailing_moe_v3_mtp.py (`BailingMoeV3MultiTokenPredictorLayer`).
+    """
+    full_kind = "full_moe"
+    if full_kind not in (*stack.get("pattern", ()), *stack.get("first_layers", ())):
+        note_uncounted_mtp(config)
+        return {}
+    mtp_fields = mtp_modules(config)
+    if mtp_fields:
+        mtp_fields["mtp"]["layer"] = full_kind
+    return mtp_fields
 
 
 def kda(config: Config, linear_fields: Config, **mixer_fields: Any) -> Table:

@@ -231,19 +231,14 @@ def _read_cogvlm(config: Config) -> Table:
     CogVLM 2, which states its heads of keys and values, has a bias in the projections of queries, keys and values of
     an image.
     """
-    mixer, hidden_size = attention(config), config.integer("hidden_size")
-    heads, kv_heads = config.integer("num_attention_heads"), config.optional_integer("num_key_value_heads")
-    qkv_width = hidden_size + 2 * config.quotient("num_attention_heads", hidden_size, heads) * (kv_heads or heads)
-    layer_params = (
-        (hidden_size if kv_heads is None else hidden_size + 1) * qkv_width
-        + hidden_size * hidden_size
-        + 3 * hidden_size * config.integer("intermediate_size")
-    )
+    mixer, norm = attention(config), rmsnorm(config.number("rms_norm_eps"))
+    image_attention = {**mixer, **biases(config.optional_integer("num_key_value_heads") is not None, *QKV_BIASES)}
+    layer = layer_table(mixer, glu(config), norm)
+    image_weights = {"other_attention": image_attention, "other_feed_forward": glu(config)}
     config.notes.append(
-        "the layers' second set of projections, which tokens of an image use, is not counted: "
-        f"{layer_params * config.integer('num_hidden_layers'):,} parameters"
+        "tokens of an image use a second set of projections, whose products are not counted: passes are those of text"
     )
-    return llama_decoder(config, mixer)
+    return decoder(config, {"type": "paired", **layer, **image_weights}, norm)
 
 
 COMMON_DEFAULTS: dict[str, Any] = {
