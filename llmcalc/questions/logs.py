@@ -111,7 +111,7 @@ class _LoggedRun:
         hardware = find_hardware(hardware_name) if hardware_name else _named_hardware(self.parsed_log.device)
         if hardware is None and total_bytes and total_bytes >= 2**20:
             hardware = memory_only_hardware(f"{total_bytes // 2**20}MiB")
-            hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total_bytes)} GiB"})
+            hardware = hardware and hardware.model_copy(update={"title": f"{units.GIB.write(total_bytes)} GiB"})
         if hardware is not None and total_bytes:
             return hardware.model_copy(update={"driver_total": total_bytes, "usable_memory_bytes": None})
         if hardware is None:
@@ -197,8 +197,9 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     missing_inputs = tuple(logged_run.missing_inputs)
     notes = tuple(dict.fromkeys(logged_run.notes))
     return ExplainedLog(
-        parsed_log, compared_terms, preset, hardware, version, wrong_term, suggested_flag, missing_inputs, notes
-    )
+        parsed_log, compared_terms, preset, hardware, version, wrong_term, suggested_flag, missing_inputs, notes,
+        devices=1 if engine_memory is None else engine_memory.devices,
+    )  # fmt: skip
 
 
 def _computed_bytes_of_engine(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .. import units
 from .document import Column, DisplayedValue, Report, Table, displayed_text, row
 from .engine import TERM_TITLES
+from .notes import device_phrase
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def _heading_text(log_answer: ExplainedLog) -> str:
     parsed_log = log_answer.parsed_log
     program_text = f"{parsed_log.title} {parsed_log.version}".strip()
     model_text = log_answer.preset.display if log_answer.preset is not None else parsed_log.model
-    device = log_answer.hardware.title if log_answer.hardware is not None else parsed_log.device
+    device = parsed_log.device
+    if log_answer.hardware is not None:
+        device = device_phrase(log_answer.devices, log_answer.hardware.title)
     return ", ".join(filter(None, (program_text, model_text, device)))
 
 

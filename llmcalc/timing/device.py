@@ -46,6 +46,11 @@ DEFAULT_NIC_RATE = 25_000_000_000
 PCIE_LINK_RATE = 64_000_000_000
 """Bytes/s of a link in one direction up to which it is PCI Express 5.0 or older."""
 
+BRIDGED_LINK_RATES = {"8": 32_000_000_000, "9": 64_000_000_000}
+"""Major compute capability of cards that NVLink bridges join → bytes/s of the PCI Express link, of generation 4.0 or
+5.0, by which a card reaches those beyond its bridge (NVIDIA's datasheets of the A100 PCIe, RTX A6000 and H100 PCIe).
+"""
+
 PCIE_SHARE, UNPEERED_SHARE = 0.4, 0.26
 """Share of a PCI Express link that a message reaches, with and without access to the memory of other accelerators.
 
@@ -378,7 +383,10 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     pcie_share = PCIE_SHARE if has_peer_access else UNPEERED_SHARE
     low_latency, simple_protocol = PCIE_PROTOCOLS
     pcie_protocols = PCIE_PROTOCOLS if has_peer_access else ((*low_latency[:2], UNPEERED_LL_STEP), simple_protocol)
-    unknown_nic = min(DEFAULT_NIC_RATE, link_rate * pcie_share) if is_pcie else DEFAULT_NIC_RATE
+    host_link_rate = link_rate if is_pcie else inf
+    if interconnect is not None and "bridge" in interconnect.name:
+        host_link_rate = BRIDGED_LINK_RATES.get((hardware.compute_capability or "").split(".")[0], inf)
+    unknown_nic = min(DEFAULT_NIC_RATE, host_link_rate * pcie_share)
     return Device(
         name=hardware.name,
         evidence=_evidence(hardware, generation),

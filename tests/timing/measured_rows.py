@@ -588,7 +588,7 @@ def full_server(row: Row) -> tuple[Replica, int]:
     if row["checkpoint"]:
         return _default_server(row, record, version, flags)
     flags[record.flags_by_option["--seq"].lstrip("-")] = length
-    if preset.checkpoint is None and "oss" not in row["model"]:
+    if preset.checkpoint is None and row["precision"] in SCHEMES and "oss" not in row["model"]:
         flags["quantize"] = SCHEMES[row["precision"]]
     if row["kv_bits"] == "8":
         flags |= cache_flag(record, "fp8")
@@ -624,8 +624,11 @@ def _default_server(row: Row, record: Engine, version: EngineVersion, flags: dic
 def bench_settings(row: Row) -> dict[str, int]:
     """The settings that `trtllm-bench` chooses where the command has none: requests and tokens of a step.
 
-    It rounds up its own estimate of the cache (tensorrt_llm/bench/build/tuning.py); prompts are not cut.
+    It rounds up its own estimate of the cache (tensorrt_llm/bench/build/tuning.py); prompts are not cut. Before 0.15 it
+    reads them from a table of models (benchmark_config.yml), of which a row has its figures.
     """
+    if row["sequences"]:
+        return {"max_batch_size": row.whole("sequences"), "max_num_tokens": row.whole("step_tokens")}
     ranks, pp, input_tokens, output = (
         row.whole("tp") * row.whole("dp"),
         row.whole("pp"),

@@ -47,12 +47,13 @@ CLASSES: dict[str, Limits] = {
 
 def causes(row: Row) -> set[Any]:
     """What an estimate has rules for: the stack, the accelerator and the model in each class, the measure, how the run
-    is divided, its formats, what it recomputes; and the row's source.
+    is divided, its formats, what it recomputes; the lengths that fill a server; and the row's source.
     """
     divided = tuple(row.whole(size) > 1 for size in ("tp", "pp", "dp", "ep", "cp"))
     of_class = {(row.kind, row.stack.name), (row.kind, row["hardware"]), (row.kind, row["model"])}
     formats = (row["precision"], row["recompute"], bool(row["lora"]), row["zero"])
-    return {row.set, (row["measure"], row.is_loaded), (row.trains, divided), formats, *of_class}
+    lengths = (row.kind, *((row["input"], row["output"]) if row.kind == measured_rows.FULL else ()))
+    return {row.set, (row["measure"], row.is_loaded), (row.trains, divided), formats, lengths, *of_class}
 
 
 SLACK = 1.4
@@ -129,6 +130,7 @@ class TestErrors:
         "serve_aic_silicon": 0.16,  # tokens 6 %, first tokens 23 %
         "serve_sgl_pages": 0.28,  # tokens/s 25 %, tokens 21 %, first tokens 27 %
         "serve_vllm_rates": 0.25,  # tokens 18 %, first tokens 25 %
+        "serve_trtllm_014": 0.10,
         "serve_trtllm_inflight": 0.13,
         "serve_gpustack": 0.24,  # tokens/s 20 %, tokens 14 %, first tokens 41 %
         "serve_rocm_vllm": 0.19,

@@ -506,6 +506,13 @@ def test_rings_through_nodes_take_steps_of_every_message() -> None:
     assert inside == pytest.approx(10 * 1e-5 + 7 / 8 * 1e9 / (450e9 * 0.75), rel=1e-12)
 
 
+def test_cards_of_pcie_reach_those_beyond_their_bridge_over_it() -> None:
+    """An A100 PCIe: a bridge of 300 GB/s each way to one card, and 32 GB/s to all others (its datasheet)."""
+    device = device_of(load_hardware("a100-pcie"))
+    assert (device.domain_devices, device.network_bandwidth) == (2, 0.4 * 32e9)
+    assert device_of(load_hardware("h100-pcie")).network_bandwidth == 25e9
+
+
 def test_small_micro_batches_of_eager_kernels_wait_for_the_host() -> None:
     stack = find_stack("fsdp2")
     short, long = (training_step(llama(), h100(), stack, StepPlan(micro_batch=1, seq=seq)) for seq in (64, 16384))

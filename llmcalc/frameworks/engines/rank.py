@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import fields, replace
 from fractions import Fraction
@@ -359,6 +359,22 @@ class EngineRank:
                 layer_count=cache.layer_count + self.draft_layer_count
             )
         return layer_caches
+
+    @property
+    def caches_of_all_layers(self) -> list[TokenCache]:
+        """The growing KV caches if layers that read the keys and values of a lower layer have caches of their own too.
+
+        SGLang allocates them by the number of layers (model_executor/pool_configurator.py).
+        """
+        rank_layers, sharing_layers = frozenset(self.model.chunks.layers), Counter[int | None]()
+        for _, layer, _, layer_indices in self.preset.model.main.layer_groups():
+            if getattr(layer.attention, "kv_shared", False):
+                window = getattr(layer.attention, "sliding_window", None)
+                sharing_layers[window] += len(rank_layers.intersection(layer_indices or ()))
+        return [
+            cache._replace(layer_count=cache.layer_count + sharing_layers.pop(cache.window, 0))
+            for cache in self.token_caches
+        ]
 
     def no_cache_error(self, engine: str) -> InputError:
         """Returns the error for a rank whose layers cache no keys and values."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ...components.mixers.attention import Attention
+from ...costs.params import params
 from ...costs.quantization.base import StoredBytes, WeightTensor, stored_tensors, unquantized_bytes, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...optional import included_part_names
-from .rank import EngineRank
+from .rank import EngineRank, architectures, mixers
 
 LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
 """Bytes of the smallest tensor with a segment of its own, and the multiple of a segment's size."""
@@ -64,3 +66,24 @@ def _stored_tensors(engine_rank: EngineRank) -> Iterator[tuple[WeightTensor, Sto
     checkpoint = engine_rank.preset.checkpoint
     module_names = None if checkpoint is None else checkpoint.names(engine_rank.model.tree(), engine_rank.model.kind)
     yield from stored_tensors(engine_rank.model, engine_rank.quantization, weight_format, included_parts, module_names)
+
+
+def unused_projection_bytes(engine_rank: EngineRank, class_names: tuple[str, ...]) -> int:
+    """Returns the bytes of a rank's unused projections, in the number format of the other attention projections.
+
+    Classes of Gemma 3n and Gemma 4 have one matrix of queries, keys and values in each layer: also in layers that take
+    keys and values from a lower one, and in layers whose values are the projected keys (models/gemma4.py of vLLM,
+    gemma4_causal.py of SGLang). class_names: names of the model classes that have them.
+    """
+    if {*architectures(engine_rank.preset)}.isdisjoint(class_names):
+        return 0
+    unused_elements = 0
+    for mixer, layer_count in mixers(engine_rank.preset.model):
+        if isinstance(mixer, Attention) and (mixer.kv_shared or mixer.attention_k_eq_v):
+            key_heads = max(1, (mixer.num_key_value_heads or mixer.num_attention_heads) // engine_rank.layout.tp)
+            head_dim = mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads
+            unused_elements += (
+                layer_count * (2 if mixer.kv_shared else 1) * engine_rank.hidden_size * key_heads * head_dim
+            )
+    stored_elements = int(params(engine_rank.model).by_component["attention"])
+    return unused_elements * engine_rank.weights_by_component["attention"] // (stored_elements * engine_rank.layout.pp)

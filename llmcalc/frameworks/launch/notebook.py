@@ -15,6 +15,7 @@ from typing import Any
 from ...errors import InputError
 from ...sources.files import parse_json, read_text
 from .python_source import module_constants
+from .systemd_units import shell_of_unit
 from .windows_scripts import shell_text
 from .yaml_text import LARGEST_FILE_BYTES
 
@@ -41,12 +42,12 @@ CELL_END_MARK = "END_OF_THIS_CELL"
 
 
 def read_launch_text(path: Path) -> str:
-    """Returns a launch file's text: the code of a notebook, and a Windows script translated to shell.
+    """Returns a launch file's text: the code of a notebook, and a Windows script or a unit translated to shell.
 
     Raises `InputError` for a file that is not text.
     """
     if path.suffix != NOTEBOOK_ENDING:
-        return shell_text(read_text(path, LARGEST_FILE_BYTES), path.name)
+        return shell_of_unit(shell_text(read_text(path, LARGEST_FILE_BYTES), path.name), path.name)
     return code_of_notebook(read_text(path, LARGEST_NOTEBOOK), str(path))
 
 

@@ -50,6 +50,7 @@ class ExplainedLog:
     wrong_term: the term that differs most, or that prevents the start; empty for none.
     suggested_flag: the flag that changes this term; empty if none is known.
     missing_inputs: what is not known, without which terms are not computed. notes: remarks.
+    devices: number of devices of the computed server; 1 by default.
     """
 
     parsed_log: ParsedLog
@@ -61,3 +62,4 @@ class ExplainedLog:
     suggested_flag: str = ""
     missing_inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    devices: int = 1

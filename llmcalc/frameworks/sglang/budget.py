@@ -24,6 +24,7 @@ from ..engines.rank import EngineRank, ReserveExceedsMemory, architectures, comp
 from ..engines.redundant_experts import redundant_expert_bytes
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredCudaContext
+from ..engines.weight_matrices import unused_projection_bytes
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .compressed_pools import compressed_tokens
@@ -472,6 +473,7 @@ class SGLangServer(EngineServer):
             engine_rank.weight_bytes
             + self.replicated_bytes(engine_rank)
             + self.copied_projection_bytes(engine_rank)
+            + unused_projection_bytes(engine_rank, self.engine_record.whole_projections)
             + draft_bytes
             + self.draft_vocabulary_bytes(engine_rank)
             + self.redundant_expert_bytes(engine_rank)
@@ -609,8 +611,11 @@ class SGLangServer(EngineServer):
         """Returns the number of tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if none fit."""
         if compressed_layers(engine_rank):
             return self.compressed_tokens_in_bytes(engine_rank, available_bytes)
-        token_caches = replace(engine_rank, includes_mtp=False).token_caches
-        has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
+        token_caches = replace(engine_rank, includes_mtp=False).caches_of_all_layers
+        classes_with_pools = self.engine_record.classes_with_window_pools(self.version_numbers)
+        has_separate_pools = not (
+            self.flags.get("disable_hybrid_swa_memory") or classes_with_pools.isdisjoint(self.architectures)
+        )
         _, window_ratio = self.token_pool_ratios
         if not token_caches:
             raise engine_rank.no_cache_error("sglang")

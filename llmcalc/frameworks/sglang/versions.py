@@ -24,7 +24,7 @@ from ..engines.versions import (
 class SGLangRules(VersionRules):
     """The memory rules of a range of SGLang versions.
 
-    divided_pools: whether windowed layers and states have pools of their own.
+    divided_pools: whether recurrent states have pools of their own.
     draft_reserve_gib: what is reserved for a head that drafts tokens, and its CUDA graphs.
     counts_drafts: whether a draft's weights and cache are taken from the cache's memory.
     sizes_block_drafts: whether a draft that proposes a block has a cache of its own width, and not of the target's.
@@ -100,19 +100,36 @@ class PoolRatios(Record):
     window: float
 
 
+class WindowPools(VersionRange):
+    """Classes whose windowed layers have a pool of their own from a version on, by `--swa-full-tokens-ratio`."""
+
+    architectures: tuple[str, ...]
+
+
 class SGLangRecord(EngineRecord[SGLangRules]):
     """The contents of `presets/engines/sglang.toml`.
 
     unscaled_tables: classes whose tables of cosines and sines ignore scaled positions.
     replaced_projections: classes that free MLA's up-projections once they have copies of them.
+    whole_projections: classes whose layers all have projections of keys and values, used or not.
     """
 
     unscaled_tables: tuple[str, ...]
     replaced_projections: tuple[str, ...]
+    whole_projections: tuple[str, ...]
     fractions_by_tp: tuple[TpMemoryFraction, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
     context: tuple[MeasuredCudaContext, ...] = Field(min_length=1)
     ratios: PoolRatios
+    window_pools: tuple[WindowPools, ...]
+
+    def classes_with_window_pools(self, version_numbers: VersionNumbers) -> frozenset[str]:
+        """Returns the classes whose windowed layers have a pool of their own in a version."""
+        return frozenset(
+            class_name
+            for window_pools in ranges_at(self.window_pools, version_numbers)
+            for class_name in window_pools.architectures
+        )
 
     def defaults(self, version_numbers: VersionNumbers, memory_gib: float) -> DeviceDefaults:
         """Returns a version's defaults of a device with `memory_gib` GiB of memory."""

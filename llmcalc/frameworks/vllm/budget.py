@@ -17,7 +17,7 @@ from ...parallel.layout import ONE_DEVICE
 from ..engines.engine import EngineMemory, MemoryTerm, TermStatus
 from ..engines.flags import AUTO_WORDS
 from ..engines.rank import EngineRank, architectures, compressed_layers
-from ..engines.weight_matrices import unsplit_bytes
+from ..engines.weight_matrices import unsplit_bytes, unused_projection_bytes
 from .adapters import adapter_bytes, adapter_slots
 from .cache_formats import (
     FP8_WORDS,
@@ -56,7 +56,7 @@ from .expert_exchange import (
     uses_pplx,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
-from .fused_projections import layer_embedding_bytes, unused_projection_bytes
+from .fused_projections import layer_embedding_bytes
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes
 from .profile_run import ProfileRun

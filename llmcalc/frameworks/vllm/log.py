@@ -156,6 +156,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     has_arguments = bool(log_text.lines_with(*ARGUMENT_LINES))
     layout_flags, layout_note = _flags_of_workers(log_text)
     is_layout_shown = has_arguments or "tensor_parallel_size" in logged_flags
+    if is_layout_shown:  # the printed configuration of the engine has the sizes, but not whether ranks divide experts
+        is_divided = EXPERT_FLAG in layout_flags and not has_arguments
+        layout_flags = {EXPERT_FLAG: True} if is_divided else {}
     is_compiled = bool(log_text.lines_with(*COMPILATION_LINES))
     stated_values |= {CACHE_VARIABLE: 1} if is_compiled else {}
     return ParsedLog(
@@ -165,7 +168,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         version=log_values.version,
         model=model_name,
         total_bytes=total_bytes,
-        flags=stated_values | ({} if is_layout_shown else layout_flags) | logged_flags,
+        flags=stated_values | layout_flags | logged_flags,
         has_arguments=has_arguments,
         message=startup_message.strip(),
         refused_to_start=bool(refusal_line),
@@ -191,6 +194,9 @@ _WORKER = re.compile(
 RANK_FLAGS = {"TP": "tensor_parallel_size", "PP": "pipeline_parallel_size", "DP": "data_parallel_size"}
 """Group of ranks in the name of a worker → the flag with the group's size."""
 
+EXPERT_FLAG = "enable_expert_parallel"
+"""The flag with which ranks divide the experts of a layer (`_EP` in the name of a worker)."""
+
 
 def _flags_of_workers(log_text: LogText) -> tuple[dict[str, Any], str]:
     """Returns the parallel sizes in the names of workers, such as `(Worker_PP0_TP1 pid=9)`, and a note on the sizes."""
@@ -200,7 +206,7 @@ def _flags_of_workers(log_text: LogText) -> tuple[dict[str, Any], str]:
     group_sizes, layout_note = sizes_of_groups(sorted(worker_names))
     flags: dict[str, Any] = {RANK_FLAGS[group_name]: group_size for group_name, group_size in group_sizes.items()}
     if any("_EP" in worker_name for worker_name in worker_names):
-        flags["enable_expert_parallel"] = True
+        flags[EXPERT_FLAG] = True
     return flags, layout_note
 
 

@@ -126,6 +126,7 @@ class PaddedExperts(VersionRange):
 
     at_least: float = 0
     below: float = 100
+    vendor: str = ""
     hidden: int
     intermediate: int
     swizzle: int = 0
@@ -299,6 +300,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
             padded_experts_range
             for padded_experts_range in version_ranges
             if padded_experts_range.at_least <= compute_capability < padded_experts_range.below
+            and padded_experts_range.vendor in ("", hardware.vendor)
         )
 
     def overhead_outside_torch(

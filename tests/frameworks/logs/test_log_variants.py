@@ -442,6 +442,13 @@ def test_names_of_workers_show_the_layout_of_a_part_of_a_log(tmp_path: Path) -> 
         answer = functions.explain_log(file, "qwen3-0.6b", hardware="h100").result
         assert (answer.parsed_log.flags, bool(answer.parsed_log.layout_note)) == (layout, bool(layout))
 
+    # index:61511710941: the printed configuration does not say that ranks divide the experts
+    config = "INFO [core.py:116] Initializing a V1 LLM engine (v0.26.0) with config: tensor_parallel_size=4,"
+    file.write_text(f"{config} data_parallel_size=1\n(Worker_TP0_EP0 pid=9) {line}" + tokens)
+    answer = functions.explain_log(file, "qwen3-30b-a3b", hardware="h200").result
+    assert answer.parsed_log.flags["enable_expert_parallel"] is True
+    assert answer.devices == 4
+
     file.write_text(
         "".join(
             f"[2025-10-07 DP{rank} TP{rank}] KV Cache is allocated. #tokens: 9, KV size: 43.67 GB\n" for rank in (0, 7)

@@ -64,6 +64,24 @@ def test_windowed_layers_have_a_smaller_pool() -> None:
     assert answer.kv_tokens == int(left // (12 * 1.8 * 8 * 64 * 2 * 2))
 
 
+@pytest.mark.parametrize(
+    ("target", "version", "cached_elements"),
+    [
+        # before pools of windowed layers, and in classes outside `is_hybrid_swa_model`: all layers keep all tokens
+        ("gpt-oss-20b", "0.5.7", 24 * 8 * 64 * 2),
+        ("gemma3-27b", "0.5.20", 62 * 16 * 128 * 2),
+        ("command-r7b", "0.5.20", 32 * 8 * 128 * 2),
+        # layers that read the keys of a lower layer have memory too: 7 full ones with heads of 512, 35 with a window
+        ("gemma4-e4b", "0.5.20", 7 * 2 * 512 * 2 + 35 * 0.8 * 2 * 256 * 2),
+        ("gemma3n-e4b", "0.5.20", 35 * 2 * 256 * 2),
+    ],
+)
+def test_which_layers_have_a_smaller_pool(target: str, version: str, cached_elements: float) -> None:
+    """By srt/configs/model_config.py and srt/model_executor/pool_configurator.py of SGLang 0.5.7 and 0.5.19."""
+    answer = memory(target, version=version, mem_fraction_static=0.9)
+    assert answer.kv_tokens == pytest.approx(answer.bytes_of("kv_cache") / (2 * cached_elements), abs=1)
+
+
 CELL = 8 * 4 * 256 * 2 * 2
 """Bytes of a token of Qwen3.5 9B: 8 layers of attention, 4 key heads of 256, keys and values."""
 

@@ -9,7 +9,8 @@ import pytest
 import llmcalc
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
-from llmcalc.frameworks.vllm.fused_projections import layer_embedding_bytes, unused_projection_bytes
+from llmcalc.frameworks.engines.weight_matrices import unused_projection_bytes
+from llmcalc.frameworks.vllm.fused_projections import layer_embedding_bytes
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware

@@ -15,6 +15,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.layouts import layouts_of
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.frameworks.engines.versions import parse_version
 from llmcalc.frameworks.vllm.compressed_blocks import compressed_pool
 from llmcalc.frameworks.vllm.expert_exchange import low_latency_bytes
 from llmcalc.frameworks.vllm.kv_blocks import block_pool
@@ -63,6 +64,8 @@ def test_a_wrong_engine_is_refused(text: str) -> None:
         ("a100-80gb", (0, 19), 256, 2048),
         ("a100-80gb", (0, 8, 5), 1024, 8192),
         ("dgx-spark", (0, 33), 256, 2048),
+        ("ryzen-ai-max-395", (0, 20), 1024, 8192),
+        ("ryzen-ai-max-395", (0, 24), 256, 2048),
         ("dgx-spark", (0, 31), 256, 2048),
         ("b200", (0, 33), 1024, 16384),
         ("rtx-4090", (0, 33), 256, 2048),
@@ -951,6 +954,23 @@ def test_mxfp4_experts_of_expert_parallel_ranks_are_stored_in_full() -> None:
     )
     experts = 92 * 896 * 3 * 3584 * 3072 * 17 // 32
     assert experts_of_four - experts_of_eight == experts // 8
+
+
+@pytest.mark.parametrize(
+    ("version", "accelerator", "sizes"),
+    [
+        ("0.28", "arc-pro-b60", (2880, 2880)),  # 12.87 GiB of gpt-oss-20b (tests/data/engines/vllm_logs.json)
+        ("0.26", "b200", (3072, 3072)),
+        ("0.27", "b200", (3072, 2944)),
+        ("0.27", "mi355x", (3072, 3072)),
+        ("0.28", "rtx-4090", (3072, 2944)),
+    ],
+)
+def test_mxfp4_experts_are_padded_by_their_kernels(version: str, accelerator: str, sizes: tuple[int, int]) -> None:
+    """vllm/model_executor/layers/fused_moe/oracle/mxfp4.py: TensorRT-LLM's kernels have smaller tiles from 0.27 on."""
+    padding = vllm_record().padded_experts(parse_version(version), find_hardware(accelerator))
+    hidden, intermediate = sizes
+    assert padding.expert_bytes(2880, 2880) == 3 * hidden * intermediate * 17 // 32
 
 
 def test_added_stages_that_a_model_refuses_end_no_search() -> None:

@@ -1,0 +1,71 @@
+"""Translates units of systemd and Podman to the shell that `shell.py` reads: variables, and the command that starts.
+
+Files of variables (`EnvironmentFile`) are not read, and a specifier such as `%i` stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator
+
+SERVICE_ENDING = ".service"
+CONTAINER_ENDING = ".container"
+"""Name's ending of a service of systemd, and of a container of Podman that systemd runs (podman-systemd.unit)."""
+
+_PREFIXES = "-@:+!|"
+"""Characters before the path of a service's program (man systemd.service, special executable prefixes)."""
+
+
+def shell_of_unit(file_text: str, file_name: str) -> str:
+    """Returns the text of a unit as shell, on the same lines; any other file's text unchanged."""
+    name_in_lower_case = file_name.lower()
+    if not name_in_lower_case.endswith((SERVICE_ENDING, CONTAINER_ENDING)):
+        return file_text
+    is_container = name_in_lower_case.endswith(CONTAINER_ENDING)
+    shell_lines = [""] * (file_text.count("\n") + 1)
+    container_values: defaultdict[str, list[str]] = defaultdict(list)
+    last_line = 0
+    for line_index, key, value in _assignments(file_text):
+        if is_container:
+            container_values[key].append(value)
+            last_line = line_index if key in ("Image", "Exec") else last_line
+        elif key == "Environment":
+            assignments = (word.partition("=") for word in _words(value))
+            shell_lines[line_index] = "; ".join(
+                f"export {name}={shlex.quote(variable_value)}" for name, _, variable_value in assignments
+            )
+        elif key == "ExecStart":
+            shell_lines[line_index] = value.lstrip(_PREFIXES)
+    if container_values["Image"]:
+        shell_lines[last_line] = _podman_command(container_values)
+    return "\n".join(shell_lines)
+
+
+def _podman_command(values_by_key: defaultdict[str, list[str]]) -> str:
+    """Returns the `podman run` of a container's unit."""
+    variables = (f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _words(text))
+    volumes = (f"-v {shlex.quote(volume)}" for volume in values_by_key["Volume"])
+    options = (*variables, *volumes, *values_by_key["PodmanArgs"])
+    return " ".join(("podman run", *options, values_by_key["Image"][-1], *values_by_key["Exec"][-1:]))
+
+
+def _words(value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError:  # an open quote
+        return value.split()
+
+
+def _assignments(file_text: str) -> Iterator[tuple[int, str, str]]:
+    """Yields line, key and value of each setting; a value goes on behind a backslash, over comments."""
+    unit_lines = iter(enumerate(file_text.splitlines()))
+    for line_index, unit_line in unit_lines:
+        key, separator, value = unit_line.partition("=")
+        if not separator or re.fullmatch(r"\w+[ \t]*", key) is None:
+            continue
+        while value.endswith("\\"):
+            _, next_line = next(unit_lines, (0, ""))
+            value = value[:-1] + ("\\" if next_line.lstrip().startswith(("#", ";")) else f" {next_line.strip()}")
+        yield line_index, key.strip(), value.strip()
