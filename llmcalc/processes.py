@@ -107,17 +107,19 @@ class ForkedCalls(Generic[Task, Result]):
         """Whether calls may run in other processes."""
         return self._process_count > 1
 
-    def begin(self, tasks: Iterable[tuple[Task, Hashable]]) -> None:
+    def begin(self, tasks: Iterable[tuple[Task, Hashable]], *, is_beside_other_work: bool = False) -> None:
         """Starts calls whose results will probably be needed, in this order, unless they have already started.
 
         tasks: each with its group; tasks of a group run in one process if it is free, since they share work.
+        is_beside_other_work: whether this process has other work meanwhile, so that a single call starts too; default
+            false.
         """
         for task, task_group in tasks if self.can_fork else ():
             if task not in self._running and task not in self._results:
                 self._waiting_tasks.setdefault(task, task_group)
         task_count = len(self._waiting_tasks) + len(self._running)
         worker_count = min(self._process_count, task_count) - self._started_count
-        if task_count > 1 and worker_count > 0:
+        if task_count + is_beside_other_work > 1 and worker_count > 0:
             self._started_count += worker_count
             self._start_workers(worker_count)
         self._assign_tasks()
@@ -128,10 +130,6 @@ class ForkedCalls(Generic[Task, Result]):
             self._collect()
         self._waiting_tasks.pop(task, None)
         return self._results.pop(task) if task in self._results else self._function(task)
-
-    def drop_waiting_calls(self, kept_task: Task) -> None:
-        """Forgets the calls that no process has started, but the one of `kept_task`."""
-        self._waiting_tasks = {task: group for task, group in self._waiting_tasks.items() if task == kept_task}
 
     def close(self) -> None:
         """Ends the worker processes, even during a call."""

@@ -16,6 +16,7 @@ import pytest
 from llmcalc import processes
 from llmcalc.errors import InputError
 from llmcalc.processes import ForkedCalls, allow_forked_processes, usable_processes
+from llmcalc.questions import plans
 from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork
 from llmcalc.studies import layout_order, layout_replays
 
@@ -40,30 +41,17 @@ def test_results_are_those_of_one_process(process_count: int, count: int) -> Non
         assert calls.result(50) == 2500  # it was not begun
 
 
-def test_calls_run_in_other_processes_and_a_single_one_does_not() -> None:
+def test_calls_run_in_other_processes_and_a_single_one_does_beside_other_work() -> None:
     with ForkedCalls(lambda _: os.getpid(), 2) as calls:
         calls.begin([(1, "a")])
         assert calls.result(1) == os.getpid()
+        calls.begin([(1, "a")], is_beside_other_work=True)
+        assert calls.result(1) != os.getpid()
         calls.begin([(2, "a"), (3, "b"), (4, "a")])
         first, second, third = (calls.result(number) for number in (2, 3, 4))
         assert os.getpid() not in (first, second)
         assert first != second
         assert third in (first, second)
-
-
-def test_waiting_calls_that_are_dropped_do_not_run_before_the_last_one(tmp_path: Path) -> None:
-    """The comparison of a plan came after replays that nobody asked for any more."""
-
-    def write_number(number: int) -> int:
-        (tmp_path / str(number)).touch()
-        time.sleep(0.05 * (number < 9))
-        return number
-
-    with ForkedCalls(write_number, 2) as calls:
-        calls.begin((number, "a") for number in range(10))
-        calls.drop_waiting_calls(9)
-        assert calls.result(9) == 9
-    assert {path.name for path in tmp_path.iterdir()} <= {"0", "1", "9"}
 
 
 def test_further_processes_start_with_more_tasks() -> None:
@@ -164,7 +152,8 @@ PLANS = [
 def test_plans_are_those_of_one_process(run: Any, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     results, units = [], []
     for process_count in (1, 3):
-        monkeypatch.setattr(layout_replays, "usable_processes", partial(int, process_count))
+        for module in (layout_replays, plans):
+            monkeypatch.setattr(module, "usable_processes", partial(int, process_count))
         units_before = SIMULATED_WORK.units
         results.append(run("plan", *words, "--hardware", "h100", "--format", "json"))
         units.append(SIMULATED_WORK.units - units_before)

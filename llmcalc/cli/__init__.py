@@ -7,6 +7,26 @@ a run and of a layout are declared in `device_memory/settings.py` and `parallel/
 `serve` and `cost` in `questions/options.py`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
+FRAME_SLOTS = 2**14
+"""Slots of the frame below which a command runs: 128 KiB, so that Python's next chunk of frames has 256 KiB."""
+
+
+def call_with_room_for_frames(function: Callable[[], None]) -> None:
+    """Calls a function with room for the frames of everything that it calls.
+
+    Python keeps frames in chunks of 16 KiB (CPython, Python/pystate.c, `push_chunk`). A call beyond the end of a chunk
+    maps another one, which its return unmaps: a loop at such a depth does so in every round, and a search for layouts
+    40,000 times. A frame that is larger than a chunk gets one of the next power of two, with room for further frames.
+    """
+    function()
+
+
+call_with_room_for_frames.__code__ = call_with_room_for_frames.__code__.replace(co_stacksize=FRAME_SLOTS)
+
 
 def run() -> None:
     """Runs the `llmcalc` command.
@@ -22,7 +42,7 @@ def run() -> None:
     try:
         from .main import main
 
-        main()
+        call_with_room_for_frames(main)
     except KeyboardInterrupt:  # before there is a command that could be interrupted
         raise SystemExit(130) from None
     finally:

@@ -302,9 +302,12 @@ class PeakEstimate:
     def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
         """Returns the bytes of weights, gradients and optimizer states of each rank of a pipeline."""
         if layout not in self._static_bytes_by_layout:
-            rank_bytes = [0] * layout.pp
+            rank_bytes, bytes_by_stage_kind = [0] * layout.pp, dict[tuple[object, ...], int]()
             for stage in stages(layout, self.layer_count):
-                rank_bytes[stage.pipeline_rank] += self.static_bytes(layout, stage)
+                stage_kind = self._layer_kind_runs(stage), stage.has_embedding, stage.has_head
+                if stage_kind not in bytes_by_stage_kind:
+                    bytes_by_stage_kind[stage_kind] = self.static_bytes(layout, stage)
+                rank_bytes[stage.pipeline_rank] += bytes_by_stage_kind[stage_kind]
             self._static_bytes_by_layout[layout] = rank_bytes
         return self._static_bytes_by_layout[layout]
 

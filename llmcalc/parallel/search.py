@@ -341,7 +341,8 @@ def _layout_of_sizes(
         layout_options["hsdp_replicas"] = layout_request.count_zero_groups(layout.dp, layout.cp, layout.zero)
     if layout_rules.keeps_gathered_weights(layout.pp, layout.zero):
         layout_options.setdefault("reshard", False)
-    layout = replace(layout, **layout_options)
+    if layout_options:
+        layout = replace(layout, **layout_options)
     layers_of_stages(layout, layer_count)  # raises where they do not add up to the model's
     if layout_request.prefetch is not None or layout_request.reshard is not None:
         layout_request.check_zero_options(layout)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import PRODUCT_FORMAT_BY_PRECISION, Settings
 from ..errors import InputError
 from ..parallel.layout_request import LayoutRequest
+from ..processes import ForkedCalls, usable_processes
 from ..reports.answer import ReportedAnswer
+from ..simulator.simulated_work import SIMULATED_WORK
 from .runs import RunQuestion, check_framework
 
 if TYPE_CHECKING:
@@ -118,32 +121,57 @@ def ask_plan(
     is_for_screen: whether the answer is shown on a screen alone, without all rows; false by default.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
-    from ..frameworks.registry import framework_of
-    from ..parallel.nearest import nearest_layouts_text
-    from ..parallel.search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
-    from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
-    from ..studies.layout_order import FURTHER_REPLAYS
-    from ..studies.plan import ROWS, SCREEN_ROWS, first_fitting_plan, plan_of
 
     requested_sizes = None if size_filter is None else parse_sizes(size_filter)
     run_question = replace(run_question, is_trial=True)
-    layout, preset, hardware = run_question.layout, run_question.preset, run_question.hardware
-    if hardware is None:
+    if run_question.hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
-    if layout.devices is None:
+    if run_question.layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators, such as 8")
     if run_question.settings.phase != "training":
         raise InputError(
             f"--phase {run_question.settings.phase}: plan is for training; expected training "
             "(llmcalc fit --devices finds layouts for inference)"
         )
+    with FrameworkComparison(run_question, global_batch, time_settings) as comparison:
+        if order_name != "memory":
+            comparison.begin()
+        return _planned_answer(
+            run_question, global_batch, row_count, order_name, requested_sizes, time_settings, is_for_screen, comparison
+        )
+
+
+def _planned_answer(
+    run_question: RunQuestion,
+    global_batch: int | None,
+    row_count: int | None,
+    order_name: OrderName | None,
+    requested_sizes: Mapping[str, int] | None,
+    time_settings: Callable[[Framework], TimeSettings] | None,
+    is_for_screen: bool,
+    comparison: FrameworkComparison,
+) -> ReportedAnswer:
+    """Returns the answer of `ask_plan`, beside which other frameworks are compared.
+
+    requested_sizes: sizes of a layout whose place in the order is asked for; None for none.
+    """
+    from ..frameworks.registry import framework_of
+    from ..parallel.nearest import nearest_layouts_text
+    from ..parallel.search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
+    from ..reports.plan import report
+    from ..studies.layout_order import FURTHER_REPLAYS
+    from ..studies.plan import ROWS, SCREEN_ROWS, first_fitting_plan, plan_of
+
+    layout, preset, hardware = run_question.layout, run_question.preset, run_question.hardware
+    assert hardware is not None
+    assert layout.devices is not None
     plans_all_frameworks = run_question.settings.lora_rank is not None  # other frameworks have rows of their own
+    default_rows = SCREEN_ROWS if is_for_screen and requested_sizes is None else ROWS
 
     def layouts_beside(planned_framework: Framework) -> CompareFrameworks:
-        return partial(_compared_layouts, run_question, planned_framework.name, time_settings)
+        return partial(comparison.layouts, planned_framework.name)
 
-    default_rows = SCREEN_ROWS if is_for_screen and requested_sizes is None else ROWS
     plans = answers_of_planned_runs(
         run_question,
         lambda memory, run_layout: plan_of(
@@ -156,13 +184,16 @@ def ask_plan(
             suggests_nearest="if none fits",
             time_settings=time_settings,
             replay_limit=(row_count or ROWS) + FURTHER_REPLAYS,
-            compare_frameworks=None if plans_all_frameworks else layouts_beside(framework_of(run_layout)),
+            compare_frameworks=None
+            if plans_all_frameworks
+            else partial(comparison.layouts, framework_of(run_layout).name),
         ),
     )
     plan = first_fitting_plan(list(plans))
     if plans_all_frameworks and plan.training_times is not None and not plan.other_plans:
-        compare_frameworks = layouts_beside(plan.framework)
-        compared_layouts = compare_frameworks(plan.training_times.settings.stack, plan.global_batch)
+        compared_layouts = comparison.layouts(
+            plan.framework.name, plan.training_times.settings.stack, plan.global_batch
+        )
         plan = replace(plan, compared_layouts=compared_layouts)
     if not plan.ranked_layouts.feasible and plan.ranked_layouts.nearest_candidate is None:
         workload, layout_rules = plan.memory.states.workload, plan.framework.layout_rules
@@ -196,18 +227,106 @@ def _impossible_layouts_text(plan: LayoutPlan, suggestion: str, unrefused_reason
     return ": ".join(filter(None, (f"--devices {plan.devices}: no layout is possible", "; ".join(filter(None, texts)))))
 
 
+class FrameworkComparison:
+    """The fastest layouts of a plan's run under other usual frameworks.
+
+    A process of its own finds them from the start, for the framework and the sequences per step that the plan probably
+    has. Without such a process, and for another plan, they are found when they are asked for.
+
+    run_question, global_batch, time_settings: as of `ask_plan`.
+    """
+
+    def __init__(
+        self,
+        run_question: RunQuestion,
+        global_batch: int | None,
+        time_settings: Callable[[Framework], TimeSettings] | None,
+    ) -> None:
+        self._run_question: RunQuestion = run_question
+        self._global_batch: int | None = global_batch
+        self._time_settings: Callable[[Framework], TimeSettings] | None = time_settings
+        self._calls: ForkedCalls[None, ExpectedComparison | None] = ForkedCalls(
+            lambda _: self._expected_comparison(), usable_processes()
+        )
+        self._has_begun: bool = False
+
+    def __enter__(self) -> FrameworkComparison:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._calls.close()
+
+    def begin(self) -> None:
+        """Starts the comparison in another process, if a plan without a named framework may have one."""
+        run_question = self._run_question
+        names_framework = run_question.layout.framework is not None or run_question.settings.lora_rank is not None
+        self._has_begun = self._calls.can_fork and not names_framework
+        if self._has_begun:
+            self._calls.begin([(None, None)], is_beside_other_work=True)
+
+    def layouts(self, planned_framework: str, stack_name: str, global_batch: int) -> tuple[ComparedLayout, ...]:
+        """Returns the fastest layout, or that none fits, of each other usual framework that shards weights.
+
+        The tuple is empty if a framework was named.
+        stack_name, global_batch: software of the times, and sequences per step of the plan.
+        """
+        plan_key = planned_framework, stack_name, global_batch
+        expected_comparison = self._calls.result(None) if self._has_begun else None
+        if expected_comparison is not None and expected_comparison.plan_key == plan_key:
+            SIMULATED_WORK.units += expected_comparison.work_units
+            return expected_comparison.layouts
+        return _compared_layouts(self._run_question, self._time_settings, *plan_key)
+
+    def _expected_comparison(self) -> ExpectedComparison | None:
+        """Returns the comparison of the plan under the first usual framework; None if that has no time.
+
+        The work is not counted, but returned.
+        """
+        from ..frameworks.registry import frameworks_for_plans
+        from ..studies.step_size import default_batch
+
+        run_question, time_settings = self._run_question, self._time_settings
+        first_framework = frameworks_for_plans(run_question.layout, run_question.hardware)[0]
+        devices = run_question.layout.devices
+        if time_settings is None or devices is None:
+            return None
+        units_before = SIMULATED_WORK.units
+        try:
+            stack_name, global_batch = time_settings(first_framework).stack, self._global_batch
+            if global_batch is None:
+                run_memory = run_question.with_framework(first_framework).memory_on_one_device()
+                workload = run_memory.states.workload
+                global_batch = default_batch(int(workload.seq), devices, int(workload.batch))
+        except InputError:
+            return None
+        plan_key = first_framework.name, stack_name, global_batch
+        compared_layouts = _compared_layouts(run_question, time_settings, *plan_key)
+        return ExpectedComparison(plan_key, compared_layouts, SIMULATED_WORK.subtract_work_since(units_before))
+
+
+class ExpectedComparison(NamedTuple):
+    """The comparison of an expected plan.
+
+    plan_key: the plan's framework, the software of its times, and its sequences per step.
+    layouts: the fastest layouts under other frameworks.
+    work_units: units of `SimulatedWork` of the comparison.
+    """
+
+    plan_key: tuple[str, str, int]
+    layouts: tuple[ComparedLayout, ...]
+    work_units: int
+
+
 def _compared_layouts(
     run_question: RunQuestion,
-    planned_framework: str,
     time_settings: Callable[[Framework], TimeSettings] | None,
+    planned_framework: str,
     stack_name: str,
     global_batch: int,
 ) -> tuple[ComparedLayout, ...]:
-    """Returns the fastest layout, or that none fits, of each other usual framework that shards weights.
-
-    The tuple is empty if a framework was named.
-    stack_name, global_batch: software of the times, and sequences per step of the plan.
-    """
+    """Returns the layouts of `FrameworkComparison.layouts`."""
     from ..frameworks.registry import DEFAULT_FRAMEWORK, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, IncompleteSearchError, plan_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
@@ -299,8 +299,7 @@ def plan_of(
     budget: the work of the search; default `WORK_OF_SEARCH`.
     tries_variants: as in `search_layouts`.
     replay_limit: as in `LayoutOrder.plan`.
-    compare_frameworks: finds layouts of other frameworks, beside the replays, for a plan by time; None (default) for
-        none.
+    compare_frameworks: finds layouts of other frameworks, for a plan by time; None (default) for none.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, if the number of micro-batches
     is given, and if the search ended early and nothing that it tried may fit.
     """
@@ -374,12 +373,7 @@ def plan_of(
         if may_recompute and layout_times is not None
         else (CONFIGURED_RECOMPUTE,)
     )
-    compare = (
-        None
-        if compare_frameworks is None or layout_times is None
-        else partial(compare_frameworks, layout_times.settings.stack, global_batch)
-    )
-    with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget, compare) as replays:
+    with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget) as replays:
         layout_order = LayoutOrder(
             layout_search,
             hardware.capacity_bytes,
@@ -403,8 +397,10 @@ def plan_of(
             if row_limit == 1 and suggests_nearest == "never"
             else layout_order.plan(row_limit, suggests_nearest, replay_limit)
         )
-        is_incomplete = ranked_layouts.ended_early and not (ranked_layouts.feasible or ranked_layouts.unreplayed)
-        compared_layouts: tuple[ComparedLayout, ...] = () if is_incomplete else replays.comparison() or ()
+    is_incomplete = ranked_layouts.ended_early and not (ranked_layouts.feasible or ranked_layouts.unreplayed)
+    compared_layouts: tuple[ComparedLayout, ...] = ()
+    if compare_frameworks is not None and layout_times is not None and not is_incomplete:
+        compared_layouts = compare_frameworks(layout_times.settings.stack, global_batch)
     plan = LayoutPlan(
         layout_estimates,
         hardware,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -600,14 +601,26 @@ def test_a_plan_says_that_no_layout_of_the_other_framework_fits(
     assert expected in screen
 
 
-def test_a_comparison_begins_once() -> None:
-    """One whose process raised an error began anew with each replay."""
-    begun: list[Any] = []
-    replays = LayoutReplays(framework_of("megatron"), "", lambda *_: None, lambda *_: [], WorkBudget(1), lambda: ())
-    replays._calls = cast("Any", SimpleNamespace(can_fork=True, begin=begun.extend))
-    for layout in (Layout(dp=2), Layout(dp=4)):
-        replays.begin([LayoutRun(layout, 1, CONFIGURED_RECOMPUTE)], None)
-    assert [type(task).__name__ for task, _ in begun] == ["ReplayTask", "ComparisonTask", "ReplayTask"]
+@pytest.mark.parametrize(
+    ("options", "is_expected"),
+    [((), True), (("--stack", "megatron"), True), (("--global-batch", "8"), True), (("--optimizer", "sgd"), False)],
+)
+def test_the_comparison_of_another_process_is_that_of_the_plan(
+    run: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_expected: bool
+) -> None:
+    """It starts before the framework of the plan is known, and is found anew for another one."""
+    compared: list[int] = []
+
+    def compare(*arguments: Any) -> Any:
+        compared.append(1)
+        return _compared_layouts(*arguments)
+
+    words = ("plan", SMALL, "--seq", "128", "--devices", "4", "--hardware", "h100", "--rows", "1", *options)
+    alone = asked(run, *words)
+    monkeypatch.setattr("llmcalc.questions.plans.usable_processes", partial(int, 2))
+    monkeypatch.setattr("llmcalc.questions.plans._compared_layouts", compare)
+    assert asked(run, *words) == alone
+    assert not compared if is_expected else compared
 
 
 def test_an_error_in_the_settings_of_a_comparison_compares_nothing() -> None:
@@ -620,7 +633,7 @@ def test_an_error_in_the_settings_of_a_comparison_compares_nothing() -> None:
     def refuse(_: Any) -> Any:
         raise InputError("no stack; expected another")
 
-    assert _compared_layouts(run_question, "megatron", refuse, "megatron", 4) == ()
+    assert _compared_layouts(run_question, refuse, "megatron", "megatron", 4) == ()
 
 
 def test_replicas_that_do_not_fit_whole_fit_with_a_zero_stage(run: Any) -> None:
