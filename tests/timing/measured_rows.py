@@ -84,6 +84,9 @@ STACKS = {
     "trainer-unsloth": "unsloth",
     "vectorlm": "torch",
     "vectorlm-fsdp": "fsdp2",
+    "fsdp-qlora": "fsdp2",
+    "fsdp-qlora-replicas": "torch",
+    "yafsdp-baseline": "fsdp2",
     "deepspeed-offload": "deepspeed-offload",
     "automodel": "fsdp2-liger",
     "trl": "fsdp2-liger",
@@ -182,11 +185,12 @@ TARGETS = {
     "joined": ALL_ADAPTED - {"k_proj", "v_proj"},
     "fused": ALL_ADAPTED - {"k_proj", "v_proj", "up_proj"},
     "no-keys": ALL_ADAPTED - {"k_proj"},
+    "no-outputs": ALL_ADAPTED - {"o_proj"},
     "queries-values": frozenset({"q_proj", "v_proj"}),
     "mlp": ALL_ADAPTED - ADAPTED,
 }
 """Adapted layers of a row → their names; `joined`: queries, keys and values are one layer with one adapter, `fused`:
-both projections of a gated network as well, as in Megatron-Core; `no-keys`: torchtune's recipes.
+both projections of a gated network as well, as in Megatron-Core; `no-keys`: torchtune's recipes; `no-outputs`: fsdp_qlora's script.
 """
 
 BASE_BITS = {"": 0.0, "nf4": 4.5}
@@ -444,7 +448,7 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
         zero=zero,  # type: ignore[arg-type]
         hsdp_replicas=dp // row.whole("shard") if row["shard"] else 1,
         pp_layout=_stage_sizes(row["stages"]),
-        schedule="interleaved" if row.whole("vpp") > 1 else "1f1b",
+        schedule=row["schedule"] or ("interleaved" if row.whole("vpp") > 1 else "1f1b"),  # type: ignore[arg-type]
     )
     precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
@@ -461,11 +465,11 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
         row.whole("micro_batches"),
         row.whole("seq"),
         dtype=dtype,
-        recomputed_share=RECOMPUTED[row["recompute"]],
+        recomputed_share=_recomputed_share(row["recompute"]),
         include=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=_adapters(row),
         recomputed_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
-        stops_early=prices.stack.stops_early and row["recompute"] in WHOLE_LAYERS,
+        stops_early=prices.stack.stops_early and (row["recompute"] in WHOLE_LAYERS or "/" in row["recompute"]),
     )
     return float(prices.step(plan).seconds)
 
@@ -490,6 +494,12 @@ def _recomputed_modules(model: str, names: str) -> frozenset[str]:
     paths = [f".{kernel.path}." for kernel in rank_work(spec_of(model), RankPass()).kernels]
     modules = chain.from_iterable(MODULES[name] for name in names.split("+") if name)
     return frozenset(module for module in modules if any(f".{module}." in path for path in paths))
+
+
+def _recomputed_share(text: str) -> float:
+    """The share of the layers' forward passes that run again: a name of `RECOMPUTED`, or `10/80` for ten of 80 layers."""
+    recomputed_layers, _, layers = text.partition("/")
+    return int(recomputed_layers) / int(layers) if layers else RECOMPUTED[text]
 
 
 def _stage_sizes(text: str) -> tuple[int, ...] | None:
