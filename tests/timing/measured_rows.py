@@ -31,7 +31,7 @@ from llmcalc.timing.batching import LoadLatencies, Replica, RequestSizes
 from llmcalc.timing.calibration import UNIT_FACTORS, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.kernels import Adapters, RankPass
+from llmcalc.timing.kernels import Adapters
 from llmcalc.timing.stack import (
     ADAMW_STATE_BYTES,
     with_16_bit_adapters,
@@ -45,7 +45,6 @@ from llmcalc.timing.stack import (
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.time_estimator import GRAPH_MODULES, NumberFormats
 from llmcalc.timing.timing_constants import SoftwareStack, software_stacks
-from llmcalc.timing.work_recorder import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
@@ -158,18 +157,6 @@ products of attention): the feed-forward network.
 WHOLE_LAYERS = "full", "selective-layer"
 """What a run recomputes, where that is whole layers."""
 
-MODULES = {
-    "core_attn": ("self_attn.core",),
-    "layernorm": ("self_attn_pre_norm", "mlp_pre_norm", "mamba_pre_norm"),
-    "mla_up_proj": ("self_attn.q_b_proj", "self_attn.kv_b_proj"),
-    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-    "moe": ("mlp.experts", "mlp.router", "mlp.shared_expert", "mlp.latent_in", "mlp.latent_out"),
-    "moe_act": (),
-}
-"""Megatron's names of modules that run again by themselves → modules below a layer; `mlp` is a dense one alone. The
-activations of experts are part of no module, and take about 1 % of a layer.
-"""
-
 NODES = {"v100-32gb": 4, "v100-16gb": 4}
 """Accelerators whose measured nodes are smaller than a scale-up domain of the record."""
 
@@ -190,7 +177,8 @@ TARGETS = {
     "mlp": ALL_ADAPTED - ADAPTED,
 }
 """Adapted layers of a row → their names; `joined`: queries, keys and values are one layer with one adapter, `fused`:
-both projections of a gated network as well, as in Megatron-Core; `no-keys`: torchtune's recipes; `no-outputs`: fsdp_qlora's script.
+both projections of a gated network as well, as in Megatron-Core; `no-keys`: torchtune's recipes; `no-outputs`:
+fsdp_qlora's script.
 """
 
 BASE_BITS = {"": 0.0, "nf4": 4.5}
@@ -468,7 +456,7 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
         recomputed_share=_recomputed_share(row["recompute"]),
         include=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=_adapters(row),
-        recomputed_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
+        recomputed_modules=frozenset(filter(None, row["recompute_modules"].split("+"))),
         stops_early=prices.stack.stops_early and (row["recompute"] in WHOLE_LAYERS or "/" in row["recompute"]),
     )
     return float(prices.step(plan).seconds)
@@ -488,16 +476,8 @@ def _adapters(row: Row) -> Adapters | None:
     )
 
 
-@cache
-def _recomputed_modules(model: str, names: str) -> frozenset[str]:
-    """The modules below a layer that Megatron's names stand for, those that the model has."""
-    paths = [f".{kernel.path}." for kernel in rank_work(spec_of(model), RankPass()).kernels]
-    modules = chain.from_iterable(MODULES[name] for name in names.split("+") if name)
-    return frozenset(module for module in modules if any(f".{module}." in path for path in paths))
-
-
 def _recomputed_share(text: str) -> float:
-    """The share of the layers' forward passes that run again: a name of `RECOMPUTED`, or `10/80` for ten of 80 layers."""
+    """The share of the layers that run again: a name of `RECOMPUTED`, or `10/80` for ten of 80 layers."""
     recomputed_layers, _, layers = text.partition("/")
     return int(recomputed_layers) / int(layers) if layers else RECOMPUTED[text]
 
