@@ -169,6 +169,10 @@ class Framework:
         of the next chunk in an interleaved schedule; None (default) for as many as ranks.
     overlapped_groups: launch file → groups whose messages its settings send beside products (`dp`, `weights`, `tp`,
         `ep`), or None where it does not say; None (default) for those of the stack.
+    recomputed_modules: launch file → Megatron-Core's names of modules that run again by themselves; None (default) for
+        none.
+    recomputed_layers: launch file → share of the layers that run again as a whole, where the options of the run do not
+        state it; None (default) for none.
     product_format: own settings → number format of matrix products, `bf16`, `fp8` or `fp4`; None (default) for the
         format of the run's precision.
     narrow_precisions: training precisions with products in 8 or 4 bits whose memory it has; none by default.
@@ -205,6 +209,8 @@ class Framework:
     )
     micro_batch_group: Callable[[int, int], int] | None = None
     overlapped_groups: Callable[[Launch], frozenset[str] | None] | None = None
+    recomputed_modules: Callable[[Launch], frozenset[str]] | None = None
+    recomputed_layers: Callable[[Launch], float] | None = None
     product_format: Callable[[Any], str] | None = None
     narrow_precisions: frozenset[str] = frozenset()
     losses: frozenset[str] = frozenset()

@@ -212,6 +212,8 @@ def _planned_answer(
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
             suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
         raise InputError(_impossible_layouts_text(plan, suggestion, layout.undivided_devices_text))
+    if global_batch is not None:
+        plan = replace(plan, longer_micro_batches=_longer_micro_batches(run_question, plan, time_settings))
     if not plan.ranked_layouts.feasible:
         plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
     return ReportedAnswer(plan, lambda: report(preset, plan, requested_sizes), bool(plan.ranked_layouts.feasible))
@@ -317,6 +319,61 @@ class ExpectedComparison(NamedTuple):
     plan_key: tuple[str, str, int]
     layouts: tuple[ComparedLayout, ...]
     work_units: int
+
+
+LONGER_MICRO_BATCHES = 2, 3, 4, 6, 8
+"""Sequences of a micro-batch that a plan compares with one, where its fastest layout waits for the host."""
+
+
+def _longer_micro_batches(
+    run_question: RunQuestion, plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
+) -> ComparedLayout | None:
+    """Returns the fastest layout with more than one sequence in a micro-batch, if it is faster than the plan's first.
+
+    None where the micro-batch is stated, and where the first layout hardly waits for the host.
+    """
+    from ..simulator.simulated_work import WorkBudget
+    from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, plan_of
+    from ..timing.time_ranges import TIE_SHARE
+
+    first_plan, first_candidate = plan.first_row
+    if (
+        first_candidate is None
+        or first_candidate.seconds is None
+        or run_question.settings.batch is not None
+        or first_plan.host_wait_share(first_candidate) < TIE_SHARE
+    ):
+        return None
+    least_seconds, fastest_layout = first_candidate.seconds * (1 - TIE_SHARE), None
+    budget = WorkBudget(WORK_OF_COMPARISON)
+    for micro_batch in LONGER_MICRO_BATCHES:
+        if plan.global_batch % micro_batch:
+            continue
+        try:
+            longer_plan = plan_of(
+                first_plan.memory.with_changes(batch=micro_batch),
+                plan.hardware,
+                replace(run_question.layout, framework=first_plan.framework.name),
+                plan.global_batch,
+                1,
+                order_name="time",
+                suggests_nearest="never",
+                time_settings=time_settings,
+                budget=budget,
+            )
+        except InputError:
+            continue
+        _, candidate = longer_plan.first_row
+        if candidate is not None and candidate.seconds is not None and candidate.seconds < least_seconds:
+            least_seconds = candidate.seconds
+            counted_candidate = replace(candidate, count_sent_bytes=partial(int, candidate.communication_bytes or 0))
+            fastest_layout = ComparedLayout(
+                first_plan.framework.name,
+                counted_candidate,
+                longer_plan.step_time_range(candidate),
+                micro_batch=micro_batch,
+            )
+    return fastest_layout
 
 
 def _compared_layouts(

@@ -459,6 +459,12 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
         _unpriced_settings(run_question),
         launched_run is not None and launched_run.calls_torch_attention,
         framework_record.loss,
+        frozenset()
+        if launched_run is None or framework_record.recomputed_modules is None
+        else framework_record.recomputed_modules(launched_run),
+        0.0
+        if launched_run is None or framework_record.recomputed_layers is None
+        else framework_record.recomputed_layers(launched_run),
     )
 
 

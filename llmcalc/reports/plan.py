@@ -202,7 +202,7 @@ def _more_rows_hint(plan: LayoutPlan) -> str:
 
 
 def _comparison_notes(plan: LayoutPlan) -> list[str]:
-    """Returns a note per framework whose layouts are not listed: its fastest layout with its seconds, or none."""
+    """Returns a note per framework or micro-batch whose layouts are not listed: their fastest, or that none fits."""
     notes = []
     for compared_layout in plan.compared_layouts:
         candidate, compared_time = compared_layout.candidate, compared_layout.time_range
@@ -215,6 +215,13 @@ def _comparison_notes(plan: LayoutPlan) -> list[str]:
         notes.append(
             f"not listed: layouts of {framework_text}; {'their fastest' if compared_time else 'one'} {time_text}, "
             f"{candidate_cell(candidate.layout, candidate.recompute, ())}"
+        )
+    longer = plan.longer_micro_batches
+    if longer is not None and longer.candidate is not None and longer.time_range is not None:
+        notes.append(
+            f"not listed: micro-batches of {longer.micro_batch} sequences (--batch {longer.micro_batch}), which wait "
+            f"less for the host; their fastest layout takes {range_text(longer.time_range)} a step, "
+            f"{candidate_cell(longer.candidate.layout, longer.candidate.recompute, ())}"
         )
     return notes
 
@@ -431,6 +438,10 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
             | ({} if layout.candidate is None else candidate_data(layout.candidate, layout.time_range))
             for layout in plan.compared_layouts
         ],
+        "longer_micro_batches": None
+        if plan.longer_micro_batches is None or plan.longer_micro_batches.candidate is None
+        else {"batch": plan.longer_micro_batches.micro_batch}
+        | candidate_data(plan.longer_micro_batches.candidate, plan.longer_micro_batches.time_range),
         "unreplayed": [],
         "feasible_with_recompute": plan.recomputed,
         "refused": ranked_layouts.refusal_counts,

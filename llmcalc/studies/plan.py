@@ -90,18 +90,20 @@ class LayoutEstimates:
 
 @frozen
 class ComparedLayout:
-    """The fastest layout of a run under another framework, whose other layouts are not listed; or that none fits.
+    """The fastest layout under another framework or with longer micro-batches, whose others are not listed, or none.
 
     framework_name: name of the framework.
     candidate: the layout, which fits; None (default) if none was found to fit.
     time_range: seconds of a step; None (default) without a time.
     has_unknown_layouts: whether the search left layouts that may fit, without one that fits; false by default.
+    micro_batch: sequences of a micro-batch; 0 (default) for those of the plan.
     """
 
     framework_name: str
     candidate: Candidate | None = None
     time_range: TimeRange | None = None
     has_unknown_layouts: bool = False
+    micro_batch: int = 0
 
     @property
     def framework(self) -> Framework:
@@ -130,6 +132,7 @@ class LayoutPlan:
     is_batch_assumed: whether nobody stated the global batch.
     version: the framework's version; empty for the newest.
     untried_frameworks: sentences on usual frameworks that cannot train the model, for a run without a layout that fits.
+    longer_micro_batches: the fastest layout with more sequences in a micro-batch, if it is faster than the first.
     """
 
     estimates: LayoutEstimates
@@ -146,6 +149,7 @@ class LayoutPlan:
     is_batch_assumed: bool = False
     version: str = ""
     untried_frameworks: tuple[str, ...] = ()
+    longer_micro_batches: ComparedLayout | None = None
 
     @property
     def assumed_batch(self) -> str:
@@ -213,6 +217,14 @@ class LayoutPlan:
             return None
         training_times = self.training_times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
         return training_times.time_range(candidate.seconds, candidate.layout, candidate.micro_batches)
+
+    def host_wait_share(self, candidate: Candidate) -> float:
+        """Returns the share of a layout's step in which its kernels wait for the host; 0 without a time estimate."""
+        if self.training_times is None:
+            return 0.0
+        training_times = self.training_times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
+        timed_run = training_times.timed_run(candidate.layout, candidate.micro_batches)
+        return timed_run.host_wait_seconds / timed_run.seconds
 
     def _run_memory(self, candidate: Candidate) -> Memory:
         """Returns the model and its run with the recomputation and micro-batches of a candidate."""

@@ -48,7 +48,7 @@ from ..timing.timing_constants import SoftwareStack
 from ..units import DTYPE_BITS, short_dtype
 from ..workload.execution import CrossEntropy
 from ..workload.lora import stored_bytes
-from ..workload.recompute import Recompute
+from ..workload.recompute import NO_RECOMPUTATION, Recompute
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .timed_run import TimedRun, TimePhase
@@ -99,6 +99,8 @@ class TimeSettings:
     calls_torch_attention: whether the program of a launch file calls torch's attention, which its settings name
         `flash`.
     loss: the value of `--cross-entropy` of a run that states none; None (default) for the stack's own.
+    recomputed_modules: modules that a launch file runs again by themselves, of `RECOMPUTED_MODULES`; default none.
+    recomputed_layers: share of the layers that it runs again as a whole; default none.
     factors: of a calibration; default none.
     """
 
@@ -111,6 +113,8 @@ class TimeSettings:
     unpriced_settings: tuple[str, ...] = ()
     calls_torch_attention: bool = False
     loss: CrossEntropy | None = None
+    recomputed_modules: frozenset[str] = frozenset()
+    recomputed_layers: float = 0.0
 
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
@@ -233,15 +237,17 @@ class TrainingTimes:
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the plan of a training step in a layout: batch, micro-batches, length and recomputation."""
         workload, included_parts = self.memory.states.workload, self.memory.states.parameter_count.include
+        is_stated_by_file = self.recompute == NO_RECOMPUTATION  # else an option says what runs again
         return StepPlan.from_layout(
             layout,
             int(workload.batch),
             micro_batches,
             int(workload.seq),
             dtype=self.dtype,
-            recomputed_share=recomputed_share(self.recompute),
+            recomputed_share=self.settings.recomputed_layers if is_stated_by_file else recomputed_share(self.recompute),
             recomputes_attention=self.recompute.core,
             recomputed_nodes=self.recompute.nodes,
+            recomputed_modules=self.settings.recomputed_modules if is_stated_by_file else frozenset(),
             stops_early=self._stops_early,
             include=included_parts,
             adapters=self.adapters,
@@ -327,9 +333,7 @@ class TrainingTimes:
         run_count = 1.0
         if not operation.is_backward and operation.layer_kind_index >= 0:
             is_skipped = step_plan.stops_early and operation.ends_layer
-            run_count += step_plan.recomputed_share * (not is_skipped) + operation.is_recomputed(
-                step_plan.recomputes_attention, step_plan.recomputed_nodes
-            )
+            run_count += step_plan.recomputed_share * (not is_skipped) + step_plan.recomputes(operation, timed_pass)
         return float(
             operation.runs_per_layer * timed_pass.rank_work.layer_count(operation.layer_kind_index) * run_count
         )
@@ -344,15 +348,17 @@ class TrainingTimes:
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
+        repeated_modules = step_plan.repeated_modules(timed_pass)
         for layer_index in range(len(timed_pass.rank_work.layer_kinds)):
             skipped_seconds = timed_pass.ending_seconds(layer_index) if step_plan.stops_early else 0.0
-            for is_backward, run_count, skipped_layer_seconds in (
-                (False, 1.0, 0.0),
-                (False, step_plan.recomputed_share, skipped_seconds),
-                (True, 1.0, 0.0),
+            for run, is_backward, run_count, skipped_layer_seconds in (
+                (timed_pass, False, 1.0, 0.0),
+                (timed_pass, False, step_plan.recomputed_share, skipped_seconds),
+                (repeated_modules, False, 1.0, 0.0),
+                (timed_pass, True, 1.0, 0.0),
             ):
-                kernel_seconds = timed_pass.layer_seconds(layer_index, is_backward=is_backward) - skipped_layer_seconds
-                wait_seconds = host_wait(timed_pass, self.stack, layer_index, is_backward, kernel_seconds)
+                kernel_seconds = run.layer_seconds(layer_index, is_backward=is_backward) - skipped_layer_seconds
+                wait_seconds = host_wait(run, self.stack, layer_index, is_backward, kernel_seconds)
                 seconds += float(timed_pass.rank_work.layer_count(layer_index) * run_count * wait_seconds)
         return seconds
 

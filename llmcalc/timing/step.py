@@ -21,16 +21,35 @@ from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
 from ..workload.recompute import check_node_names
 from .device import Device
-from .kernels import AFTER_LAYERS, BEFORE_LAYERS, Adapters, LayerKind, RankPass, rank_share
-from .time_estimator import NumberFormats, TimedPass, time_pass
+from .kernels import AFTER_LAYERS, BEFORE_LAYERS, Adapters, Kernel, LayerKind, RankPass, rank_share
+from .time_estimator import NumberFormats, TimedOperation, TimedPass, time_pass
 from .timing_constants import SoftwareStack
 from .work_recorder import rank_work
+
+PRE_NORMS = "self_attn_pre_norm", "mlp_pre_norm", "mamba_pre_norm"
+"""Modules below a layer that Megatron-Core calls `layernorm` among those that run again."""
 
 WEIGHT_BYTES = 2.0
 """Bytes per parameter of gathered weights."""
 
 FP32_BYTES = 4.0
 """Bytes per gradient in messages where the weights are in 32 bits."""
+
+RECOMPUTED_MODULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "core_attn": ((), ()),
+    "layernorm": (PRE_NORMS, PRE_NORMS),
+    "mla_up_proj": (("self_attn.q_b_proj", "self_attn.kv_b_proj"),) * 2,
+    "mlp": (("mlp",), ()),
+    "moe": ((), ("mlp",)),
+    "moe_act": ((), ()),
+    "shared_experts": ((), ("mlp.shared_expert",)),
+}
+"""Module of Megatron-Core's `--recompute-modules` → its modules below a layer without and with experts.
+
+A layer of experts sends its tokens again, as dispatch and combine are inside of the checkpoint (`custom_forward` of
+megatron/core/transformer/moe/moe_layer.py). The core of attention is a kernel; the activation of experts is part of no
+module, and takes about 1 % of a layer.
+"""
 
 UPDATE_BYTES_PER_PARAMETER = 8.0
 """Bytes per parameter of a rank that an update moves beside optimizer states: gradients, and new 16-bit weights."""
@@ -48,6 +67,7 @@ class StepPlan:
     recomputed_share: share of the layers whose forward pass runs again; 0 by default.
     recomputes_attention: whether attention's forward pass runs again.
     recomputed_nodes: paths of modules below a layer whose forward pass runs again.
+    recomputed_modules: Megatron-Core's names of such modules (`RECOMPUTED_MODULES`), which no layer needs to have.
     stops_early: whether a layer that runs again stops at the last tensor that its backward pass needs.
     zero: ZeRO stage.
     replicas: groups of data-parallel ranks, each with all shards.
@@ -69,6 +89,7 @@ class StepPlan:
     recomputed_share: float = 0.0
     recomputes_attention: bool = False
     recomputed_nodes: frozenset[str] = frozenset()
+    recomputed_modules: frozenset[str] = frozenset()
     stops_early: bool = False
     sequence_parallel: bool = False
     zero: int = 0
@@ -116,6 +137,23 @@ class StepPlan:
             include=self.include,
             adapters=self.adapters,
         )
+
+    def recomputes(self, work: Kernel | TimedOperation, timed_pass: TimedPass) -> bool:
+        """Whether forward work of a layer runs again by itself, as part of a module or of the core of attention."""
+        if work.layer_kind_index < 0:
+            return False
+        if work.kind == "attention" and (self.recomputes_attention or "core_attn" in self.recomputed_modules):
+            return True
+        node_paths = set(self.recomputed_nodes)
+        for module_name in self.recomputed_modules:
+            node_paths.update(RECOMPUTED_MODULES[module_name][timed_pass.has_experts(work.layer_kind_index)])
+        return any(f".{node_path}." in f".{work.path}." for node_path in node_paths)
+
+    def repeated_modules(self, timed_pass: TimedPass) -> TimedPass:
+        """Returns the part of a pass that runs again by itself; its forward pass alone counts."""
+        kernels = [kernel for kernel in timed_pass.rank_work.kernels if self.recomputes(kernel, timed_pass)]
+        operations = [operation for operation in timed_pass.operations if self.recomputes(operation, timed_pass)]
+        return replace(timed_pass, rank_work=replace(timed_pass.rank_work, kernels=kernels), operations=operations)
 
     @property
     def devices(self) -> Number:
@@ -211,13 +249,13 @@ def layer_costs(timed_pass: TimedPass, software_stack: SoftwareStack, step_plan:
         if step_plan.stops_early
         else forward_passes
     )
-    recomputed_modules = step_plan.recomputes_attention, step_plan.recomputed_nodes
-    if any(recomputed_modules):
+    if step_plan.recomputed_nodes:
         check_node_names(step_plan.recomputed_nodes, _layer_module_paths(timed_pass))
-        both_pass_seconds = [
-            both_pass_seconds[kind_index] + timed_pass.recomputed_seconds(kind_index, *recomputed_modules)
-            for kind_index in kind_indices
-        ]
+    repeated_modules = step_plan.repeated_modules(timed_pass)
+    for kind_index in kind_indices:
+        module_seconds = repeated_modules.layer_seconds(kind_index, is_backward=False)
+        wait_seconds = host_wait(repeated_modules, software_stack, kind_index, False, module_seconds)
+        both_pass_seconds[kind_index] = both_pass_seconds[kind_index] + module_seconds + wait_seconds
     return LayerCosts(
         tuple(pass_work.layer_kinds),
         both_pass_seconds,
@@ -579,6 +617,7 @@ class StepTimer:
             step_plan.dtype,
             step_plan.recomputes_attention,
             step_plan.recomputed_nodes,
+            step_plan.recomputed_modules,
             step_plan.stops_early,
         )
         if timing_key not in self._timed_passes:

@@ -6,7 +6,7 @@ with an element per layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import comb, inf, prod
@@ -147,12 +147,6 @@ class TimedOperation:
         """The seconds of one execution, where compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
-    def is_recomputed(self, recomputes_core: bool, recomputed_nodes: Iterable[str]) -> bool:
-        """Whether the operation is recomputed, as part of the attention core or of these nodes."""
-        return (recomputes_core and self.kind == "attention") or any(
-            f".{node_path}." in f".{self.path}." for node_path in recomputed_nodes
-        )
-
     @property
     def bound(self) -> str:
         """The resource that takes longest: `compute`, `memory`, `network` or `wait` (scalars only)."""
@@ -220,18 +214,9 @@ class TimedPass:
             if operation.layer_kind_index == layer and is_backward in (None, operation.is_backward)
         )
 
-    def recomputed_seconds(self, layer: int, recomputes_core: bool, recomputed_nodes: Iterable[str]) -> Number:
-        """Returns the recomputation seconds of one layer of a kind.
-
-        recomputes_core: whether attention does. recomputed_nodes: paths of modules below a layer.
-        """
-        return sum(
-            operation.runs_per_layer * operation.seconds
-            for operation in self.operations
-            if operation.layer_kind_index == layer
-            and not operation.is_backward
-            and operation.is_recomputed(recomputes_core, recomputed_nodes)
-        )
+    def has_experts(self, layer: int) -> bool:
+        """Whether a kind of layer has routed experts."""
+        return any(kernel.layer_kind_index == layer and kernel.kind == "experts" for kernel in self.rank_work.kernels)
 
     def ending_seconds(self, layer: int) -> Number:
         """Returns the forward seconds at the end of a layer whose results no gradient in the layer needs."""

@@ -623,6 +623,20 @@ def test_the_comparison_of_another_process_is_that_of_the_plan(
     assert not compared if is_expected else compared
 
 
+def test_a_plan_whose_layouts_wait_for_the_host_names_longer_micro_batches(run: Any) -> None:
+    """Of a small model, kernels of one short sequence take less time than their launches (`host_kernel`)."""
+    words = ("plan", SMALL, "--seq", "512", "--devices", "4", "--hardware", "h100", "--framework", "megatron")
+    batch = "--global-batch", "64"
+    longer = asked(run, *words, *batch)["longer_micro_batches"]
+    (first_row,) = asked(run, *words, *batch, "--batch", str(longer["batch"]), "--rows", "1")["feasible"]
+    assert longer == {"batch": longer["batch"], **first_row}
+    assert longer["batch"] > 1
+    note = f"micro-batches of {longer['batch']} sequences (--batch {longer['batch']}), which wait less for the host"
+    assert note in " ".join(run(*words, *batch).out.split())
+    for without in ((*batch, "--batch", "1"), (*batch, "--by", "memory"), ()):
+        assert asked(run, *words, *without)["longer_micro_batches"] is None
+
+
 def test_an_error_in_the_settings_of_a_comparison_compares_nothing() -> None:
     settings = plan_settings(Settings(seq=128), lambda _: False)
     layout = LayoutRequest(devices=4)

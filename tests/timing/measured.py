@@ -213,7 +213,8 @@ def _median_run(runs: Sequence[Score]) -> Score:
 
 def _layout(row: Row) -> tuple[str, ...]:
     return tuple(
-        row[name] for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "zero", "micro_batch", "sequence_parallel")
+        row[name]
+        for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "zero", "micro_batch", "sequence_parallel", "schedule")
     )
 
 

@@ -31,7 +31,7 @@ from llmcalc.timing.batching import LoadLatencies, Replica, RequestSizes
 from llmcalc.timing.calibration import UNIT_FACTORS, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.kernels import Adapters, RankPass
+from llmcalc.timing.kernels import Adapters
 from llmcalc.timing.stack import (
     ADAMW_STATE_BYTES,
     with_16_bit_adapters,
@@ -45,7 +45,6 @@ from llmcalc.timing.stack import (
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.time_estimator import GRAPH_MODULES, NumberFormats
 from llmcalc.timing.timing_constants import SoftwareStack, software_stacks
-from llmcalc.timing.work_recorder import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
@@ -84,6 +83,9 @@ STACKS = {
     "trainer-unsloth": "unsloth",
     "vectorlm": "torch",
     "vectorlm-fsdp": "fsdp2",
+    "fsdp-qlora": "fsdp2",
+    "fsdp-qlora-replicas": "torch",
+    "yafsdp-baseline": "fsdp2",
     "deepspeed-offload": "deepspeed-offload",
     "automodel": "fsdp2-liger",
     "trl": "fsdp2-liger",
@@ -155,18 +157,6 @@ products of attention): the feed-forward network.
 WHOLE_LAYERS = "full", "selective-layer"
 """What a run recomputes, where that is whole layers."""
 
-MODULES = {
-    "core_attn": ("self_attn.core",),
-    "layernorm": ("self_attn_pre_norm", "mlp_pre_norm", "mamba_pre_norm"),
-    "mla_up_proj": ("self_attn.q_b_proj", "self_attn.kv_b_proj"),
-    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-    "moe": ("mlp.experts", "mlp.router", "mlp.shared_expert", "mlp.latent_in", "mlp.latent_out"),
-    "moe_act": (),
-}
-"""Megatron's names of modules that run again by themselves → modules below a layer; `mlp` is a dense one alone. The
-activations of experts are part of no module, and take about 1 % of a layer.
-"""
-
 NODES = {"v100-32gb": 4, "v100-16gb": 4}
 """Accelerators whose measured nodes are smaller than a scale-up domain of the record."""
 
@@ -182,11 +172,13 @@ TARGETS = {
     "joined": ALL_ADAPTED - {"k_proj", "v_proj"},
     "fused": ALL_ADAPTED - {"k_proj", "v_proj", "up_proj"},
     "no-keys": ALL_ADAPTED - {"k_proj"},
+    "no-outputs": ALL_ADAPTED - {"o_proj"},
     "queries-values": frozenset({"q_proj", "v_proj"}),
     "mlp": ALL_ADAPTED - ADAPTED,
 }
 """Adapted layers of a row → their names; `joined`: queries, keys and values are one layer with one adapter, `fused`:
-both projections of a gated network as well, as in Megatron-Core; `no-keys`: torchtune's recipes.
+both projections of a gated network as well, as in Megatron-Core; `no-keys`: torchtune's recipes; `no-outputs`:
+fsdp_qlora's script.
 """
 
 BASE_BITS = {"": 0.0, "nf4": 4.5}
@@ -444,7 +436,7 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
         zero=zero,  # type: ignore[arg-type]
         hsdp_replicas=dp // row.whole("shard") if row["shard"] else 1,
         pp_layout=_stage_sizes(row["stages"]),
-        schedule="interleaved" if row.whole("vpp") > 1 else "1f1b",
+        schedule=row["schedule"] or ("interleaved" if row.whole("vpp") > 1 else "1f1b"),  # type: ignore[arg-type]
     )
     precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
@@ -461,11 +453,11 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
         row.whole("micro_batches"),
         row.whole("seq"),
         dtype=dtype,
-        recomputed_share=RECOMPUTED[row["recompute"]],
+        recomputed_share=_recomputed_share(row["recompute"]),
         include=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=_adapters(row),
-        recomputed_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
-        stops_early=prices.stack.stops_early and row["recompute"] in WHOLE_LAYERS,
+        recomputed_modules=frozenset(filter(None, row["recompute_modules"].split("+"))),
+        stops_early=prices.stack.stops_early and (row["recompute"] in WHOLE_LAYERS or "/" in row["recompute"]),
     )
     return float(prices.step(plan).seconds)
 
@@ -484,12 +476,10 @@ def _adapters(row: Row) -> Adapters | None:
     )
 
 
-@cache
-def _recomputed_modules(model: str, names: str) -> frozenset[str]:
-    """The modules below a layer that Megatron's names stand for, those that the model has."""
-    paths = [f".{kernel.path}." for kernel in rank_work(spec_of(model), RankPass()).kernels]
-    modules = chain.from_iterable(MODULES[name] for name in names.split("+") if name)
-    return frozenset(module for module in modules if any(f".{module}." in path for path in paths))
+def _recomputed_share(text: str) -> float:
+    """The share of the layers that run again: a name of `RECOMPUTED`, or `10/80` for ten of 80 layers."""
+    recomputed_layers, _, layers = text.partition("/")
+    return int(recomputed_layers) / int(layers) if layers else RECOMPUTED[text]
 
 
 def _stage_sizes(text: str) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,40 @@ def test_what_a_launch_file_sets_that_slows_each_step_is_named(run: Any, tmp_pat
     answer = run("time", "--launch", str(script), "--hardware", "h100")
     text = " ".join(answer.out.split())
     assert "timed as without CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, --deterministic-mode" in text
+
+
+RECOMPUTED_SECONDS = {
+    "--recompute-granularity selective": (0.01, 0.3),
+    "--recompute-granularity selective --recompute-modules layernorm": (0.01, 0.3),
+    "--recompute-granularity selective --recompute-modules mlp": (0, 0),  # every layer has experts
+    "--recompute-granularity selective --recompute-modules layernorm moe": (0.5, 0.99),
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4": (1, 1),
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 2": (0.49, 0.51),
+}
+"""Arguments of Megatron-LM → bounds of the seconds that they add, as a share of those of every layer."""
+
+
+@pytest.mark.parametrize("arguments", RECOMPUTED_SECONDS)
+def test_what_a_megatron_file_runs_again_takes_time(run: Any, tmp_path: Path, arguments: str) -> None:
+    """As `transformer_config.py` of Megatron-Core defines these arguments; an option replaces what the file says."""
+    script = tmp_path / "train.sh"
+    command = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 2048 --num-attention-heads 16 "
+        "--seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --bf16 "
+        "--tokenizer-type NullTokenizer --vocab-size 1000 --num-experts 8 --moe-ffn-hidden-size 2048 --swiglu "
+        "--moe-grouped-gemm --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8 "
+    )
+
+    def seconds(arguments: str, *options: str) -> float:
+        script.write_text(command + arguments)
+        answer = run("time", "--launch", str(script), "--hardware", "h100", *options, "--format", "json")
+        return float(json.loads(answer.out)["seconds"]["estimate"])
+
+    least, most = RECOMPUTED_SECONDS[arguments]
+    without, with_all = seconds(""), seconds("", "--recompute", "full")
+    assert seconds(arguments, "--recompute", "none") == without
+    assert seconds(arguments, "--recompute", "full") == with_all
+    assert least - 1e-6 <= (seconds(arguments) - without) / (with_all - without) <= most + 1e-6
 
 
 def test_experts_get_tokens_by_the_dispatcher_whose_memory_is_counted(run: Any) -> None:

@@ -80,6 +80,25 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str]:
     return frozenset(process_groups)
 
 
+def recomputed_modules(launched_run: Launch) -> frozenset[str]:
+    """Returns the modules that selective recomputation runs again (`--recompute-modules`)."""
+    settings = launched_run.framework_settings
+    if isinstance(settings, MegatronSettings):
+        return frozenset((*settings.recomputed_modules, *(("moe",) if settings.moe_layer_recompute else ())))
+    return frozenset((settings.recompute_modules or ()) if isinstance(settings, NamedModelArguments) else ())
+
+
+def recomputed_layers(launched_run: Launch) -> float:
+    """Returns the share of the layers that run again as a whole: all, or the first ones of each chunk (`block`)."""
+    settings = launched_run.framework_settings
+    if not isinstance(settings, MegatronSettings) or settings.recompute_mode != "full":
+        return 0.0
+    if settings.recompute_method != "block":
+        return 1.0
+    chunk_count = launched_run.layout.pp * launched_run.layout.vpp
+    return min(1.0, (settings.recompute_num_layers or 1) * chunk_count / settings.layer_count)
+
+
 def product_format(settings: MegatronSettings | NamedModelArguments) -> str:
     """Returns the number format of matrix products; empty for a named model, whose options state it."""
     if isinstance(settings, NamedModelArguments):
