@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from .arguments import (
-    READING_OPTIONS,
     Model,
     batch_or_users,
     cache_format_of,
@@ -34,6 +33,7 @@ from .arguments import (
     run_options_of,
     run_question_of,
     sort_options,
+    take_reading_options,
 )
 from .errors import InputError, short_repr
 from .optional import included_part_names
@@ -832,9 +832,7 @@ def explain_log(
             launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading_options
         )
         return ask_log(LogQuestion(log_path, hardware=hardware, run=run))
-    reading_options = {
-        option_name: options.pop(option_name) for option_name in READING_OPTIONS if option_name in options
-    }
+    reading_options = take_reading_options(options)
     sort_options(options, explain_log)
     preset = None if model is None else preset_of(model, **reading_options)
     return ask_log(LogQuestion(log_path, preset, engine, hardware, quantize))
