@@ -119,8 +119,8 @@ def ask_plan(
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
     from ..frameworks.registry import framework_of
-    from ..parallel.nearest import nearest_layouts_text
-    from ..parallel.search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
+    from ..parallel.layout_search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
+    from ..parallel.nearest_layouts import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.layout_candidates import parse_sizes
     from ..studies.layout_order import FURTHER_REPLAYS

@@ -251,7 +251,7 @@ def built(case: Case, device: str) -> tuple[Any, Any]:
     """The module, and how it is called for its logits."""
     import torch
 
-    from llmcalc.simulator.choices import EAGER_CHOICES
+    from llmcalc.simulator.kernel_choices import EAGER_CHOICES
     from llmcalc.witnesses import kernel_variants, training_loop
     from llmcalc.workload.recompute import recompute_of
 
