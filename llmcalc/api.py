@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from .arguments import (
-    READING_OPTIONS,
     Model,
     batch_or_users,
     cache_format_of,
@@ -34,6 +33,7 @@ from .arguments import (
     run_options_of,
     run_question_of,
     sort_options,
+    take_reading_options,
 )
 from .errors import InputError, short_repr
 from .optional import included_part_names
@@ -491,9 +491,9 @@ def plan(
         is asked for, such as "tp=8,pp=16". stack, overlap, nic, calibrate: as of `time`.
     options: as of `memory`; sizes of groups that are given hold for all layouts.
     """
-    from .questions.options import TimeOptions
     from .questions.plans import plan_settings
     from .questions.runs import RunQuestion
+    from .questions.time_and_cost_options import TimeOptions
     from .questions.times import ask_timed_plan
     from .studies.plan import OrderName
 
@@ -555,7 +555,7 @@ def time(
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.
     """
-    from .questions.options import TimeOptions
+    from .questions.time_and_cost_options import TimeOptions
     from .questions.times import ask_time
 
     time_options = declared_options(TimeOptions, locals())
@@ -614,8 +614,8 @@ def serve(
     stack, nic, calibrate: as of `time`. options: `set`, `head`, `allow_unknown`.
     Raises `InputError` for what is not modelled.
     """
-    from .questions.options import ServeOptions
     from .questions.serving import ask_serve
+    from .questions.time_and_cost_options import ServeOptions
     from .sources.hardware import find_hardware
 
     parsed_options = sort_options(options, serve)
@@ -658,8 +658,8 @@ def cost(
     Raises `InputError` for what is not modelled, and where nothing fits.
     """
     from .questions.costs import ask_cost
-    from .questions.options import CostOptions
     from .questions.runs import RunQuestion
+    from .questions.time_and_cost_options import CostOptions
 
     cost_options = declared_options(CostOptions, locals())
     parsed_options = sort_options(options, cost, run=True, layout=True)
@@ -832,9 +832,7 @@ def explain_log(
             launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading_options
         )
         return ask_log(LogQuestion(log_path, hardware=hardware, run=run))
-    reading_options = {
-        option_name: options.pop(option_name) for option_name in READING_OPTIONS if option_name in options
-    }
+    reading_options = take_reading_options(options)
     sort_options(options, explain_log)
     preset = None if model is None else preset_of(model, **reading_options)
     return ask_log(LogQuestion(log_path, preset, engine, hardware, quantize))

@@ -142,6 +142,11 @@ READING_OPTIONS = ("set", "head", "allow_unknown")
 """Options that every function of a model takes: changes of its fields, its head, whether unknown fields are ignored."""
 
 
+def take_reading_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Removes the options of reading a model from a call's options, and returns them."""
+    return {name: options.pop(name) for name in READING_OPTIONS if name in options}
+
+
 def sort_options(
     options_by_name: Mapping[str, Any],
     function: Callable[..., Any],
@@ -287,9 +292,7 @@ def engine_questions_of(
     from .questions.engines import ONE_ACCELERATOR_ERROR, engine_questions
 
     optional_path("--launch", launch)
-    reading_options = {
-        option_name: options.pop(option_name) for option_name in READING_OPTIONS if option_name in options
-    }
+    reading_options = take_reading_options(options)
     quantize = optional_text("--quantize", options.pop("quantize", None), "fp8")
     hardware_names = _hardware_names(hardware)
     if len(hardware_names) > 1:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .arguments import (
-    READING_OPTIONS,
     Model,
     cache_format_of,
     model_filter_of,
     optional_tokens,
     run_options_of,
     sort_options,
+    take_reading_options,
 )
 from .errors import InputError
 from .optional import included_part_names
@@ -154,9 +154,7 @@ def _draw_time(time_run: AnswerFunction, model: Model | None = None, *, by_node:
 def _draw_roofline(
     compute_answer: AnswerFunction, model: Model, *, phase: MemoryPhase | None = None, **options: Any
 ) -> Figure:
-    reading_options = {
-        option_name: options.pop(option_name) for option_name in READING_OPTIONS if option_name in options
-    }
+    reading_options = take_reading_options(options)
     preset = sort_options(reading_options, _draw_roofline).read_model(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
     return pictures.roofline_picture(lambda phase: compute_answer(preset, phase=phase, **options), phases)

@@ -24,11 +24,11 @@ from .components.base import (
     StackPosition,
     Vocab,
 )
-from .components.choice import component_type
 from .components.choices import Head
 from .components.dropout import ATTENTION_DROPOUT, Dropout
 from .components.head import LMHead
 from .components.output_part import ModelOutput, OutputPart
+from .components.part_choice import component_type
 from .components.runtime import PassState
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths, record_towers
@@ -541,7 +541,7 @@ def _reference_class() -> type[nn.Module]:
         """The whole model. ids: [batch, tokens] → logits [batch, tokens, vocab_size], or hidden states without a head.
 
         source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
-        store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
+        cached_tensors: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
         with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a draft, (logits,
             [states for its next pass, score of acceptance]), without those that it does not have.
         with_pooled: whether to return (logits, output of the pooler).
@@ -692,7 +692,7 @@ def _reference_class() -> type[nn.Module]:
             ids: Tensor,
             source: Tensor | None = None,
             *,
-            store: dict[nn.Module, tuple[Tensor, ...]] | None = None,
+            cached_tensors: dict[nn.Module, tuple[Tensor, ...]] | None = None,
             past: int = 0,
             last_only: bool = False,
             with_mtp: bool = False,
@@ -705,7 +705,7 @@ def _reference_class() -> type[nn.Module]:
             keeps_streams = with_mtp and hasattr(self, "mtp") and self._reads_streams
             pass_state = PassState(
                 past_tokens=past,
-                cached_tensors=store,
+                cached_tensors=cached_tensors,
                 token_ids=ids,
                 mla_form=mla,
                 keeps_streams=keeps_streams,

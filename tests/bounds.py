@@ -105,7 +105,7 @@ def _server() -> subprocess.Popen[str]:
 def _serve() -> None:
     """Answers each request, a line of JSON on standard input, with a measurement on standard output."""
     sys.path.pop(0)  # the folder of this file, whose modules are named like those of libraries
-    for module in ("cli.main", "cli.memory", "questions.runs", "sources.target", "frameworks.launch.read"):
+    for module in ("cli.main", "cli.memory", "questions.runs", "sources.target", "frameworks.launch.read_launch_file"):
         import_module(f"llmcalc.{module}")
     with suppress(ImportError):
         import_module("httpx")  # what huggingface_hub imports, for the most part

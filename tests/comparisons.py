@@ -21,7 +21,7 @@ from llmcalc.components.evidence import evidence_of_parts
 from llmcalc.device_memory.evidence import evidence_of_run
 from llmcalc.evidence import Evidence
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
+from llmcalc.simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.meter import Meter
 
 

@@ -9,7 +9,7 @@ import sys
 HEAVY = ("torch", "transformers", "numpy", "sympy", "matplotlib", "yaml")
 
 
-LATE = ("simulator", "device_memory", "frameworks", "parallel.rank", "parallel.search")
+LATE = ("simulator", "device_memory", "frameworks", "parallel.rank", "parallel.layout_search")
 """Kernels and layouts, below llmcalc."""
 
 

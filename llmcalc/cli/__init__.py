@@ -4,7 +4,7 @@ A command reads its options, asks a question of `questions` and shows the report
 
 The help text, panel and order of an option that stands here may be changed without reading elsewhere; the options of
 a run and of a layout are declared in `device_memory/settings.py` and `parallel/layout_request.py`, those of `time`,
-`serve` and `cost` in `questions/options.py`.
+`serve` and `cost` in `questions/time_and_cost_options.py`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .options import JunitOption, OfflineOption
 from .output import check_writable, open_whole_file
+from .shared_options import JunitOption, OfflineOption
 from .target_options import OutputOptions, add_target_options
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .options import TargetArgument
+from .shared_options import TargetArgument
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 

@@ -7,7 +7,7 @@ import typer
 from ..studies.compare import SORT_KEYS
 from ..studies.model_selection import ModelFilter
 from .hardware import accelerator_option
-from .options import CacheDtypeOption, OptionalTargetsArgument, SeqOption, length_option, value_option
+from .shared_options import CacheDtypeOption, OptionalTargetsArgument, SeqOption, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."

@@ -6,8 +6,8 @@ import typer
 
 from ..errors import InputError
 from ..questions.listings import ModelFileFormat
-from .options import OutputOption, TargetArgument, open_output
 from .output import store_remark
+from .shared_options import OutputOption, TargetArgument, open_output
 from .target_options import TargetOptions, add_target_options
 
 

@@ -4,13 +4,13 @@ import typer
 
 from ..device_memory.settings import Settings, settings_with_shorthands
 from ..parallel.layout_request import LayoutRequest
-from ..questions.options import CostOptions
+from ..questions.time_and_cost_options import CostOptions
 from ..workload.lengths import DEFAULT_TRAINING_TOKENS
 from .hardware import AcceleratorOption
 from .layout_options import add_layout_options
-from .options import TableOption, TargetArgument, is_option_typed
 from .run_options import settings_options
 from .setting_options import add_declared_options, replace_parameter
+from .shared_options import TableOption, TargetArgument, is_option_typed
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_DEFAULT = f"{DEFAULT_TRAINING_TOKENS:,}, or the model's context where it is shorter"

@@ -7,7 +7,7 @@ import typer
 
 from ..errors import one_line
 from ..workload.lengths import LARGEST_DEFAULT_CONTEXT
-from .options import CacheDtypeOption, TableOption, TargetsArgument, length_option, value_option
+from .shared_options import CacheDtypeOption, TableOption, TargetsArgument, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError
 from .help import Command, option_values
-from .options import value_option
+from .shared_options import value_option
 
 if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine

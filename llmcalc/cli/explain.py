@@ -9,7 +9,7 @@ from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..questions.counts import PassPhase, Quantity
 from ..symbolic.formulas import RecomputeChoice
 from .layout_options import add_rank_options
-from .options import (
+from .shared_options import (
     AttentionImplementationOption,
     CacheDtypeOption,
     PairsOption,

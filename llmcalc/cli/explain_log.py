@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .hardware import accelerator_option
-from .options import OptionalTargetArgument, TableOption, value_option
+from .shared_options import OptionalTargetArgument, TableOption, value_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 

@@ -12,7 +12,8 @@ from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import accelerator_option
 from .layout_options import add_layout_options
-from .options import (
+from .run_options import CublasWorkspaceOption, add_settings_options
+from .shared_options import (
     OptionalTargetArgument,
     TableOption,
     WithMtpOption,
@@ -21,7 +22,6 @@ from .options import (
     length_option,
     value_option,
 )
-from .run_options import CublasWorkspaceOption, add_settings_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 

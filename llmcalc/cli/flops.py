@@ -14,7 +14,8 @@ from ..workload.lengths import DEFAULT_TOKENS
 from ..workload.workload import Phase
 from .hardware import accelerator_option
 from .layout_options import add_rank_options
-from .options import (
+from .setting_options import add_input_options
+from .shared_options import (
     BatchOption,
     DraftOption,
     PairsOption,
@@ -28,7 +29,6 @@ from .options import (
     phase_option,
     value_option,
 )
-from .setting_options import add_input_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_HELP = (

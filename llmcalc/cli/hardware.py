@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from .options import shell_completion_of, value_option
+from .shared_options import shell_completion_of, value_option
 from .target_options import OutputOptions, add_target_options
 
 

@@ -13,7 +13,8 @@ from ..workload.lengths import DEFAULT_TOKENS, LARGEST_DEFAULT_CONTEXT
 from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
 from .layout_options import add_rank_options
-from .options import (
+from .setting_options import add_input_options
+from .shared_options import (
     BatchOption,
     CacheDtypeOption,
     DraftOption,
@@ -24,7 +25,6 @@ from .options import (
     length_option,
     value_option,
 )
-from .setting_options import add_input_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_HELP = (

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..questions.locks import LOCK_FILE
-from .options import (
+from .shared_options import (
     AllowUnknownOption,
     NotesOption,
     OfflineOption,

@@ -357,7 +357,7 @@ def _usage_message(usage_error: Any) -> str:
             message = f"No such option: {typed_option}{suggestion and f'.{suggestion}'}"
     if parameter is None:
         return f"{message}{help_hint}"
-    from .options import typed_name
+    from .shared_options import typed_name
 
     parameter_name = (
         typed_name(parameter)

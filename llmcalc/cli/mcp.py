@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra
-from .options import OfflineOption
+from .shared_options import OfflineOption
 from .tools import all_tools, answer_of_tool
 
 if TYPE_CHECKING:

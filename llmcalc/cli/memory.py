@@ -14,7 +14,9 @@ from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import complete_name
 from .layout_options import add_layout_options
-from .options import (
+from .output import store_remark
+from .run_options import CublasWorkspaceOption, add_settings_options
+from .shared_options import (
     DraftOption,
     OptionalTargetArgument,
     TableOption,
@@ -23,8 +25,6 @@ from .options import (
     is_option_typed,
     value_option,
 )
-from .output import store_remark
-from .run_options import CublasWorkspaceOption, add_settings_options
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 HARDWARE_HELP = (

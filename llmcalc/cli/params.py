@@ -9,7 +9,7 @@ from ..optional import included_part_names
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
 from .layout_options import add_rank_options
-from .options import DraftOption, TableOption, TargetsArgument, WithMtpOption, WithTowersOption
+from .shared_options import DraftOption, TableOption, TargetsArgument, WithMtpOption, WithTowersOption
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 

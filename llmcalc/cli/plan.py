@@ -7,10 +7,12 @@ import typer
 from ..device_memory.settings import Settings, settings_with_shorthands
 from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
-from ..questions.options import TIME_ORDER_OPTIONS, TimeOptions
+from ..questions.time_and_cost_options import TIME_ORDER_OPTIONS, TimeOptions
 from .hardware import AcceleratorOption
 from .layout_options import add_layout_options
-from .options import (
+from .run_options import CublasWorkspaceOption, settings_options
+from .setting_options import add_declared_options, replace_parameter
+from .shared_options import (
     TableOption,
     TargetArgument,
     WithMtpOption,
@@ -19,8 +21,6 @@ from .options import (
     length_option,
     value_option,
 )
-from .run_options import CublasWorkspaceOption, settings_options
-from .setting_options import add_declared_options, replace_parameter
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 

@@ -6,7 +6,7 @@ import typer
 
 from ..questions.listings import SORT_KEYS
 from ..studies.model_selection import ModelFilter
-from .options import complete_target
+from .shared_options import complete_target
 from .target_options import OutputOptions, add_target_options
 
 PresetNamesArgument = Annotated[

@@ -7,8 +7,8 @@ from typing import Annotated, TypeAlias
 
 from ..device_memory.settings import SETTINGS_BY_SHORTHAND, Settings, settings_with_shorthands
 from ..workload.setting import declarations_of
-from .options import value_option
 from .setting_options import OptionOfCommand, option_of_setting, options_of_settings, replace_parameter
+from .shared_options import value_option
 
 CublasWorkspaceOption: TypeAlias = Annotated[
     str | None,

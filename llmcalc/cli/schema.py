@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from .options import OutputOption, open_output
+from .shared_options import OutputOption, open_output
 
 
 def command(output: OutputOption = None) -> None:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from ..questions.options import ServeOptions
+from ..questions.time_and_cost_options import ServeOptions
 from .hardware import AcceleratorOption
-from .options import TableOption, TargetArgument
 from .serve_options import serve_answer
 from .setting_options import add_declared_options
+from .shared_options import TableOption, TargetArgument
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..questions.options import ServeOptions
+from ..questions.time_and_cost_options import ServeOptions
 from .target_options import TargetOptions
 
 if TYPE_CHECKING:

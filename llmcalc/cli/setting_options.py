@@ -15,7 +15,7 @@ import typer
 
 from ..workload.inputs import Inputs
 from ..workload.setting import DeclaredSetting, declarations_of
-from .options import shell_completion_of, typed_name
+from .shared_options import shell_completion_of, typed_name
 from .signatures import with_signature
 
 CommandFunction: TypeAlias = Callable[..., None]

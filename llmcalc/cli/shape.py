@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .options import (
+from .shared_options import (
     AllowUnknownOption,
     CacheDtypeOption,
     OfflineOption,

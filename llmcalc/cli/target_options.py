@@ -15,7 +15,9 @@ from ..optional import OPTIONAL_PARTS
 from ..reports.document import Report, report_in_encoding
 from ..reports.formats import WRITERS, Format
 from ..studies.model_selection import ModelFilter
-from .options import (
+from .output import store_remark
+from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
+from .shared_options import (
     AllowUnknownOption,
     AttentionKindOption,
     ExpertsOption,
@@ -32,8 +34,6 @@ from .options import (
     format_of_file,
     open_output,
 )
-from .output import store_remark
-from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
 
 if TYPE_CHECKING:
     from ..reports.answer import ReportedAnswer

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..questions.options import TimeOptions
-from .options import TableOption
+from ..questions.time_and_cost_options import TimeOptions
 from .setting_options import options_of_settings, replace_parameter
+from .shared_options import TableOption
 from .target_options import OutputOptions, add_target_options
 from .time_options import REPORT_OPTIONS, TimedRunOptions, add_timed_run_options
 

@@ -16,11 +16,10 @@ from ..frameworks.launch.file_kinds import launch_file_titles
 from ..frozen import frozen
 from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
-from ..questions.options import TimeOptions
+from ..questions.time_and_cost_options import TimeOptions
 from ..workload.setting import declarations_of
 from .hardware import complete_name
 from .layout_options import layout_options
-from .options import OptionalTargetArgument, WithMtpOption, is_option_typed, value_option
 from .run_options import settings_options
 from .setting_options import (
     CommandFunction,
@@ -29,6 +28,7 @@ from .setting_options import (
     options_of_settings,
     replace_parameter,
 )
+from .shared_options import OptionalTargetArgument, WithMtpOption, is_option_typed, value_option
 from .target_options import OPTIONS_BY_PARAMETER, TargetOptions
 
 if TYPE_CHECKING:

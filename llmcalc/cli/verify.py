@@ -9,8 +9,8 @@ from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..witnesses.reference import Device
 from ..witnesses.verification import WitnessName
 from .layout_options import add_layout_options
-from .options import JunitOption, OptionalTargetsArgument, TableOption, length_option
 from .output import check_writable, open_whole_file
+from .shared_options import JunitOption, OptionalTargetsArgument, TableOption, length_option
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .options import value_option
 from .output import print_line, print_remarks, store_remark
+from .shared_options import value_option
 
 
 def command(

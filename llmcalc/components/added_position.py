@@ -10,7 +10,7 @@ from pydantic import Field
 from ..flow.axis import Axis, JoinedShapes
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import TableRows
+from ..workload.derived_rows import EmbeddingRows
 from .base import TORCH_WITNESS, Component, InnerWidth, ModelProperties, PartWitness, Positions
 from .rotation import rotary_angles
 
@@ -79,7 +79,7 @@ class AxialPositions(Component):
             ("by_column", self.columns, column_axes),
         ):
             position_table, _ = recorder.table(
-                table_name, Axis(table_name, table_length), *axes, of=TableRows(row_count=table_length), by="all"
+                table_name, Axis(table_name, table_length), *axes, of=EmbeddingRows(row_count=table_length), by="all"
             )
             axis_position_vectors.append(recorder.resampled(position_table, x.rows))
         return recorder.cat(*axis_position_vectors, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)

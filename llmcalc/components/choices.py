@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeAlias
 
 from .base import Component
-from .choice import PartChoice
+from .part_choice import PartChoice
 
 MIXERS = PartChoice(
     "attention",

@@ -17,7 +17,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import TableRows
+from ..workload.derived_rows import EmbeddingRows
 from .base import (
     TORCH_WITNESS,
     AttentionPosition,
@@ -96,7 +96,7 @@ class DisentangledScores(AttentionPosition):
     ) -> Value | None:
         """Records the position terms of the attention scores and returns their sum; None without such terms."""
         bias_sum: Value | None = None
-        table_rows = TableRows(row_count=2 * self.span, limits_to_tokens=self.within_sequence, source_rows=x.rows)
+        table_rows = EmbeddingRows(row_count=2 * self.span, limits_to_tokens=self.within_sequence, source_rows=x.rows)
         distance_table: Value = recorder.layer_memo.get("relative_embedding", Value(table_rows, x.axes))
         if self.within_sequence:
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
@@ -158,7 +158,7 @@ class RelativeEmbedding(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns all rows of the relative-position table. x: a value of the model's width."""
         row_count = 2 * self.span
-        table_rows = TableRows(row_count=row_count, source_rows=x.rows)
+        table_rows = EmbeddingRows(row_count=row_count, source_rows=x.rows)
         distance_rows, _ = recorder.table("table", Axis("distances", row_count), *x.axes, of=table_rows, by="all")
         return distance_rows if self.norm is None else recorder.part("norm", self.norm, distance_rows)
 

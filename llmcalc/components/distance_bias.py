@@ -140,11 +140,11 @@ class LayerBias(DistanceBuckets, AttentionPosition):
     def flow(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
-        from ..workload.derived_rows import TableRows
+        from ..workload.derived_rows import EmbeddingRows
 
         bucket_axis = Axis("buckets", self.relative_attention_num_buckets)
         formula_source = "Chung et al. 2023 (UniMax), §4"
-        table_rows = TableRows(row_count=bucket_axis.size)
+        table_rows = EmbeddingRows(row_count=bucket_axis.size)
         bias_table, _ = recorder.table(
             "relative_bias", bucket_axis, q.axes[0], of=table_rows, by="all", source=formula_source
         )
@@ -189,10 +189,10 @@ class RelativeBias(DistanceBuckets, StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the bias table, which each layer's attention indexes by the bucket of a distance."""
-        from ..workload.derived_rows import TableRows
+        from ..workload.derived_rows import EmbeddingRows
 
         bucket_axis = Axis("buckets", self.relative_attention_num_buckets)
-        heads, bucket_rows = Axis("heads", self.num_attention_heads), TableRows(row_count=bucket_axis.size)
+        heads, bucket_rows = Axis("heads", self.num_attention_heads), EmbeddingRows(row_count=bucket_axis.size)
         bias_table, _ = recorder.table("", bucket_axis, heads, of=bucket_rows, by="all")
         recorder.layer_memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
@@ -200,7 +200,7 @@ class RelativeBias(DistanceBuckets, StackPart):
                 "blocks", bucket_axis, heads, of=bucket_rows, by="all"
             )
         for i, bucket_count in enumerate(self.other_buckets):
-            table_rows = TableRows(row_count=bucket_count)
+            table_rows = EmbeddingRows(row_count=bucket_count)
             recorder.table(f"other_{i}", Axis("buckets", bucket_count), heads, of=table_rows, by="all", role="idle")
         return bias_table
 

@@ -28,8 +28,8 @@ from .base import (
     PartWitness,
     Vocab,
 )
-from .choice import component_type
 from .networks.feed_forward import activate
+from .part_choice import component_type
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

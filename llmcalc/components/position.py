@@ -21,7 +21,7 @@ from .base import (
     StackPosition,
     UnscalableError,
 )
-from .choice import PartChoice
+from .part_choice import PartChoice
 from .rotation import rotate
 from .runtime import PassState
 

@@ -34,12 +34,12 @@ from .base import (
     TokenMixer,
     Vocab,
 )
-from .choice import component_type
 from .choices import LAYERS, AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, LayerSharing
 from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
 from .norm import Norm
+from .part_choice import component_type
 from .position import Position, Rope
 from .runtime import PassState, apply_dropout, share_tensors
 

@@ -14,7 +14,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..model import ModelSpec
 from ..simulator.autograd import AutogradGraph
-from ..simulator.choices import KernelChoices
+from ..simulator.kernel_choices import KernelChoices
 from ..simulator.meter import AllocationPlace, Meter, NoMeter
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import DTYPES

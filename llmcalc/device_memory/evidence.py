@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..components.evidence import evidence_of_parts
 from ..evidence import Evidence, Witness
 from ..model import ModelSpec
-from ..simulator.choices import KernelChoices
 from ..simulator.evidence import evidence_of_kernels
+from ..simulator.kernel_choices import KernelChoices
 from ..simulator.profiles.eager import EagerKernels
 from .optimizers.registry import optimizer as optimizer_named
 

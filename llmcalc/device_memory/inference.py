@@ -14,8 +14,8 @@ from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
 from ..parallel.rank_program import RankFlow
 from ..simulator.autograd import AutogradGraph
-from ..simulator.choices import EAGER_CHOICES, KernelChoices
 from ..simulator.event_log import EventRecorder, RecordedEvents
+from ..simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from ..simulator.layer_pattern import shortened_layers
 from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
 from ..simulator.module_frame import ParameterSet

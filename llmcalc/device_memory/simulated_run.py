@@ -8,7 +8,7 @@ from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
-from ..simulator.choices import KernelChoices
+from ..simulator.kernel_choices import KernelChoices
 from ..simulator.sdpa import has_extra_mask_input
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype

@@ -18,8 +18,8 @@ from ..model import ModelSpec
 from ..simulator.adapters import Adapters
 from ..simulator.autograd import AutogradGraph, backward
 from ..simulator.caching_allocator import StepList, play_step_lists
-from ..simulator.choices import EAGER_CHOICES, KernelChoices
 from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repeatable, is_self_contained, rename_events
+from ..simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from ..simulator.lowering import ModulePath
 from ..simulator.meter import AllocationPlace, Device, Meter
 from ..simulator.offload import Offload

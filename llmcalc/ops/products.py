@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum
 from ..frozen import frozen
-from ..workload.derived_rows import TableRows
+from ..workload.derived_rows import EmbeddingRows
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .base import FLOP_EFFECTS, PARAM_EFFECTS, SKIPPED_PARAM_EFFECTS, Op, ParamTensor
@@ -255,7 +255,7 @@ class TableScores(Op):
 
     heads: Number
     head_dim: Number
-    table_rows: TableRows
+    table_rows: EmbeddingRows
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:

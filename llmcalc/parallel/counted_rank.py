@@ -52,7 +52,7 @@ class RankRequest:
         """
         if not self.has_options:
             return None
-        from .nearest import suggest_nearest_layouts
+        from .nearest_layouts import suggest_nearest_layouts
         from .rank_model import SelectedRank, heaviest_rank, rank_model
 
         if not self.sizes:

@@ -86,8 +86,8 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
     tokens: of each sequence in the cache.
     """
     from ..device_memory.settings import settings_of
-    from .options import TimeOptions
     from .runs import RunQuestion
+    from .time_and_cost_options import TimeOptions
     from .times import timed_run
 
     if preset.model.model_without_tokens:

@@ -14,9 +14,9 @@ from ..studies.step_size import default_batch, is_pretraining, usual_batch
 from ..timing.time_ranges import RangedAmount
 from ..workload.lengths import DEFAULT_TRAINING_TOKENS
 from ..workload.setting import declarations_of, option
-from .options import CostOptions, ServeOptions, TimeOptions
 from .runs import RunQuestion
 from .serving import serve_study
+from .time_and_cost_options import CostOptions, ServeOptions, TimeOptions
 from .times import added_options, fastest_plan
 
 

@@ -25,7 +25,7 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
     from ..frameworks.registry import framework_of
-    from ..parallel.nearest import suggest_nearest_layouts
+    from ..parallel.nearest_layouts import suggest_nearest_layouts
 
     run_question.refuse_inputs("fit")
     run_question.require_one_accelerator()

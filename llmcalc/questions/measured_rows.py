@@ -28,8 +28,8 @@ from ..workload.durations import parse_duration
 from ..workload.inference import USERS_SETTING, batch_from_options
 from ..workload.setting import declarations_of, length_of
 from ..workload.validation import validate_whole
-from .options import TimeOptions
 from .runs import RunQuestion
+from .time_and_cost_options import TimeOptions
 
 if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun

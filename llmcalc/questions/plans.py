@@ -157,8 +157,8 @@ def _planned_answer(
     requested_sizes: sizes of a layout whose place in the order is asked for; None for none.
     """
     from ..frameworks.registry import framework_of
-    from ..parallel.nearest import nearest_layouts_text
-    from ..parallel.search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
+    from ..parallel.layout_search import UNDIVIDED_BATCH, UNEVEN_ROUNDS, check_planned, divisible_batch
+    from ..parallel.nearest_layouts import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.layout_order import FURTHER_REPLAYS
     from ..studies.plan import ROWS, SCREEN_ROWS, first_fitting_plan, plan_of

@@ -364,7 +364,7 @@ def memory_question(
         )
         return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run_options))
     from ..frameworks.launch.adapter_targets import translate_targets
-    from ..frameworks.launch.read import read_launch
+    from ..frameworks.launch.read_launch_file import read_launch
 
     gpu_name = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED_ACCELERATOR
     release_date = version_date(run_options.layout.framework_version or "")
@@ -727,7 +727,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         )
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
-    from ..parallel.nearest import suggest_nearest_layouts
+    from ..parallel.nearest_layouts import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.step_size import with_usual_micro_batches
 

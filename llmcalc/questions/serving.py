@@ -17,8 +17,8 @@ from ..sources.target import load
 from ..timing.calibration import Calibration
 from ..workload.setting import option
 from ..workload.validation import LARGEST_COUNT
-from .options import DRAFT_TOKENS, ServeOptions, TimeOptions
 from .runs import RunQuestion
+from .time_and_cost_options import DRAFT_TOKENS, ServeOptions, TimeOptions
 from .times import software_stack_of_engine, timed_run
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def serve_study(
     from ..studies.serving import ServeStudy, SizesRequest
     from ..timing.batching import RequestSizes
     from ..timing.device import device_of
-    from ..timing.stack import find_stack
+    from ..timing.software_stacks import find_stack
 
     if preset.model.model_without_tokens:
         raise InputError(

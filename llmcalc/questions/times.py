@@ -19,8 +19,8 @@ from ..sources.target import load
 from ..timing.calibration import UNIT_FACTORS, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declarations_of, option
-from .options import TIME_ORDER_OPTIONS, TimeOptions
 from .runs import RunQuestion, check_loss, check_of_layouts, name_file_in_errors
+from .time_and_cost_options import TIME_ORDER_OPTIONS, TimeOptions
 
 if TYPE_CHECKING:
     from ..accelerator import Hardware
@@ -48,7 +48,7 @@ def settings_with_phase(
         return settings
     if is_setting_given("phase"):
         raise InputError("--phase inference: is two passes; expected prefill (a prompt) or decode (a token)")
-    from ..timing.stack import stack_names
+    from ..timing.software_stacks import stack_names
 
     can_train = (options.stack or "").partition("+")[0] in stack_names("training")
     framework = run_question.layout.framework
@@ -130,7 +130,7 @@ def timed_run(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..frameworks.registry import FRAMEWORK_NAMES, framework
-    from ..parallel.nearest import suggest_nearest_layouts
+    from ..parallel.nearest_layouts import suggest_nearest_layouts
     from ..studies.run_time import time_training
 
     for field in ("engine", "context", "server"):
@@ -320,8 +320,14 @@ def _with_fewest_options(
 def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
     from ..frameworks.registry import layout_of
-    from ..parallel.nearest import nearest_layouts_text
-    from ..parallel.search import TOO_MANY_STAGES, UNDIVIDED_BATCH, UNDIVIDED_EXPERTS, UNDIVIDED_HEADS, UNDIVIDED_WIDTHS
+    from ..parallel.layout_search import (
+        TOO_MANY_STAGES,
+        UNDIVIDED_BATCH,
+        UNDIVIDED_EXPERTS,
+        UNDIVIDED_HEADS,
+        UNDIVIDED_WIDTHS,
+    )
+    from ..parallel.nearest_layouts import nearest_layouts_text
     from ..studies.layout_order import TOO_MUCH_MEMORY
     from .plans import untried_frameworks
 
@@ -428,7 +434,7 @@ def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: i
 def time_settings(run_question: RunQuestion, framework_record: Framework, options: TimeOptions) -> TimeSettings:
     """Returns the settings of a training time estimate with a framework."""
     from ..studies.run_time import TimeSettings
-    from ..timing.stack import stack_of_vendor
+    from ..timing.software_stacks import stack_of_vendor
 
     launched_run = run_question.launch
     file_settings = None if launched_run is None else launched_run.framework_settings
@@ -536,7 +542,7 @@ def ask_timed_plan(
 
 def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..frameworks.engines.registry import engine
-    from ..parallel.nearest import suggest_nearest_layouts
+    from ..parallel.nearest_layouts import suggest_nearest_layouts
     from ..studies.decoding import usual_stack
     from ..studies.run_time import TimeSettings, time_inference, with_format_of_stack
 
@@ -661,7 +667,7 @@ def _with_usual_scheme(
     """
     from ..frameworks.engines.registry import engine_and_version, engine_of_stack
     from ..reports.notes import published_tag_notes
-    from ..timing.stack import find_stack
+    from ..timing.software_stacks import find_stack
     from .usual_engines import usual_scheme_of
 
     engine_record = engine_and_version(engine_text)[0] if _is_registered_engine(engine_text) else None
@@ -768,7 +774,7 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
     from ..frameworks.engines.registry import ENGINE_FOLDERS, USUAL_ENGINE, engine_and_version
     from ..frameworks.engines.registry import engine as registered_engine
     from ..frameworks.engines.versions import parse_version
-    from ..timing.stack import stack_names
+    from ..timing.software_stacks import stack_names
 
     engine_name = (engine_text or USUAL_ENGINE).partition("==")[0].strip().lower()
     if (

@@ -19,7 +19,7 @@ from ..frameworks.engines.registry import ENGINE_FOLDERS, engine, engine_and_ver
 from ..parallel.divisors import divisors
 from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.search import even_stage_sizes
+from ..parallel.layout_search import even_stage_sizes
 from ..reports.notes import plural, tagged_format_note
 from ..sources.hardware import chips_of_generation
 from ..sources.preset import Preset

@@ -12,7 +12,7 @@ from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.timed_run import BOUNDS, HOST_BANDWIDTH, TimedNode, TimedRun
 from ..timing.device import DEFAULT_NIC_RATE, Device
-from ..timing.stack import find_stack
+from ..timing.software_stacks import find_stack
 from ..timing.time_estimator import QUANTIZED_FORMAT
 from ..timing.time_ranges import TimeRange, round_to_digits
 from ..timing.timing_constants import SoftwareStack

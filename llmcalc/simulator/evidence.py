@@ -8,7 +8,7 @@ from dataclasses import fields
 from ..evidence import UNTESTED, Evidence, Witness, witness_of
 from ..flow.program import Step, all_steps
 from ..flow.record import Flow
-from .choices import EAGER_CHOICES, KernelChoices
+from .kernel_choices import EAGER_CHOICES, KernelChoices
 from .lowering import Lowering
 
 KERNEL_CHOICE_FIELDS = ("attention", "norm", "cross_entropy", "mamba2", "compiled")

@@ -17,7 +17,7 @@ from ..workload.run_config import RunConfig
 from .adapters import Adapters
 from .aten import Aten
 from .autograd import AutogradGraph
-from .choices import EAGER_CHOICES, KernelChoices
+from .kernel_choices import EAGER_CHOICES, KernelChoices
 from .meter import AllocationPlace
 from .module_frame import ModuleFrame, ModulePath, ParameterSet, RecomputedModule, UnsupportedKernel
 from .strides import Shape, count

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ..components.choice import PartChoice
+from ..components.part_choice import PartChoice
 from ..components.stack import table_with_changes
 from ..model import ModelSpec
 

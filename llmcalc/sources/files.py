@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ..components.choice import PartError
+from ..components.part_choice import PartError
 from ..errors import InputError, short_repr, suggest
 from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, decode_text, read_bytes, require_few_elements
 

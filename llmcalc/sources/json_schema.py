@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..components.choice import PART_NAMES_KEY
+from ..components.part_choice import PART_NAMES_KEY
 from ..components.stack import Stack
 from ..record import ABSENT_VALUE
 from .description_fields import models_of_field, reachable_models

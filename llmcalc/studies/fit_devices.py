@@ -17,7 +17,7 @@ from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.search import tokens_multiple
+from ..parallel.layout_search import tokens_multiple
 from ..simulator.simulated_work import WorkBudget
 from .fit import MOST_BATCH, MOST_SEQ, SettingChange, devices_option, largest_fitting_number
 from .layout_candidates import Candidate

@@ -15,8 +15,8 @@ from ..frozen import frozen
 from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
+from ..parallel.layout_search import UNDIVIDED_HEADS, UNDIVIDED_WIDTHS, check_depth, even_stage_sizes, layout_refusal
 from ..parallel.rank_program import model_axes
-from ..parallel.search import UNDIVIDED_HEADS, UNDIVIDED_WIDTHS, check_depth, even_stage_sizes, layout_refusal
 from ..simulator.simulated_work import WorkBudget
 from .decoding import time_decoded_token
 from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run

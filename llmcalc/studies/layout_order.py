@@ -16,7 +16,7 @@ from ..frameworks.framework import EstimateErrors
 from ..frameworks.peak_estimate import PeakEstimate
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
-from ..parallel.search import NO_REPLICAS, LayoutSearch
+from ..parallel.layout_search import NO_REPLICAS, LayoutSearch
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.time_ranges import TIE_SHARE
 from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory, sorted_by_time

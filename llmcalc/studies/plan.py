@@ -23,7 +23,7 @@ from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.search import LayoutSearch, check_depth, search_layouts
+from ..parallel.layout_search import LayoutSearch, check_depth, search_layouts
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_time

@@ -27,7 +27,7 @@ from ..timing.calibration import UNIT_FACTORS, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankWork
-from ..timing.stack import (
+from ..timing.software_stacks import (
     find_stack,
     stack_of_vendor,
     with_16_bit_adapters,

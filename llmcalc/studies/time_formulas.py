@@ -17,7 +17,7 @@ from ..errors import InputError, suggest
 from ..model import ModelSpec
 from ..timing.device import device_of
 from ..timing.kernels import Kernel, RankPass, RankWork
-from ..timing.stack import find_stack
+from ..timing.software_stacks import find_stack
 from ..timing.time_estimator import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
 from ..timing.timing_constants import AcceleratorGeneration, FigureSource, accelerator_generations
 from ..timing.work_recorder import rank_work

@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..flow.tree import Node
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
-from ..simulator.choices import KernelChoices
+from ..simulator.kernel_choices import KernelChoices
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES

@@ -16,7 +16,7 @@ from ..flow.value import Value
 from ..model import ModelSpec
 from ..simulator.autograd import AutogradGraph
 from ..simulator.checkpoint import RegionFunction
-from ..simulator.choices import EAGER_CHOICES, KernelChoices
+from ..simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from ..simulator.lowering import ModuleFrame
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, count_storages_as, empty

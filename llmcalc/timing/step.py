@@ -16,9 +16,9 @@ from ..algebra import Number, choose, maximum, minimum
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
+from ..parallel.layout_search import even_stage_sizes
 from ..parallel.placements import CollectiveKind
 from ..parallel.schedules import pipeline, timetable
-from ..parallel.search import even_stage_sizes
 from ..workload.recompute import check_node_names
 from .device import Device
 from .kernels import AFTER_LAYERS, BEFORE_LAYERS, Adapters, Kernel, LayerKind, RankPass, rank_share

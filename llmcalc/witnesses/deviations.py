@@ -15,7 +15,7 @@ from ..model import ModelSpec
 from ..ops import KVCache, Op
 from ..sources.huggingface.family import Deviation
 from ..workload.run_config import RunConfig
-from .witness import family_of_class
+from .transformers_class import family_of_class
 
 
 def _remove_last_token(op: Op) -> Op:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from ..components.runtime import attention_mask
 from ..simulator.adapters import Adapters
-from ..simulator.choices import KernelChoices
+from ..simulator.kernel_choices import KernelChoices
 from ..workload.execution import LOSSES_WITH_HEAD
 from ..workload.recompute import SAVED_PRODUCTS, Recompute
 

@@ -13,7 +13,7 @@ from ..sources.huggingface.head_kinds import architecture_of
 from ..sources.huggingface.registry import model_type_of_class_name, usual_name
 from .module_measurements import parameter_counts_by_path
 from .transformers import build_class_model, require_transformers
-from .witness import class_model_type
+from .transformers_class import class_model_type
 
 if TYPE_CHECKING:
     from pathlib import Path

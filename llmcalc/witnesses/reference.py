@@ -273,7 +273,9 @@ def _checks(
 
     cache_store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     has_head = spec.head.type in ("lm", "classification")
-    prefill_flops, _ = count_flops(module, lambda: [module(ids, source_input, store=cache_store, last_only=has_head)])
+    prefill_flops, _ = count_flops(
+        module, lambda: [module(ids, source_input, cached_tensors=cache_store, last_only=has_head)]
+    )
     yield from compare_with_model(
         "prefill_flops",
         forward_flops_of,
@@ -281,7 +283,7 @@ def _checks(
         Workload(batch=batch, seq=seq, phase="prefill"),
     )
     next_ids = token_ids(spec, batch, 1, device, has_values)
-    decode_flops, _ = count_flops(module, lambda: [module(next_ids, store=cache_store, past=seq)])
+    decode_flops, _ = count_flops(module, lambda: [module(next_ids, cached_tensors=cache_store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
     yield from compare_with_model(
         "decode_flops", forward_flops_of, copy_counts_to_repeats(decode_flops, repeats), decode_workload

@@ -39,7 +39,7 @@ from ..device_memory.training import TrainingConfig, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import MTP
-from ..simulator.choices import EAGER_CHOICES, KernelChoices
+from ..simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from ..simulator.meter import Meter
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NO_RECOMPUTATION
@@ -298,7 +298,7 @@ class InferencePasses:
             self.module(
                 input_ids,
                 source_input,
-                store=self.store,
+                cached_tensors=self.store,
                 past=past_tokens,
                 last_only=last_only,
                 mla=config.latent_form,

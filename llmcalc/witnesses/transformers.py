@@ -43,7 +43,13 @@ from .module_measurements import (
 )
 from .module_search import ModulesByNode, find_modules_of_nodes, nodes_called_once, remove_shared_parameters
 from .reference import LEAST_SEQ, MOST_CPU_BYTES
-from .witness import class_config_fields, class_model_type, family_of_class, load_class, require_library_class
+from .transformers_class import (
+    class_config_fields,
+    class_model_type,
+    family_of_class,
+    load_class,
+    require_library_class,
+)
 
 if TYPE_CHECKING:
     import torch

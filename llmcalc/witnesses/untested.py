@@ -9,7 +9,7 @@ from ..frameworks.registry import FRAMEWORK_NAMES, framework
 from ..model import ModelSpec
 from ..optional import MTP
 from ..parallel.layout import ONE_DEVICE
-from ..simulator.choices import EAGER_CHOICES
+from ..simulator.kernel_choices import EAGER_CHOICES
 
 
 def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:

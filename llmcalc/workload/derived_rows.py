@@ -58,7 +58,7 @@ class DistanceRows(Rows):
 
 
 @frozen(slots=True)
-class TableRows(Rows):
+class EmbeddingRows(Rows):
     """The rows of an embedding table, shared by all sequences.
 
     row_count: the number of rows of the table.

@@ -20,7 +20,7 @@ from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.studies.plan import plan_of
 from llmcalc.timing.device import device_of
-from llmcalc.timing.stack import find_stack
+from llmcalc.timing.software_stacks import find_stack
 from llmcalc.timing.step import StepPlan, training_steps
 
 from .timing import calls, line

@@ -335,8 +335,8 @@ def test_decoding_from_the_cache_gives_the_full_pass(example: Component) -> None
     with torch.no_grad():
         at_once = net(ids, source)
         store: dict[torch.nn.Module, Any] = {}
-        pieces = [net(ids[:, :4], source, store=store)]
-        pieces += [net(ids[:, i : i + 1], store=store, past=i) for i in range(4, 13)]
+        pieces = [net(ids[:, :4], source, cached_tensors=store)]
+        pieces += [net(ids[:, i : i + 1], cached_tensors=store, past=i) for i in range(4, 13)]
     proposed = spec.vocab_size if not isinstance(spec.head, LMHead) else spec.head.draft_vocab_size or spec.vocab_size
     sizes = {Classifier: "num_labels", ProjectionHead: "size"}
     proposed = getattr(spec.head, sizes.get(type(spec.head), ""), proposed)

@@ -44,8 +44,8 @@ from llmcalc.frameworks.fsdp2 import evidence as fsdp2
 from llmcalc.frameworks.megatron import evidence as megatron
 from llmcalc.frameworks.registry import FRAMEWORK_NAMES
 from llmcalc.frameworks.torch import evidence as distributed_torch
-from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.evidence import choice_name, evidence_of_chosen_kernels, kernel_title
+from llmcalc.simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.profiles.eager import EagerKernels
 from tests.comparisons import Thing, compared_things
 from tests.contracts.copies import TOYS, command, copy_to, insert, outputs

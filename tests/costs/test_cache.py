@@ -157,7 +157,7 @@ def test_what_is_listed_is_what_is_held(example: Component) -> None:
     store: dict[torch.nn.Module, Any] = {}
     net = spec.reference()
     ids = torch.zeros(2, 9, dtype=torch.long)
-    net(ids, source_of(spec, 9), store=store)
+    net(ids, source_of(spec, 9), cached_tensors=store)
     assert cache_bytes_by_path(store, net)[""] == cache.bytes
 
 

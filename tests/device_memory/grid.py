@@ -23,7 +23,7 @@ from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.liveness import modules_below
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
 from llmcalc.workload.expert_capacity import capacity_of

@@ -19,7 +19,7 @@ from llmcalc.device_memory.cuda_runtime import WORKSPACE_BYTES, CudaRuntime
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.workload.recompute import RECOMPUTE_MODES
 from tests.device_memory.training_memory import training_memory

@@ -13,7 +13,7 @@ from llmcalc import cost, fit, flops, kv, load, memory, time
 from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.device_memory.encoders import encoder_peaks, unreplayed_encoders
 from llmcalc.errors import InputError
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.workload.inputs import Inputs
 from tests.builders import spec_of
 from tests.components.towers.test_towers import wrapped

@@ -20,7 +20,7 @@ from llmcalc.device_memory.inference import InferenceConfig, replay_inference
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers, highest_pass
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.replay_result import ReplayResult
@@ -71,7 +71,9 @@ def by_torch(spec: ModelSpec, inference: InferenceConfig) -> Found:
             if not reads:
                 del source
             last = phase == "prefill" and spec.kind != "encoder"
-            out = module(ids, source if reads else None, store=store, past=past, last_only=last, grouped_experts=True)
+            out = module(
+                ids, source if reads else None, cached_tensors=store, past=past, last_only=last, grouped_experts=True
+            )
             del out, ids
             source = None
             peaks[phase] = max(peaks.get(phase, 0), mode.peak)

@@ -10,7 +10,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.flow.program import Step, all_steps
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.sources.presets import load_preset, model_names
 from tests.builders import with_other_causes
 from tests.contracts.test_parts import around_a_model

@@ -124,7 +124,7 @@ def by_torch(spec: ModelSpec, inference: InferenceConfig, layout: Layout, rank: 
                     ids if share.has_embedding else torch.zeros(inference.batch, tokens, spec.hidden_size, dtype=dtype)
                 )
                 last = phase == "prefill"
-                out = module(given, None, store=store, past=past, last_only=last, grouped_experts=True)
+                out = module(given, None, cached_tensors=store, past=past, last_only=last, grouped_experts=True)
                 del out, ids, given
                 gc.collect()
                 peaks[phase] = mode.peak

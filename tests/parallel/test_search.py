@@ -15,9 +15,7 @@ from llmcalc.frameworks.registry import layout_of
 from llmcalc.parallel.divisors import divisors
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.layout_request import LayoutRequest
-from llmcalc.parallel.nearest import nearest_layouts, suggest_nearest_layouts
-from llmcalc.parallel.rank_model import rank_model
-from llmcalc.parallel.search import (
+from llmcalc.parallel.layout_search import (
     NO_REPLICAS,
     TOO_MANY_STAGES,
     UNDIVIDED_BATCH,
@@ -30,6 +28,8 @@ from llmcalc.parallel.search import (
     even_stage_sizes,
     search_layouts,
 )
+from llmcalc.parallel.nearest_layouts import nearest_layouts, suggest_nearest_layouts
+from llmcalc.parallel.rank_model import rank_model
 from tests.samples import in_one_test
 
 

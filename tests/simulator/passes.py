@@ -11,7 +11,7 @@ import torch
 
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.autograd import AutogradGraph
-from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
+from llmcalc.simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, empty
 from llmcalc.witnesses import kernel_variants
@@ -125,7 +125,7 @@ def by_torch(
             out = module(
                 ids[tokens],
                 None if past else source,
-                store=store,
+                cached_tensors=store,
                 past=past,
                 last_only=i < len(passes) - 1,
                 mla=mla,

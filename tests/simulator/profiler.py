@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
+from llmcalc.simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from llmcalc.witnesses import kernel_variants
 from llmcalc.witnesses.cpu_events import BACKWARD_PASS, FORWARD_PASS, CpuEvents, read_events
 from llmcalc.witnesses.module_measurements import default_dtype

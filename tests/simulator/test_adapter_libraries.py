@@ -19,7 +19,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.autograd import AutogradGraph
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.offload import RECENT_TENSORS, Offload

@@ -9,7 +9,7 @@ import pytest
 from llmcalc.components.base import Component
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.module_frame import UnsupportedKernel
 from llmcalc.workload.recompute import RECOMPUTE_MODES
 from tests.builders import with_other_causes

@@ -10,7 +10,7 @@ import torch
 from llmcalc.components.layers.block import Block
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.witnesses import kernel_variants
 from llmcalc.workload.recompute import NO_RECOMPUTATION, RECOMPUTE_MODES, TRAINER_MODES, Recompute, recompute_of

@@ -12,8 +12,8 @@ from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.flow.program import all_steps
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.evidence import kernel_names_of
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model

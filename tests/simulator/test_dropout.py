@@ -14,7 +14,7 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
+from llmcalc.simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT16
 from llmcalc.workload.recompute import recompute_of

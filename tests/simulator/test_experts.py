@@ -13,7 +13,7 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import IdentityExperts, Latent, MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from tests.contracts.test_parts import decoder
 from tests.simulator.models import by_torch, without_values

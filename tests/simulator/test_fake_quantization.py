@@ -16,7 +16,7 @@ from torch import nn
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses import kernel_variants
 from llmcalc.workload.fake_quantization import FakeQuantization

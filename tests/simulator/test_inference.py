@@ -14,7 +14,7 @@ from llmcalc.components.mixers.compressed_attention import CompressedAttention
 from llmcalc.costs.cache import kv
 from llmcalc.flow.program import all_steps
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
+from llmcalc.simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.workload.execution import LatentForm
 from tests.builders import family_shapes, spec_of, verbs_of

@@ -16,7 +16,7 @@ from llmcalc.components.evidence import evidence_of_parts
 from llmcalc.device_memory.settings import Settings
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.sources.huggingface.registry import FILE_BY_TYPE
 from llmcalc.witnesses.cpu_events import NUMBER_BYTES, GradientSums

@@ -26,7 +26,7 @@ from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.aten import Aten
 from llmcalc.simulator.autograd import AutogradGraph
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.context_parallel import (

@@ -10,7 +10,7 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.simulated_run import default_attention
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT16, FLOAT32

@@ -19,7 +19,6 @@ from llmcalc.device_memory.training import TrainingConfig, TrainingRun, record_t
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.caching_allocator import CachingAllocator
-from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.event_log import (
     FREE_EVENT,
     RENAME_EVENT,
@@ -28,6 +27,7 @@ from llmcalc.simulator.event_log import (
     is_repeatable,
     is_self_contained,
 )
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter

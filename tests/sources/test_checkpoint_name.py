@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.costs.quantization.named import scheme_named
+from llmcalc.costs.quantization.schemes_by_name import scheme_named
 from llmcalc.errors import InputError
 from llmcalc.sources.checkpoint_name import (
     TABLES_BY_SCHEME,

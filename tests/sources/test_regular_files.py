@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_from_text
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text
 from llmcalc.frameworks.launch.windows_scripts import shell_text
 from llmcalc.frameworks.server_files.programs import program_of_image
 from llmcalc.sources.bounded import open_regular_file, read_bytes, require_few_elements

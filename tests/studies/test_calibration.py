@@ -28,7 +28,7 @@ from llmcalc.timing.calibration import (
 )
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.stack import find_stack
+from llmcalc.timing.software_stacks import find_stack
 from llmcalc.workload.durations import parse_duration
 from tests.timing import measured_rows
 

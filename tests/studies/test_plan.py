@@ -17,8 +17,8 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
+from llmcalc.parallel.layout_search import LayoutSearch, search_layouts
 from llmcalc.parallel.schedule_formulas import bubble_fraction
-from llmcalc.parallel.search import LayoutSearch, search_layouts
 from llmcalc.questions.plans import _compared_layouts, plan_settings
 from llmcalc.questions.runs import RunQuestion
 from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget

@@ -11,8 +11,8 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.questions.options import ServeOptions, parse_price
 from llmcalc.questions.serving import serve_study
+from llmcalc.questions.time_and_cost_options import ServeOptions, parse_price
 from llmcalc.reports.time_estimate import duration_text
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.presets import load_preset

@@ -18,7 +18,7 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import FRAMEWORK_NAMES
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout_request import LayoutRequest
-from llmcalc.parallel.search import search_layouts
+from llmcalc.parallel.layout_search import search_layouts
 
 MODELS = ("qwen3-0.6b", "llama3-8b", "gpt2-xl", "mixtral-8x7b", "olmoe-1b-7b", "deepseek-v2-lite", "llama3.1-405b")
 

@@ -19,7 +19,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.reports.explain import report
 from llmcalc.reports.expression import write_expression
 from llmcalc.reports.formats.table import render
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.sources.presets import load_preset
 from llmcalc.symbolic.activations import ActivationFormulas, explain_activations

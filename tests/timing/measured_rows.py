@@ -32,7 +32,7 @@ from llmcalc.timing.calibration import UNIT_FACTORS, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters
-from llmcalc.timing.stack import (
+from llmcalc.timing.software_stacks import (
     ADAMW_STATE_BYTES,
     with_16_bit_adapters,
     with_attention,

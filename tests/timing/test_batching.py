@@ -16,7 +16,7 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.batching import Replica, RequestSizes, seconds_added_to_prompt_step
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.stack import find_stack
+from llmcalc.timing.software_stacks import find_stack
 from llmcalc.timing.time_estimator import NumberFormats
 
 H100 = device_of(find_hardware("h100"))

@@ -15,7 +15,7 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import device_of
 from llmcalc.timing.disaggregation import DisaggregatedServer
-from llmcalc.timing.stack import find_stack
+from llmcalc.timing.software_stacks import find_stack
 
 
 def group_of(prefill: int = 1, decode: int = 2, tp: int = 8, **requests: Any) -> DisaggregatedServer:

@@ -10,7 +10,7 @@ import pytest
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import device_of
-from llmcalc.timing.stack import find_stack
+from llmcalc.timing.software_stacks import find_stack
 from llmcalc.timing.step import StepPlan, host_wait
 from llmcalc.timing.time_estimator import NumberFormats, TimedPass, time_pass
 from llmcalc.timing.work_recorder import rank_work

@@ -33,7 +33,7 @@ from llmcalc.sources.to_hf import to_config
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import rank_pass
 from llmcalc.timing.kernels import LayerMessage, RankPass
-from llmcalc.timing.stack import find_stack
+from llmcalc.timing.software_stacks import find_stack
 from llmcalc.timing.time_estimator import NumberFormats, TimeEstimator, _copies_per_domain
 from llmcalc.timing.time_ranges import MEASURED_EXPERT_RANKS, untested_layout_text
 from llmcalc.timing.timing_constants import SoftwareStack, software_stacks

@@ -12,7 +12,7 @@ import pytest
 
 import llmcalc
 from llmcalc.sources.target import load
-from llmcalc.timing.stack import find_stack, with_attention
+from llmcalc.timing.software_stacks import find_stack, with_attention
 from llmcalc.timing.step import StepPlan
 from llmcalc.timing.work_recorder import rank_work
 

@@ -11,13 +11,13 @@ import pytest
 import llmcalc
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.launch.launch_types import Launch
-from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.read_launch_file import read_launch
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import device_of
-from llmcalc.timing.stack import find_stack, with_overlapped_groups
+from llmcalc.timing.software_stacks import find_stack, with_overlapped_groups
 from llmcalc.timing.step import StepPlan, training_step
 from llmcalc.timing.timing_constants import SoftwareStack
 from tests.frameworks.megatron.test_megatron_arguments import settings

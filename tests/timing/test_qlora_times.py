@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing.kernels import Adapters, RankPass
-from llmcalc.timing.stack import find_stack, stack_names
+from llmcalc.timing.software_stacks import find_stack, stack_names
 from llmcalc.timing.time_estimator import DEQUANTIZATION_FLOPS, TimedPass
 from llmcalc.timing.work_recorder import rank_work
 from tests.gpu_rows import rows_of

@@ -24,7 +24,7 @@ from llmcalc.timing.calibration import CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
-from llmcalc.timing.stack import find_stack, stack_names, with_loss, with_overlap
+from llmcalc.timing.software_stacks import find_stack, stack_names, with_loss, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer, host_wait, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.time_estimator import NumberFormats, time_pass
 from llmcalc.timing.time_ranges import RangedAmount, expected_range

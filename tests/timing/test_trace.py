@@ -14,7 +14,7 @@ from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import device_of
-from llmcalc.timing.stack import find_stack
+from llmcalc.timing.software_stacks import find_stack
 from llmcalc.timing.trace import ServedBatch, ServedRequest, StepSeconds, TracedRequest, serve_trace
 
 H100, VLLM = device_of(find_hardware("h100")), find_stack("vllm")

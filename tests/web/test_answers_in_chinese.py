@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.parallel import search
+from llmcalc.parallel import layout_search
 from llmcalc.reports.serve import UNCOUNTED_EFFECTS
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
@@ -171,13 +171,13 @@ def test_refused_layouts_are_in_chinese() -> None:
 
 def test_fixed_sentences_are_in_chinese() -> None:
     reasons = {
-        search.UNDIVIDED_HEADS,
-        search.UNDIVIDED_WIDTHS,
-        search.TOO_MANY_STAGES,
-        search.UNDIVIDED_BATCH,
-        search.UNDIVIDED_EXPERTS,
-        search.UNEVEN_ROUNDS,
-        search.UNDIVIDED_SEQUENCE,
+        layout_search.UNDIVIDED_HEADS,
+        layout_search.UNDIVIDED_WIDTHS,
+        layout_search.TOO_MANY_STAGES,
+        layout_search.UNDIVIDED_BATCH,
+        layout_search.UNDIVIDED_EXPERTS,
+        layout_search.UNEVEN_ROUNDS,
+        layout_search.UNDIVIDED_SEQUENCE,
     }
     counted = {*UNCOUNTED_EFFECTS, *(part for parts in COST_NOT_COUNTED.values() for part in parts)}
     classes = {row["words"] for row in tomllib.loads(CLASSES.read_text(encoding="utf-8"))["classes"]}

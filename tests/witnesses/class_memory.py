@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import torch
 
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config

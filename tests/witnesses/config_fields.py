@@ -36,7 +36,7 @@ from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses import transformers as transformers_witness
 from llmcalc.witnesses.shape_cache import ShapeCache
 from llmcalc.witnesses.transformers import build_class_model, class_quirks, run_forward
-from llmcalc.witnesses.witness import class_config_fields, class_model_type
+from llmcalc.witnesses.transformers_class import class_config_fields, class_model_type
 from tests.builders import run_config, spec_of
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS

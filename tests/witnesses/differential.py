@@ -33,7 +33,7 @@ from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.checks import Check
 from llmcalc.witnesses.transformers import verify_config
-from llmcalc.witnesses.witness import class_model_type
+from llmcalc.witnesses.transformers_class import class_model_type
 from llmcalc.workload.workload import Workload
 from tests.families import shapes_of
 

@@ -43,7 +43,7 @@ from llmcalc.witnesses.transformers import (
     class_quirks,
     required_inputs,
 )
-from llmcalc.witnesses.witness import family_of_class
+from llmcalc.witnesses.transformers_class import family_of_class
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.with_past import RowsWithPast
 from tests.builders import WITH_CLASSES, run_config, spec_of

@@ -19,7 +19,7 @@ from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import FILE_BY_TYPE, TYPES_BY_FILE, family_of, model_types
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_config
-from llmcalc.witnesses.witness import class_model_type
+from llmcalc.witnesses.transformers_class import class_model_type
 from tests.builders import (
     WITH_CLASSES,
     family_shapes,

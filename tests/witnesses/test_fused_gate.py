@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from llmcalc.components.networks.feed_forward import FeedForward
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from tests.contracts.test_parts import decoder
 from tests.simulator.passes import BATCH, without_values
 

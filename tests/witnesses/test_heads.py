@@ -25,7 +25,7 @@ from llmcalc.witnesses.deviations import total_cost_in_class
 from llmcalc.witnesses.module_measurements import count_flops, parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build_class_model, uncounted_parameters, verify_config
-from llmcalc.witnesses.witness import class_model_type
+from llmcalc.witnesses.transformers_class import class_model_type
 from tests.builders import family_shapes, run_config, spec_of
 from tests.families import shapes_of
 from tests.samples import sampled

@@ -55,9 +55,9 @@ def checks(spec: ModelSpec, form: LatentForm, past: int, new: int, phase: Phase)
     module: Any = reference(spec, "meta")
     store: dict[Any, Any] = {}
     before, ids = (torch.empty(2, n, dtype=torch.long, device="meta") for n in (past, new))
-    module(before, store=store)
+    module(before, cached_tensors=store)
     last = phase == "prefill"
-    measured, _ = count_flops(module, lambda: [module(ids, store=store, past=past, last_only=last, mla=form)])
+    measured, _ = count_flops(module, lambda: [module(ids, cached_tensors=store, past=past, last_only=last, mla=form)])
     run = run_config(batch=2, seq=new, context=past, phase=phase, mla=form)
     names = module_names(module)
     return compare_nodes(
@@ -99,7 +99,7 @@ def test_both_forms_compute_the_same(spec: ModelSpec) -> None:
         for forms in (("expanded", "absorbed", "expanded"), ("absorbed", "expanded", "absorbed")):
             store: dict[Any, Any] = {}
             pieces = [
-                net(ids[:, a:b], store=store, past=a, mla=form)
+                net(ids[:, a:b], cached_tensors=store, past=a, mla=form)
                 for form, a, b in zip(forms, (0, 4, 12), (4, 12, 13), strict=True)
             ]
             torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=2e-5, rtol=1e-4)

@@ -17,8 +17,8 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.transformers import add_channel_axis, required_inputs
-from llmcalc.witnesses.witness import class_config_fields, class_model_type, class_name_of
-from llmcalc.workload.derived_rows import MultipliedRows, PatchVectors, TableRows
+from llmcalc.witnesses.transformers_class import class_config_fields, class_model_type, class_name_of
+from llmcalc.workload.derived_rows import EmbeddingRows, MultipliedRows, PatchVectors
 from llmcalc.workload.rows import FixedRows, SourceTokenRows
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import WITH_CLASSES, run_config, spec_of
@@ -91,7 +91,7 @@ def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, RunConfig]]:
     """Every attention op with attention weights; an indexer's scores only select keys, those of profiles are a bias."""
     places = spec.tree().walk(run_config(seq=SEQ, pairs="causal"))
     attending = (
-        p for p in places if isinstance(p.node.op, AttentionCore) and not isinstance(p.node.op.keys, TableRows)
+        p for p in places if isinstance(p.node.op, AttentionCore) and not isinstance(p.node.op.keys, EmbeddingRows)
     )
     attending = (p for p in attending if not p.optional_part)
     return [(p.node.op, p.copies, p.run_config) for p in attending if not {"no_grad", "idle"} & {*p.roles}]  # type: ignore[misc]

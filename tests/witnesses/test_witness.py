@@ -10,7 +10,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.witnesses.transformers import verify_config
-from llmcalc.witnesses.witness import class_config_fields, class_name_of
+from llmcalc.witnesses.transformers_class import class_config_fields, class_name_of
 from tests.families import shapes_of
 
 SMALL: dict[str, Any] = {

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from ...plots.pictures import aspect_ratio_picture
 from ...studies.model_selection import ModelFilter
-from ..options import value_option
+from ..shared_options import value_option
 from ..target_options import add_target_options
 from .files import PaperColumnsOption, PictureOption, write_picture
 

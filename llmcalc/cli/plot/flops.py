@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ...plots.pictures import flops_picture
-from ..options import TargetsArgument
+from ..shared_options import TargetsArgument
 from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumnsOption, PictureOption, write_picture
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ...plots.pictures import kv_picture
-from ..options import CacheDtypeOption, TargetsArgument
+from ..shared_options import CacheDtypeOption, TargetsArgument
 from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumnsOption, PictureOption, write_picture
 

@@ -8,8 +8,8 @@ from ...plots.pictures import memory_picture
 from ...questions.runs import RunQuestion
 from ...sources.hardware import find_accelerators
 from ..hardware import complete_name
-from ..options import TargetArgument, WithMtpOption, WithTowersOption, value_option
 from ..run_options import CublasWorkspaceOption, add_settings_options
+from ..shared_options import TargetArgument, WithMtpOption, WithTowersOption, value_option
 from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumnsOption, PictureOption, write_picture
 

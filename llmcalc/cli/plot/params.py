@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from ...optional import included_part_names
 from ...plots.pictures import params_picture
-from ..options import TargetsArgument, WithMtpOption, WithTowersOption
+from ..shared_options import TargetsArgument, WithMtpOption, WithTowersOption
 from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumnsOption, PictureOption, write_picture
 

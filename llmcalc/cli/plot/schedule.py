@@ -7,7 +7,7 @@ import typer
 
 from ...parallel.layout import Layout, Schedule
 from ...plots.pictures import schedule_picture, schedule_timetable
-from ..options import length_option
+from ..shared_options import length_option
 from ..target_options import OutputOptions
 from .files import PaperColumnsOption, checked_picture_path, write_picture
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from ...plots.pictures import serve_picture
-from ...questions.options import ServeOptions
+from ...questions.time_and_cost_options import ServeOptions
 from ..hardware import AcceleratorOption
-from ..options import TargetArgument
 from ..serve_options import serve_answer
 from ..setting_options import add_declared_options
+from ..shared_options import TargetArgument
 from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumnsOption, PictureFileOption, write_picture
 

@@ -5,7 +5,14 @@ from typing import Annotated
 import typer
 
 from ...plots.pictures import shape_picture
-from ..options import AllowUnknownOption, CacheDtypeOption, OfflineOption, OverridesOption, SeqOption, TargetsArgument
+from ..shared_options import (
+    AllowUnknownOption,
+    CacheDtypeOption,
+    OfflineOption,
+    OverridesOption,
+    SeqOption,
+    TargetsArgument,
+)
 from ..target_options import TargetOptions
 from .files import PaperColumnsOption, PictureOption, write_picture
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from ..base import Part
-from ..choice import PartChoice
+from ..part_choice import PartChoice
 
 if TYPE_CHECKING:
     from .base import AudioRule, ImageRule

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import TableRows
+from ...workload.derived_rows import EmbeddingRows
 from ..base import InnerWidth, ModelProperties
 from ..rotation import rotary_angles
 from ..runtime import PassState
@@ -40,7 +40,7 @@ class ConditionedLayer(PreNormLayer):
         recorder.hold(x=x)
         normed_x = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):
-            condition = recorder.sinusoids(x, TableRows("condition"), *x.axes)
+            condition = recorder.sinusoids(x, EmbeddingRows("condition"), *x.axes)
             condition_scale = recorder.act(
                 recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu"
             )

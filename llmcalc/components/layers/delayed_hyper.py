@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import TORCH_WITNESS, ModelProperties, PartWitness
-from ..choice import component_type
 from ..mixers.shared_entries import SOURCE
+from ..part_choice import component_type
 from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import PassState
 from .block import LayerSharing

@@ -16,10 +16,10 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ModelProperties, QueryRank, StreamCount
-from ..choice import component_type
 from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
 from ..norm import Norm, norm_reference
+from ..part_choice import component_type
 from ..position import Rope
 from ..residual_streams import CopiedStreams, copied_streams_class
 from ..runtime import PassState

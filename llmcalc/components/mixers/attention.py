@@ -36,9 +36,9 @@ from ..base import (
     Window,
     check_groups,
 )
-from ..choice import component_type
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
+from ..part_choice import component_type
 from ..position import Rope, ScorePosition
 from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
 from .grouped_query import copy_with_heads

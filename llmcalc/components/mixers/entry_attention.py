@@ -273,6 +273,7 @@ def entry_attention_class() -> Any:
         def _visible_entries(self, x: Tensor, kv_entries: Tensor, pass_state: PassState) -> Tensor:
             """Returns whether each token sees each entry, all of whose tokens it has passed, [tokens, entries]."""
             positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + x.shape[1], x.device)
+            assert self.spec.compress_rate is not None
             entry_counts = (positions + 1) // self.spec.compress_rate
             return torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
 

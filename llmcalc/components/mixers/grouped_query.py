@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from ...algebra import are_equal, exact_div
-from ...flow.axis import Axis
+from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import HeadSizes, StackPosition, TokenMixer, UnscalableError, check_groups
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ..position import Rope
 
 
-def record_queries_keys_values(recorder: Flow, x: Value, *axes: Axis, bias: bool = False) -> Iterator[Value]:
+def record_queries_keys_values(
+    recorder: Flow, x: Value, *axes: Axis | JoinedShapes, bias: bool = False
+) -> Iterator[Value]:
     """Records the projections of x to queries, keys and values, all with the same axes."""
     return (recorder.linear(f"{projection_letter}_proj", x, *axes, bias=bias) for projection_letter in "qkv")
 

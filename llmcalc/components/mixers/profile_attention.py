@@ -98,11 +98,11 @@ class ProfileAttention(WindowedMixer):
 
     def record_distance_bias(self, recorder: Flow, profile_weights: Value, q: Value, keys: Value) -> Value:
         """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""
-        from ...workload.derived_rows import TableRows
+        from ...workload.derived_rows import EmbeddingRows
 
         rank_axis, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
         distance_profiles, _ = recorder.table(
-            "profiles", distance_axis, rank_axis, of=TableRows(row_count=distance_axis.size), by="all"
+            "profiles", distance_axis, rank_axis, of=EmbeddingRows(row_count=distance_axis.size), by="all"
         )
         distance_bias = recorder.scores("profile_core", profile_weights, distance_profiles, is_cross_attention=True)
         return recorder.at_distance(distance_bias, recorder.distances(q, keys, is_clamped=True, is_shifted=False))

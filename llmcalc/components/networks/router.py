@@ -21,8 +21,8 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import ONE_GROUP, ExpertGroups
 from ..base import TORCH_WITNESS, Flag, InnerWidth, ModelProperties, Part, PartWitness, Size, Vocab, check_divisor
-from ..choice import PartChoice
 from ..norm import Norm, norm_reference
+from ..part_choice import PartChoice
 from ..runtime import PassState, vector_module
 from .feed_forward import Activation, activate
 

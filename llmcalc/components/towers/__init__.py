@@ -17,7 +17,7 @@ from ...algebra import are_equal
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Part
-from ..choice import PartChoice
+from ..part_choice import PartChoice
 
 if TYPE_CHECKING:
     from .audio import AudioTower

@@ -21,7 +21,7 @@ from ...algebra import Number, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import RowsPaddedAboveLeast, StridedConvolutionRows, TableRows
+from ...workload.derived_rows import EmbeddingRows, RowsPaddedAboveLeast, StridedConvolutionRows
 from ...workload.rows import NO_ROWS
 from ..base import Flag, Heads, InnerWidth, Layers, ModelProperties, Part, Positions
 from ..conformer_convolution import ConformerConvolution
@@ -83,7 +83,7 @@ class ConformerAttention(Part):
             }
         if self.relative_keys:
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
-            distances = Value(TableRows(name="distances", row_count=context_tokens + 1), x.axes, is_constant=True)
+            distances = Value(EmbeddingRows(name="distances", row_count=context_tokens + 1), x.axes, is_constant=True)
             bias, window_options["distance_count"] = (
                 recorder.linear("r_proj", distances, *head_axes),
                 context_tokens + 1,

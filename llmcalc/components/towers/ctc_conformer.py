@@ -14,7 +14,7 @@ from ... import ops
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, PaddedRows, TableRows
+from ...workload.derived_rows import PATCHES, EmbeddingRows, PaddedRows
 from ..base import HeadDim, Heads, InnerWidth, KernelSize, Layers, ModelProperties, Positions
 from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import AudioInput
@@ -128,7 +128,7 @@ class CtcConformer(EncoderTower):
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x.view(*x.axes, new_rows=PaddedRows(source_rows=frame_rows, block_rows=self.block))
         q, k, v = (recorder.linear(f"{projection_letter}_proj", x, *head_axes) for projection_letter in "qkv")
-        distance_rows = TableRows(name="distances", row_count=self.block * self.block)
+        distance_rows = EmbeddingRows(name="distances", row_count=self.block * self.block)
         recorder.table(
             "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
         )

@@ -19,10 +19,10 @@ from ...flow.value import Value
 from ...workload.derived_rows import MergedPatchRows, MultipliedRows
 from ...workload.rows import FixedRows, Rows
 from ..base import HeadDim, Heads, InnerWidth, Layers, ModelProperties, OddKernelSize, Part
-from ..choice import PartChoice
 from ..inputs import ImageInput
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
+from ..part_choice import PartChoice
 from ..runtime import softmax_core_class, vector_module
 from .base import EncoderTower
 from .vision import Patches
@@ -358,18 +358,14 @@ def _total_stride(conv_blocks: tuple[Any, ...]) -> int:
     return prod(block.stride for block in conv_blocks if block.type != "attention")
 
 
-def _strided_rows(input_rows: Rows, stride: Stride) -> Rows:
+def _strided_rows(rows: Rows, stride: Stride) -> Rows:
     """Returns the axis of grid positions after a convolution with a stride."""
     if stride == 1:
-        return input_rows
-    if (
-        isinstance(input_rows, MultipliedRows)
-        and isinstance(input_rows.rows_per_source, int)
-        and input_rows.rows_per_source % 4 == 0
-    ):
-        rows_per_source = input_rows.rows_per_source // 4
-        return MultipliedRows(input_rows.name, source_rows=input_rows.source_rows, rows_per_source=rows_per_source)
-    return MergedPatchRows(source_rows=input_rows, square_side=2)
+        return rows
+    if isinstance(rows, MultipliedRows) and isinstance(rows.rows_per_source, int) and rows.rows_per_source % 4 == 0:
+        rows_per_source = rows.rows_per_source // 4
+        return MultipliedRows(rows.name, source_rows=rows.source_rows, rows_per_source=rows_per_source)
+    return MergedPatchRows(source_rows=rows, square_side=2)
 
 
 @cache

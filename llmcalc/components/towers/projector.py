@@ -21,12 +21,12 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, ConcatenatedRows, ExtendedRows, MergedPatchRows, MultipliedRows
 from ..base import MOST_LAYERS, Flag, InnerWidth, ModelProperties, Part, StackPosition, Vocab
-from ..choice import PartChoice
 from ..inputs import AudioInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
+from ..part_choice import PartChoice
 from ..runtime import PassState
 from ..stack import Stack
 from .base import LearnedQueries, TowerPart

@@ -15,7 +15,7 @@ from ...algebra import exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import IMAGES, MultipliedRows, PaddedRows, TableRows, WindowRows
+from ...workload.derived_rows import IMAGES, EmbeddingRows, MultipliedRows, PaddedRows, WindowRows
 from ...workload.rows import Rows
 from ..base import Heads, InnerWidth, Layers, ModelProperties, Positions, Vocab
 from ..networks.feed_forward import FeedForward
@@ -76,7 +76,7 @@ class QFormer(LearnedQueries):
         patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(source_rows=x.rows, block_rows=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
         query_rows = MultipliedRows(name="queries", source_rows=window_rows, rows_per_source=self.queries)
-        single_rows = query_rows if window is None else TableRows(name="queries", row_count=self.queries)
+        single_rows = query_rows if window is None else EmbeddingRows(name="queries", row_count=self.queries)
         for table_name, rows in (("token_embedding", self.vocab_size), ("text_position", self.text_positions)):
             if rows is not None:
                 recorder.vector(table_name, Axis("rows", rows), hidden_axis, role="idle")
@@ -115,7 +115,7 @@ class QFormer(LearnedQueries):
             recorder.linear(f"{projection_letter}_proj", projection_input, *head_axes, bias=True)
             for projection_letter, projection_input in projection_inputs.items()
         )
-        if isinstance(query_rows, TableRows):
+        if isinstance(query_rows, EmbeddingRows):
             shared_query_core = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
             attn_output = recorder.core("", shared_query_core, q, k, v, axes=v.axes)
             return recorder.linear("o_proj", attn_output, *x.axes, bias=True)

@@ -18,7 +18,7 @@ from ...algebra import Number, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import MergedPatchRows, PaddedSquareRows, TableRows
+from ...workload.derived_rows import EmbeddingRows, MergedPatchRows, PaddedSquareRows
 from ..base import Flag, Heads, InnerWidth, Layers, ModelProperties
 from ..inputs import ImageInput
 from ..mixers.grouped_query import record_queries_keys_values
@@ -157,7 +157,7 @@ class SamEncoder(TowerPart):
         scored_distance_count = 0
         if self.relative_positions:
             scored_distance_count = 2 * window_side
-            distance_rows = TableRows(name="distances", row_count=window_side * window_side)
+            distance_rows = EmbeddingRows(name="distances", row_count=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
                 recorder.table(
                     table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distance_rows, by="positions"

@@ -9,7 +9,7 @@ A scheme may be changed or added without reading the others: all that the rest a
 
 from .base import BYTE_PURPOSES, QuantizationScheme, QuantizedSize, StoredBytes, quantized_size
 from .config import scheme_of_config
-from .named import COMMON_SCHEMES, SCHEMES_BY_GROUP, scheme_named, with_published_experts
+from .schemes_by_name import COMMON_SCHEMES, SCHEMES_BY_GROUP, scheme_named, with_published_experts
 
 __all__ = [
     "BYTE_PURPOSES",

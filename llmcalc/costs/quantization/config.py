@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import InputError, short_repr, suggest
 from ...record import TEXT_SECTIONS
-from . import libraries, named
+from . import libraries, schemes_by_name
 from .base import UNCOUNTED_SCHEME_ADVICE, QuantizationScheme
 from .compressed import read_compressed_tensors
 from .fields import NO_FIELDS, ConfigFields
@@ -137,7 +137,7 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
         else ()
     )
     scheme_label = f"fp8-block{block_shape[0]}" if block_shape and block_shape[0] == block_shape[1] else "fp8"
-    format_source = named.DEEPSEEK_SOURCE if block_shape else named.TRANSFORMERS_FP8_SOURCE
+    format_source = schemes_by_name.DEEPSEEK_SOURCE if block_shape else schemes_by_name.TRANSFORMERS_FP8_SOURCE
     linear_scheme = scheme_of_every_linear(
         config,
         LinearScheme(
@@ -155,7 +155,7 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
 def _read_fbgemm(config: ConfigFields) -> QuantizationScheme:
     config.ignore("activation_scale_ub")
     return scheme_of_every_linear(
-        config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (LayerGroup(FP8("row")),))
+        config, LinearScheme("fp8-channel", schemes_by_name.FBGEMM_SOURCE, (), (LayerGroup(FP8("row")),))
     )
 
 
@@ -179,7 +179,7 @@ def _read_awq(config: ConfigFields) -> QuantizationScheme:
     group_size = config.get_group_size("group_size", 128)
     return LinearScheme(
         f"awq-int4{_group_suffix(group_size)}",
-        named.AWQ_SOURCE,
+        schemes_by_name.AWQ_SOURCE,
         (),
         (LayerGroup(AWQ(group_size)),),
         excluded_modules=ModuleList(config.get_strings("modules_to_not_convert"), "awq"),
@@ -218,8 +218,8 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     excluded_modules = listed_modules(config)
     return LinearScheme(
         f"gptq-int{bits}{_group_suffix(group_size)}",
-        named.GPTQ_SOURCE,
-        (named.ZERO_BIASES_REMARK,),
+        schemes_by_name.GPTQ_SOURCE,
+        (schemes_by_name.ZERO_BIASES_REMARK,),
         module_groups,
         converts_head=converts_head,
         excluded_modules=excluded_modules,
@@ -265,12 +265,14 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     if is_8_bit:
         return scheme_of_every_linear(
             config,
-            LinearScheme("int8", named.BNB_SOURCE, (named.STACKED_EXPERTS_REMARK,), (LayerGroup(Bnb8()),)),
+            LinearScheme(
+                "int8", schemes_by_name.BNB_SOURCE, (schemes_by_name.STACKED_EXPERTS_REMARK,), (LayerGroup(Bnb8()),)
+            ),
             "llm_int8_skip_modules",
         )
     config.check_choice("bnb_4bit_quant_type", code_type, "nf4", "fp4")
     config.check_choice("bnb_4bit_use_double_quant", has_double_quantization, False, True)
-    bnb4_scheme = named.bnb4_scheme(
+    bnb4_scheme = schemes_by_name.bnb4_scheme(
         f"{code_type}-double" if has_double_quantization else str(code_type), bool(has_double_quantization)
     )
     if block_size != BNB_BLOCK:
@@ -285,7 +287,7 @@ BLOCKSIZE_REMARK = (
 
 def _read_mxfp4(config: ConfigFields) -> QuantizationScheme:
     config.ignore("dequantize")
-    return replace(named.mxfp4_scheme("mxfp4"), excluded_modules=listed_modules(config))
+    return replace(schemes_by_name.mxfp4_scheme("mxfp4"), excluded_modules=listed_modules(config))
 
 
 def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
@@ -296,7 +298,7 @@ def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
     config.check_choice("linear_class", linear_class, "bitlinear", "autobitlinear")
     config.check_field("use_rms_norm", False, default_value=False)
     quantization_scheme = scheme_of_every_linear(
-        config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),))
+        config, LinearScheme("bitnet", schemes_by_name.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),))
     )
     return None if quant_mode == "online" and linear_class == "autobitlinear" else quantization_scheme
 
@@ -304,7 +306,7 @@ def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:
 def _read_eetq(config: ConfigFields) -> QuantizationScheme:
     config.check_field("weights", "int8", default_value="int8")
     return scheme_of_every_linear(
-        config, LinearScheme("eetq", named.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),))
+        config, LinearScheme("eetq", schemes_by_name.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),))
     )
 
 

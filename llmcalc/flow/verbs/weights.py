@@ -331,8 +331,8 @@ class WeightVerbs(Recorder):
         )
 
 
-def _rows_after_padding(input_rows: Rows, padding: Number) -> Rows:
-    """Returns the axis of `input_rows` with `padding` more rows before the first row."""
+def _rows_after_padding(source_rows: Rows, padding: Number) -> Rows:
+    """Returns the axis of `source_rows` with `padding` more rows before the first row."""
     from ...workload.derived_rows import ExtendedRows
 
-    return ExtendedRows(source_rows=input_rows, extra_rows=padding)
+    return ExtendedRows(source_rows=source_rows, extra_rows=padding)

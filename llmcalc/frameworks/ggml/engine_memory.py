@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...costs.quantization.named import DYNAMIC_FILES_DIFFER
+from ...costs.quantization.schemes_by_name import DYNAMIC_FILES_DIFFER
 from ..engines.engine import HOST_DEVICE, EngineMemory, MemoryTerm
 from .encoder import encoder_device
 from .server import BufferSizes, GgmlServer

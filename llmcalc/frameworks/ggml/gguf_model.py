@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...costs.context_length import longest_sequence
 from ...costs.quantization.base import WeightTensor, weight_tensors_of
 from ...costs.quantization.gguf import GGUFMix
-from ...costs.quantization.named import nearest_gguf_mix, scheme_named, with_published_experts
+from ...costs.quantization.schemes_by_name import nearest_gguf_mix, scheme_named, with_published_experts
 from ...errors import InputError
 from ...flow.tree import NodePosition
 from ...ops import (

@@ -37,6 +37,14 @@ T5_DROPOUT = dict.fromkeys(
     ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout_rate"
 )
 
+WAV2VEC_DROPOUT = {
+    "embedding": "hidden_dropout",
+    "attention": "attention_dropout",
+    "attention_output": "hidden_dropout",
+    "activation": "activation_dropout",
+    "feed_forward": "hidden_dropout",
+}
+
 HIDDEN_DROPOUT = {
     "attention": "attention_dropout",
     "attention_output": "hidden_dropout",

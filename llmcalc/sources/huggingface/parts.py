@@ -66,6 +66,17 @@ def attention(config: Config, **other_fields: Any) -> Table:
     return {name: value for name, value in {**attention_fields, **other_fields}.items() if value is not None}
 
 
+def plain_attention(config: Config) -> Table:
+    """Returns attention without positions, whose heads divide the layer's width unless `head_dim` states their size."""
+    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads = config.optional_integer("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads)
+    kv_field = {} if kv_heads == heads else {"num_key_value_heads": kv_heads}
+    return {"num_attention_heads": heads, "head_dim": head_dim, **kv_field, **attention_biases(config)}
+
+
 def rope(
     config: Config,
     default_rotary_fraction: float = 1.0,

@@ -53,7 +53,9 @@ def test_shared_blocks_decode_as_they_run_at_once(layer: ZambaLayer) -> None:
     ids = torch.randint(0, 50, (2, 9))
     store: dict[torch.nn.Module, Any] = {}
     with torch.no_grad():
-        pieces = [net(ids[:, :5], store=store)] + [net(ids[:, i : i + 1], store=store, past=i) for i in range(5, 9)]
+        pieces = [net(ids[:, :5], cached_tensors=store)] + [
+            net(ids[:, i : i + 1], cached_tensors=store, past=i) for i in range(5, 9)
+        ]
         torch.testing.assert_close(torch.cat(pieces, 1), net(ids), atol=2e-5, rtol=1e-4)
 
 
@@ -84,9 +86,9 @@ def test_a_prompt_may_be_read_in_pieces() -> None:
     store: dict[torch.nn.Module, Any] = {}
     with torch.no_grad():
         pieces = [
-            net(ids[:, :5], store=store),
-            net(ids[:, 5:12], store=store, past=5),
-            net(ids[:, 12:], store=store, past=12),
+            net(ids[:, :5], cached_tensors=store),
+            net(ids[:, 5:12], cached_tensors=store, past=5),
+            net(ids[:, 12:], cached_tensors=store, past=12),
         ]
         torch.testing.assert_close(torch.cat(pieces, 1), net(ids), atol=2e-5, rtol=1e-4)
 

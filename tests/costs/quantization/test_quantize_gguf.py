@@ -19,7 +19,7 @@ from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config, with_published_experts
 from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.costs.quantization.gguf import BLOCKS, DEFAULT_TYPE_BY_MIX, GGUFMix, _ModelRules
-from llmcalc.costs.quantization.named import nearest_gguf_mix
+from llmcalc.costs.quantization.schemes_by_name import nearest_gguf_mix
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.gguf import GGML_TYPES, read_gguf

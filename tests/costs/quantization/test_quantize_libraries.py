@@ -16,7 +16,7 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import StoredBytes, quantized_size, scheme_of_config
 from llmcalc.costs.quantization.formats import AQLM, FP4, FP8, HQQ, ActivationScales, QuantoInt, WholeInt
-from llmcalc.costs.quantization.named import scheme_named
+from llmcalc.costs.quantization.schemes_by_name import scheme_named
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError

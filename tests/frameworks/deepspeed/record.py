@@ -25,7 +25,7 @@ from typing import Any
 
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
+from llmcalc.simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
 
 RECORD = Path(__file__).parents[2] / "data" / "deepspeed.json"

@@ -55,7 +55,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.messages import Message
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import AllocationPlace, Meter

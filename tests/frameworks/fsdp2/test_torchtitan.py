@@ -24,10 +24,10 @@ from llmcalc.frameworks.fsdp2.settings import Float8Settings
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_torchtitan
 from llmcalc.frameworks.fsdp2.training import FsdpSettings, torchtitan_training
 from llmcalc.frameworks.launch.launch_types import LaunchSource
-from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.read_launch_file import read_launch
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.workload.recompute import recompute_of
 
 DATA = Path(__file__).parents[2] / "data"

@@ -34,7 +34,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.placements import PlacementTracker
 from llmcalc.parallel.rank_program import rank_program
-from llmcalc.simulator.choices import KernelChoices
+from llmcalc.simulator.kernel_choices import KernelChoices
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.dtensor import DTensorKernels
 from llmcalc.workload.recompute import recompute_of

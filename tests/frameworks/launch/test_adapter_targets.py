@@ -10,7 +10,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.adapter_targets import LONGEST_PATTERN, translate_targets
 from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
-from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.read_launch_file import read_launch
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

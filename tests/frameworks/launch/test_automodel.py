@@ -13,7 +13,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.settings import Float8Settings, TitanSettings
 from llmcalc.frameworks.launch.launch_types import Launch
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 
 FILE = Path(__file__).parents[2] / "data" / "launch" / "automodel_lora.yaml"
 

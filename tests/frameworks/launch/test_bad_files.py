@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch import yaml_text as text_module
 from llmcalc.frameworks.launch.launch_types import Launch
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.launch.yaml_text import MOST_VALUES, parse_yaml
 from tests.samples import in_one_test
 
@@ -137,7 +137,7 @@ def test_yaml_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reading_json_loads_no_yaml() -> None:
     code = (
-        "import sys\nfrom llmcalc.frameworks.launch.read import read_launch\n"
+        "import sys\nfrom llmcalc.frameworks.launch.read_launch_file import read_launch\n"
         f"read_launch({str(LAUNCHES / 'mla_moe_ep4.json')!r})\nprint('yaml' in sys.modules, 'torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -15,7 +15,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import SecondLoss, Teacher
 from llmcalc.frameworks.launch.launch_types import Launch
-from llmcalc.frameworks.launch.read import launch_from_text
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text
 from llmcalc.frameworks.ms_swift.rlhf import GKD_BYTES_PER_LOGIT, GKD_CHUNK_TOKENS
 from llmcalc.frameworks.trl.distillation import BYTES_PER_LOGIT
 from tests.simulator.witness import Alive

@@ -9,7 +9,7 @@ import pytest
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.kubernetes import job_script
 from llmcalc.frameworks.launch.launch_types import Launch
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from tests.samples import in_one_test
 
 CONTAINER = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_from_text
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text
 from llmcalc.frameworks.launch.shell import read_script
 from llmcalc.frameworks.launch.yaml_text import parse_yaml
 from llmcalc.frameworks.megatron.launch_file import smallest_world_size

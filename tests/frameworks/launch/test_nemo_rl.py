@@ -10,7 +10,7 @@ import yaml
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.launch_types import Launch
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.parallel.layout import Layout
 
 FILES = Path(__file__).parents[2] / "data" / "launch"

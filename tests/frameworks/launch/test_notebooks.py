@@ -10,7 +10,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.read_launch_file import read_launch
 
 
 def write_notebook(tmp_path: Path, *cells: str) -> Path:

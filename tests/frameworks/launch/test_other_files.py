@@ -19,7 +19,7 @@ from llmcalc.frameworks.fsdp2.torchtitan_file import read_torchtitan
 from llmcalc.frameworks.fsdp2.torchtitan_models import DEEPSEEK_V3, LLAMA3, LLAMA4, QWEN3, spec_of_flavor
 from llmcalc.frameworks.launch.accelerate import read_accelerate
 from llmcalc.frameworks.launch.launch_types import LaunchSource
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.launch.trainer import read_trainer
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.target import load

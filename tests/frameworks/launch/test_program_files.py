@@ -15,7 +15,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.file_kinds import LAUNCH_FILE_BY_PROGRAM, launch_file_kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
 from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
 from llmcalc.frameworks.registry import framework

@@ -14,7 +14,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
 from llmcalc.frameworks.launch.file_kinds import program_files
 from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset

@@ -16,7 +16,7 @@ from llmcalc import memory
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.accelerate import read_accelerate
 from llmcalc.frameworks.launch.launch_types import Launch, LaunchSource
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.launch.trainer import read_trainer
 from llmcalc.frameworks.megatron.arguments import MegatronArguments
 from llmcalc.frameworks.megatron.named_model import MegatronRun, smallest_device_count

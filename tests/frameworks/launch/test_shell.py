@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.launch.shell import MOST_WORDS, read_script
 from llmcalc.frameworks.launch.shell_arithmetic import evaluate_expression, whole_number_of
 from llmcalc.frameworks.launch.shell_words import ShellCommand, ShellScript

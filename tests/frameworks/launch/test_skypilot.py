@@ -8,7 +8,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.read_launch_file import read_launch
 from llmcalc.frameworks.launch.skypilot import resource_accelerators, script_of_task, task_accelerators
 from llmcalc.frameworks.server_files.read import starts_any_server
 

@@ -9,7 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.read_launch_file import read_launch
 from llmcalc.frameworks.server_files.read import servers_of_file
 from tests.in_process import Result
 

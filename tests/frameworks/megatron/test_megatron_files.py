@@ -12,7 +12,7 @@ import pytest
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.launch_types import Launch, LaunchSource
-from llmcalc.frameworks.launch.read import launch_from_text, read_launch
+from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.settings import MegatronSettings, expand_pipeline_layout
 from llmcalc.parallel.layout import Layout

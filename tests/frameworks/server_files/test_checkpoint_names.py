@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import llmcalc
-from llmcalc.costs.quantization.named import scheme_named
+from llmcalc.costs.quantization.schemes_by_name import scheme_named
 from llmcalc.errors import InputError
 from llmcalc.frameworks.server_files.read import servers_of_file
 from llmcalc.sources.presets import known_checkpoint

@@ -27,7 +27,7 @@ from llmcalc.components.mixers.rwkv import RwkvTimeMix
 from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.norm import Norm, norm_reference
 from llmcalc.components.runtime import PassState
-from llmcalc.simulator.choices import EAGER_CHOICES, KernelChoices
+from llmcalc.simulator.kernel_choices import EAGER_CHOICES, KernelChoices
 from llmcalc.workload.recompute import NO_RECOMPUTATION, Recompute
 from tests.simulator.published.kernels import CONV, SCAN, XL_CHUNK, Of, Sizes, lightning_attn_func, published, wkv
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ....components.choice import PartError
+from ....components.part_choice import PartError
 from ....components.towers import Tower
 from ....errors import InputError, short_repr
 from ..config import Config

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.base import MOST_LAYERS
 from ...config import Config
+from ...dropout import WAV2VEC_DROPOUT
 from ...family import Family
 from ...field_writers import FieldWriters
 from ...parts import (
@@ -143,14 +144,6 @@ FIELD_WRITERS: FieldWriters = {
     ),
 }
 
-DROPOUT_FIELDS = {
-    "embedding": "hidden_dropout",
-    "attention": "attention_dropout",
-    "attention_output": "hidden_dropout",
-    "activation": "activation_dropout",
-    "feed_forward": "hidden_dropout",
-}
-
 
 def _layer_list_paths() -> str:
     """Returns the module paths of layer lists in the classes with and without a decoder, for each number of blocks."""
@@ -189,6 +182,6 @@ FAMILIES = {
             "classifier.out_proj": "linear_out | dense_prediction | .classifier | .qa_outputs",
             "classifier": "classifier | discriminator_predictions | qa_outputs",
         },
-        dropout_fields=DROPOUT_FIELDS,
+        dropout_fields=WAV2VEC_DROPOUT,
     )
 }

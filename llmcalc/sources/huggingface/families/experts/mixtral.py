@@ -78,6 +78,16 @@ def read_qwen3_moe(config: Config) -> Table:
     return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), mixer, {})
 
 
+def kinds_with_experts(config: Config, expert_count: int, depth: int) -> list[str]:
+    """Returns `moe` or `dense` for each layer: every n-th has experts, except the layers of `mlp_only_layers`."""
+    interval = config.integer("decoder_sparse_step")
+    dense_layers = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
+    return [
+        "moe" if expert_count and index not in dense_layers and (index + 1) % interval == 0 else "dense"
+        for index in range(depth)
+    ]
+
+
 def qwen_moe_decoder(
     config: Config,
     expert_count: int,
@@ -92,12 +102,7 @@ def qwen_moe_decoder(
     """
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     depth = config.integer("num_hidden_layers")
-    expert_interval = config.integer("decoder_sparse_step")
-    dense_layers = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
-    layer_kinds = [
-        "moe" if expert_count and index not in dense_layers and (index + 1) % expert_interval == 0 else "dense"
-        for index in range(depth)
-    ]
+    layer_kinds = kinds_with_experts(config, expert_count, depth)
     if "moe" in layer_kinds:
         ffn_width = config.integer("moe_intermediate_size")
         num_experts_per_tok = config.integer("num_experts_per_tok")

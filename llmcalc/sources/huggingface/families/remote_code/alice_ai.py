@@ -44,7 +44,7 @@ def _read_alice_ai(config: Config) -> Table:
         config, position=rope(config, 0.25), output_gate={"per": "element"}, **qk_norm_fields(norm)
     )
     shared_width = config.count("shared_expert_intermediate_size")
-    gate_field = {"shared_expert_gate": True} if shared_width else {}
+    gate_field: Table = {"shared_expert_gate": True} if shared_width else {}
     experts = gated_experts(config, shared_width=shared_width, **gate_field, **SIGMOID_ROUTING)
     full_period = config.integer("full_attention_interval")
     default_layer_kinds = ["linear" if (layer_index + 1) % full_period else "full" for layer_index in range(depth)]

@@ -20,6 +20,7 @@ from ...parts import (
     qk_norm_fields,
     rope,
 )
+from ..experts.mixtral import kinds_with_experts
 
 GATE_ACTIVATIONS = {"silu": "silu", "softplus": "softplus"}
 SPARSE_FIELDS = field_names("""
@@ -54,12 +55,7 @@ def _read_k2_horizon(config: Config) -> Table:
     )
     block = layer_table(mixer, glu(config), norm)
     expert_count = config.count("num_experts")
-    dense_indices = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
-    expert_interval = config.integer("decoder_sparse_step")
-    layer_kinds = [
-        "moe" if expert_count and index not in dense_indices and (index + 1) % expert_interval == 0 else "dense"
-        for index in range(depth)
-    ]
+    layer_kinds = kinds_with_experts(config, expert_count, depth)
     sparse_layer = _sparse_layer(config, expert_count) if "moe" in layer_kinds else {}
     return decoder_of_kinds(config, block, norm, (layer_kinds, {"dense": {}, "moe": sparse_layer}))
 

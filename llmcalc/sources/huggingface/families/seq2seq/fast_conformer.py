@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, ModuleNames
-from ...parts import ACTIVATIONS, Table, attention_biases, head_table, layer_table, layernorm, learned_positions, mlp
+from ...parts import ACTIVATIONS, Table, head_table, layer_table, layernorm, learned_positions, mlp, plain_attention
 
 
 def _read_canary(config: Config) -> Table:
@@ -78,20 +78,7 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
 
 
 def _decoder(decoder_config: Config, position: Table) -> Table:
-    hidden_size, heads = decoder_config.integer("hidden_size"), decoder_config.integer("num_attention_heads")
-    kv_heads = decoder_config.optional_integer("num_key_value_heads") or heads
-    head_dim = decoder_config.optional_integer("head_dim")
-    if heads % kv_heads:
-        raise decoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    mixer: Table = {
-        "num_attention_heads": heads,
-        "head_dim": decoder_config.quotient("num_attention_heads", hidden_size, heads)
-        if head_dim is None
-        else head_dim,
-        **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
-        **attention_biases(decoder_config),
-    }
-    norm = layernorm()
+    mixer, norm = plain_attention(decoder_config), layernorm()
     feed_forward = mlp(decoder_config.integer("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(mixer, feed_forward, norm, cross_attention=mixer)
     depth = decoder_config.integer("num_hidden_layers")

@@ -20,6 +20,7 @@ from ...parts import (
     layer_table,
     layernorm,
     mlp,
+    plain_attention,
     rope,
 )
 
@@ -80,21 +81,11 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     """Returns the encoder of audio frames, with a position embedding on its output."""
     encoder_fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
     encoder_config = Config(encoder_fields, ENCODER_DEFAULTS, "moonshine_streaming_encoder", location="encoder_config.")
-    hidden_size, heads = encoder_config.integer("hidden_size"), encoder_config.integer("num_attention_heads")
-    kv_heads, head_dim = encoder_config.integer("num_key_value_heads"), encoder_config.optional_integer("head_dim")
-    if heads % kv_heads:
-        raise encoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    encoder_config.integer("num_key_value_heads")
+    mixer, hidden_size = plain_attention(encoder_config), encoder_config.integer("hidden_size")
     frame_size = round(encoder_config.integer("sample_rate") * encoder_config.number("frame_ms") / 1000)
     if frame_size < 1:
         raise encoder_config.field_error("frame_ms", "a frame of at least one sample")
-    mixer: Table = {
-        "num_attention_heads": heads,
-        "head_dim": encoder_config.quotient("num_attention_heads", hidden_size, heads)
-        if head_dim is None
-        else head_dim,
-        **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
-        **attention_biases(encoder_config),
-    }
     norm = layernorm(1e-5, bias=False, unit_offset=True)
     config.notes.append("encoder_config.sliding_windows: not counted: every position of the encoder attends to all")
     encoder_config.fields_read.add("sliding_windows")

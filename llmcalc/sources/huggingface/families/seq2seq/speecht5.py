@@ -6,6 +6,7 @@ Ao et al. 2022 (arXiv:2110.07205). transformers: models/speecht5 (`SpeechT5ForSp
 from __future__ import annotations
 
 from ...config import Config
+from ...dropout import WAV2VEC_DROPOUT
 from ...family import Family
 from ...parts import ACTIVATIONS, QKVO_BIASES, Table, biases, class_name_of_config, head_table, layernorm, mlp
 
@@ -85,16 +86,4 @@ def _stem_convolutions(config: Config, hidden_size: int) -> Table:
 
 IGNORED_FIELDS = frozenset({"num_feat_extract_layers"})
 
-FAMILIES = {
-    "speecht5": Family(
-        _read_speecht5,
-        ignored_fields=IGNORED_FIELDS,
-        dropout_fields={
-            "embedding": "hidden_dropout",
-            "attention": "attention_dropout",
-            "attention_output": "hidden_dropout",
-            "activation": "activation_dropout",
-            "feed_forward": "hidden_dropout",
-        },
-    )
-}
+FAMILIES = {"speecht5": Family(_read_speecht5, ignored_fields=IGNORED_FIELDS, dropout_fields=WAV2VEC_DROPOUT)}

@@ -14,6 +14,7 @@ from ..model import ModelSpec
 from .divisors import divisors
 from .layout import ImpossibleLayout, Layout, Schedule, layers_of_stages
 from .layout_request import LayoutRequest
+from .layout_search import even_stage_sizes, tokens_multiple
 from .rank_model import rank_model
 from .rank_program import (
     COPIED_AXES,
@@ -25,7 +26,6 @@ from .rank_program import (
     model_axes,
     routed_experts,
 )
-from .search import even_stage_sizes, tokens_multiple
 
 GROUP_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
 """Sizes of groups that a suggestion may change."""
