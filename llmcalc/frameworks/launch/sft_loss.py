@@ -11,7 +11,6 @@ from typing import Any
 
 from .adapter_targets import adapts_output_head
 from .launch_types import LaunchReader, Table
-from .trainer import EARLIER_TRAINER_DEFAULTS
 
 SFT_LOSSES = ("chunked_nll", "nll", "dft")
 """Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
@@ -19,14 +18,8 @@ SFT_LOSSES = ("chunked_nll", "nll", "dft")
 EARLIER_ARGUMENTS = ("max_seq_length", "use_liger", "evaluation_strategy")
 """Arguments that end with TRL 0.20, TRL 0.18 or transformers 4.46: no version of TRL that has chunks knows them."""
 
-EARLIER_TRAINER_ARGUMENTS = ("tokenizer", "dataset_text_field", "max_seq_length", "packing", "num_of_sequences")
-"""Arguments of `SFTTrainer` itself that end with TRL 0.16."""
-
 TRANSFORMERS_DEFAULTS = {"gradient_checkpointing": False, "bf16": False}
 """Defaults of transformers' `TrainingArguments`, and of these versions of TRL (its own are of 0.22 and 0.19)."""
-
-EARLIER_DEFAULTS = {**TRANSFORMERS_DEFAULTS, "loss_type": "nll", "optim": EARLIER_TRAINER_DEFAULTS["optim"]}
-"""The same, with their loss and their optimizer."""
 
 
 def earlier_argument(config: Table) -> str:
@@ -34,17 +27,20 @@ def earlier_argument(config: Table) -> str:
     return next((name for name in EARLIER_ARGUMENTS if config.get(name) is not None), "")
 
 
-def sft_loss_settings(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+def sft_loss_settings(
+    reader: LaunchReader, config: Table, run_settings: Mapping[str, Any], earlier_name: str
+) -> dict[str, Any]:
     """Returns the settings of the SFT loss: chunks of labels, unless Liger-Kernel or an earlier TRL computes it.
 
     config: the arguments of `SFTConfig`. run_settings: the settings of the run without a loss, or with Liger-Kernel's.
+    earlier_name: an argument that TRL before 0.20 alone has; empty for none.
     Raises `InputError` for adapters of the output head beside chunks, which TRL refuses.
     """
     if "cross_entropy" in run_settings:
         return {}
     loss = config.get("loss_type")
-    if loss is None and earlier_argument(config):
-        reader.notes.append(f"{earlier_argument(config)} is of TRL before 0.20, whose loss has all logits")
+    if loss is None and earlier_name:
+        reader.notes.append(f"{earlier_name} is of TRL before 0.20, whose loss has all logits")
         return {}
     if str(loss or SFT_LOSSES[0]) != SFT_LOSSES[0]:
         return {}

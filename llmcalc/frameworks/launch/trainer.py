@@ -69,6 +69,12 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 EARLIER_TRAINER_DEFAULTS = {"optim": "adamw_torch", "use_reentrant": True}
 """Defaults of transformers before 5 beside torch before 2.8, with which AdamW became fused (training_args.py)."""
 
+AUTO_DTYPE = "auto"
+"""The number format of the checkpoint, in which transformers 5 loads weights (modeling_utils.py, `from_pretrained`)."""
+
+EARLIER_DTYPE = "float32"
+"""The number format in which transformers before 5 loads weights, whatever that of the checkpoint."""
+
 EARLIER_ARGUMENT = "evaluation_strategy"
 """An argument that ends with transformers 4.46 of October 2024."""
 
@@ -156,10 +162,13 @@ def has_program_arguments(command_words: Sequence[str]) -> bool:
     ) or any(option_name.startswith("--per_device_train_batch") for option_name in option_names)
 
 
-def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
+def read_trainer(config: Table, source_file: LaunchSource, earlier_argument: str = "") -> Launch:
+    """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument.
+
+    earlier_argument: an argument of the file beside `config` that transformers before 5 alone has; empty for none.
+    """
     with reader_of(source_file) as reader:
-        return _read_arguments(reader, with_launcher_arguments(config, source_file))
+        return _read_arguments(reader, with_launcher_arguments(config, source_file), earlier_argument)
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
@@ -191,11 +200,16 @@ def known_argument_names() -> frozenset[str]:
     return READ_TRAINER_ARGUMENTS.union(*(trainer_plugin.trainer_keys for trainer_plugin in plugins().values()))
 
 
-def _read_arguments(reader: LaunchReader, config: Table) -> Launch:
+def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str = "") -> Launch:
     config = without_script_arguments(reader, config)
     reader.check_names(config, known_argument_names(), IGNORED_TRAINER_ARGUMENTS)
-    run_settings = trainer_settings(reader, config)
-    format_settings, is_published = weight_formats(reader, config)
+    default_values = TRAINER_DEFAULTS
+    if earlier_argument:
+        default_values = {**default_values, **EARLIER_TRAINER_DEFAULTS}
+        add_earlier_version_note(reader, earlier_argument, "transformers before 5")
+    run_settings = trainer_settings(reader, config, default_values)
+    is_earlier = bool(earlier_argument) or config.get(EARLIER_ARGUMENT) is not None
+    format_settings, is_published = weight_formats(reader, config, EARLIER_DTYPE if is_earlier else AUTO_DTYPE)
     _add_data_parallel_note(reader)
     return trainer_launch(reader, config, run_settings | format_settings, has_published_weights=is_published)
 
@@ -223,7 +237,7 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
 
 def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
     """Whether weights keep the checkpoint's number format, such as with dtype `auto` and no framework."""
-    has_automatic_dtype = config.get("dtype") == "auto" and launched_run.framework == DEFAULT_FRAMEWORK
+    has_automatic_dtype = config.get("dtype") == AUTO_DTYPE and launched_run.framework == DEFAULT_FRAMEWORK
     return has_automatic_dtype or launched_run.keeps_checkpoint_dtype
 
 
@@ -527,10 +541,10 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 """Losses on pairs that need no reference model."""
 
 
-def weight_formats(reader: LaunchReader, config: Table, default_format: str = "auto") -> tuple[dict[str, Any], bool]:
+def weight_formats(reader: LaunchReader, config: Table, default_format: str) -> tuple[dict[str, Any], bool]:
     """Returns the number formats of weights and products, and whether they depend on the checkpoint.
 
-    Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
+    Weights have the format of `dtype`; `AUTO_DTYPE` is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default_format: the program's default of `dtype`.
     """
     format_key = "torch_dtype" if config.get("torch_dtype") is not None else "dtype"
@@ -540,7 +554,7 @@ def weight_formats(reader: LaunchReader, config: Table, default_format: str = "a
     sixteen_bit_format = "bf16" if reader.flag(config, "bf16") else "fp16" if reader.flag(config, "fp16") else None
     if sixteen_bit_format == "fp16":
         reader.notes.append(FP16_NOTE)
-    if written_format == "auto":
+    if written_format == AUTO_DTYPE:
         return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, True
     dtype = DTYPE_SHORT_NAMES.get(str(written_format).removeprefix("torch.")[:20])
     if dtype is None:

@@ -118,16 +118,20 @@ def is_trl(config: Table) -> bool:
     return "model_name_or_path" in config and has_trl_argument and any(name in config for name in trainer_arguments)
 
 
-def read_trl(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
+def read_trl(config: Table, source_file: LaunchSource, earlier_name: str = "") -> Launch:
+    """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument.
+
+    earlier_name: an argument of the file beside `config` that TRL before 0.20 alone has; empty for none.
+    """
     with reader_of(source_file) as reader:
         config = _with_model_arguments(reader, config)
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
-        earlier_defaults = {**TRANSFORMERS_DEFAULTS, **EARLIER_TRAINER_DEFAULTS} if earlier_argument(config) else {}
+        earlier_name = earlier_name or earlier_argument(config)
+        earlier_defaults = {**TRANSFORMERS_DEFAULTS, **EARLIER_TRAINER_DEFAULTS} if earlier_name else {}
         if earlier_defaults:
-            add_earlier_version_note(reader, earlier_argument(config), "TRL before 0.20")
+            add_earlier_version_note(reader, earlier_name, "TRL before 0.20")
         defaults = {**ARGUMENT_DEFAULTS, **earlier_defaults}
         is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_ARGUMENTS), REWARD_ARGUMENT in config
         ignored_names = (
@@ -163,7 +167,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         elif loss_key:
             run_settings |= _preference_settings(reader, config, run_settings)
         else:
-            run_settings |= sft_loss_settings(reader, config, run_settings)
+            run_settings |= sft_loss_settings(reader, config, run_settings, earlier_name)
         format_settings, _ = weight_formats(reader, arguments, "float32")
         launched_run = trainer_launch(reader, arguments, run_settings | format_settings)
         bytes_per_weight = 2 if "dtype" in format_settings else 4

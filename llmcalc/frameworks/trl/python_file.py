@@ -33,8 +33,8 @@ from ..launch.python_source import (
     value_of_item,
 )
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
-from ..launch.sft_loss import EARLIER_DEFAULTS, EARLIER_TRAINER_ARGUMENTS, TRANSFORMERS_DEFAULTS
-from ..launch.trainer import keeps_published_weights, read_trainer
+from ..launch.sft_loss import TRANSFORMERS_DEFAULTS, earlier_argument
+from ..launch.trainer import AUTO_DTYPE, EARLIER_DTYPE, keeps_published_weights, read_trainer
 from .commands import COMMANDS
 from .config_file import read_trl
 
@@ -74,11 +74,15 @@ QUANTIZATION_ARGUMENTS: Mapping[str, str] = {
 }
 """Argument of `BitsAndBytesConfig` → TRL's."""
 
-AUTO_DTYPE = "auto"
-"""The number format of the checkpoint."""
-
 TRAINER_LENGTHS = ("max_seq_length", "max_length", "max_prompt_length")
 """Arguments of a trainer itself, before TRL 0.13."""
+
+EARLIER_TRAINER_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "SFTTrainer": ("max_seq_length", "tokenizer", "dataset_text_field", "packing", "num_of_sequences"),
+    **dict.fromkeys(("DPOTrainer", "KTOTrainer"), ("tokenizer", "max_length", "max_prompt_length", "beta")),
+    **dict.fromkeys(("RewardTrainer", "Trainer", "Seq2SeqTrainer"), ("tokenizer",)),
+}
+"""Trainer → arguments of its own that end with TRL 0.16, which knows transformers 4 alone, or with transformers 5."""
 
 LOADING_CALLS = ("from_pretrained", "SentenceTransformer")
 """Calls that load a model."""
@@ -176,16 +180,15 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         base_config = SETTINGS_BY_CONFIG_CLASS[config_class]
         if trl_config and config_class != trl_config:
             base_config = {**TRANSFORMERS_DEFAULTS, **SETTINGS_BY_CONFIG_CLASS[trl_config]}
-        config = {**base_config, **_arguments_of_call(named_calls, config_class), **_model_arguments(named_calls)}
+        config = {**base_config, **_arguments_of_call(named_calls, config_class)}
+        trainer_argument = _earlier_trainer_argument(named_calls)
+        is_earlier = bool(trainer_argument or earlier_argument(config))
+        config |= _model_arguments(reader, named_calls, is_earlier)
         call_nodes = [call.node for call in named_calls if call.node is not None]
         model_changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
         if "dtype" in model_changes.arguments:
             config.pop("torch_dtype", None)
         config.pop("model_init_kwargs", None)
-        earlier_values = _values_of_earlier_trainer(named_calls, config)
-        if earlier_values:
-            reader.notes.append("SFTTrainer has arguments of TRL before 0.16, whose loss has all logits")
-        config |= earlier_values
         config |= model_changes.arguments | _arguments_of_model_calls(named_calls)
         if not is_trl_run:
             config |= _sample_length_arguments(reader, named_calls)
@@ -216,7 +219,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             reader.notes.append(f"arguments of the file: {script_arguments.used_values_text}")
         reader.notes.append("what the file computes otherwise is taken as its program's default")
         notes = tuple(reader.notes)
-    launched_run = (read_trl if is_trl_run else read_trainer)(config, source_file)
+    launched_run = (read_trl if is_trl_run else read_trainer)(config, source_file, trainer_argument)
     if config_class == ARGUMENTS_CLASS:
         launched_run = with_embedding_loss(launched_run, [(call.name, call.arguments) for call in named_calls])
     return replace(
@@ -227,12 +230,17 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     )
 
 
-def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns defaults of TRL before 0.16 for missing arguments, if `SFTTrainer` is called as in such a version."""
-    sft_arguments = next((call.arguments for call in named_calls if call.name == "SFTTrainer"), {})
-    if not any(argument_name in sft_arguments for argument_name in EARLIER_TRAINER_ARGUMENTS):
-        return {}
-    return {argument_name: value for argument_name, value in EARLIER_DEFAULTS.items() if argument_name not in config}
+def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:
+    """Returns the first argument of a trainer that earlier releases alone have, with its trainer; empty for none."""
+    return next(
+        (
+            f"{argument_name} of {call.name}"
+            for call in named_calls
+            for argument_name in EARLIER_TRAINER_ARGUMENTS.get(call.name, ())
+            if argument_name in call.arguments
+        ),
+        "",
+    )
 
 
 def _sample_length_arguments(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
@@ -277,10 +285,11 @@ def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArgumen
     return "is known only when the file runs"
 
 
-def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
+def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earlier: bool) -> dict[str, Any]:
     """Returns the arguments of the model, adapters and quantized weights, with the names in TRL's `ModelConfig`.
 
     A trainer loads a model that it is named; the file may load it once more afterwards.
+    is_earlier: whether the file is of transformers before 5.
     """
     trainer_call = next((call for call in named_calls if call.name.endswith("Trainer")), NamedCall("", {}, None))
     trainer_arguments = trainer_call.arguments
@@ -305,7 +314,9 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
             if argument_name in model_arguments
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
-            arguments["dtype"] = AUTO_DTYPE  # transformers 5, modeling_utils.py, `from_pretrained`
+            arguments["dtype"] = EARLIER_DTYPE if is_earlier else AUTO_DTYPE
+            if is_earlier:
+                reader.notes.append(f"transformers before 5 loads weights in {EARLIER_DTYPE} where no dtype is written")
     else:
         loading_arguments = _loading_arguments(named_calls)
         arguments |= {argument_name: format_name(value) for argument_name, value in loading_arguments.items()}

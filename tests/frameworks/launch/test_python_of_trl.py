@@ -252,6 +252,42 @@ def test_the_loss_of_sft_is_that_of_the_trl_that_knows_the_arguments(tmp_path: P
     assert read_launch(f"python run_clm.py {TRL_COMMAND} --do_train", 1).program == "transformers"
 
 
+@pytest.mark.parametrize(
+    ("trainer", "arguments", "is_earlier"),
+    [
+        ("SFTTrainer", "tokenizer=t", True),
+        ("SFTTrainer", 'dataset_text_field="text"', True),
+        ("DPOTrainer", "tokenizer=t", True),
+        ("Trainer", "tokenizer=t", True),
+        ("SFTTrainer", "processing_class=t", False),
+        ("Trainer", "processing_class=t", False),
+    ],
+)
+def test_a_trainer_of_earlier_releases_loads_weights_in_float32(
+    tmp_path: Path, trainer: str, arguments: str, is_earlier: bool
+) -> None:
+    """`Trainer(tokenizer=)` ends with transformers 5 (trainer.py), which loads weights in the checkpoint's dtype.
+
+    TRL's trainers have not had it since 0.16, which knows transformers 4 alone; AdamW is fused since torch 2.8.
+    """
+    text = f"""
+from transformers import AutoModelForCausalLM, TrainingArguments, Trainer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B")
+args = {trainer.replace("Trainer", "Config") if trainer != "Trainer" else "TrainingArguments"}("out", bf16=False)
+{trainer}(model, args=args, {arguments}, train_dataset=data)
+"""
+    (tmp_path / "train.py").write_text(text)
+    launch = read_launch(str(tmp_path / "train.py"), 1)
+    assert launch.keeps_checkpoint_dtype is not is_earlier
+    assert (launch.settings["optimizer_impl"], launch.settings["precision"]) == (
+        "foreach" if is_earlier else "fused",
+        "fp32",
+    )
+    note = "transformers before 5 loads weights in float32 where no dtype is written"
+    assert (note in launch.notes) is is_earlier
+
+
 def test_the_optimizer_is_that_of_the_versions(tmp_path: Path) -> None:
     """AdamW is fused by default since torch 2.8; `evaluation_strategy` ends with transformers 4.46.
 
@@ -273,6 +309,7 @@ def test_the_optimizer_is_that_of_the_versions(tmp_path: Path) -> None:
         options = {} if torch is None else {"torch": torch}
         launch = read_launch(f"{command}{arguments}", 1, options=options)
         assert launch.settings["optimizer_impl"] == implementation, (arguments, torch)
+        assert launch.keeps_checkpoint_dtype is (earlier not in arguments)
         version_notes = [note for note in launch.notes if "optim adamw_torch" in note]
         assert [version_note[: len(note)] for version_note, note in zip(version_notes, notes, strict=True)] == notes
     (tmp_path / "sgd.json").write_text('{"optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 2}}')
