@@ -36,7 +36,7 @@ from ..studies.fit import (
 )
 from ..studies.fit_options import MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareOption, is_whole_computer
 from ..studies.fit_serving import ReplicaFit, ServingFitAnswer
-from ..units import DTYPE_BITS
+from ..units import DTYPE_BITS, dtype
 
 FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
@@ -113,6 +113,9 @@ class UsualEngine:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
         options = dict(self.options)
         scheme_name = options.pop("quantize", None)
+        is_16_bits = DTYPE_BITS[dtype(options.get("dtype", "bfloat16"))] == 16
+        if self.engine_record.shows_alternatives and is_16_bits:
+            options.pop("dtype", None)  # a GGUF file in 16 bits, as without the option
         flags = self.engine_record.known_flags()
         engine_flags = read_flag_values(self.engine_record.title, flags, options, self.engine_record.flags_by_option)
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}

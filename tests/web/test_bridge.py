@@ -17,6 +17,8 @@ SETTINGS = {
     "t5-11b": {"ctx": 512, "batch": 2, "weights": "nf4", "kv": "bf16"},
 }
 
+MACS = ("m4-pro", "m4-max", "m3-ultra")
+
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -55,7 +57,17 @@ def test_the_documents_are_those_of_the_commands(model: str, run: Any) -> None:
     assert answer["flops"] == printed(run, "flops", model, "--seq", seq, "--batch", batch)
     memory = ask("memory", model=model, **given)["memory"]
     asked = ("memory", model, "--seq", seq, "--batch", batch, *weights, "--kv-dtype", kv)
-    assert memory == printed(run, *asked)
+    assert without_macs(memory) == without_macs(printed(run, *asked))
+
+
+def without_macs(memory: dict[str, Any]) -> dict[str, Any]:
+    """A document without the verdicts on Macs: the page has no engines, and the command has llama.cpp's buffers."""
+    fits = [verdict for verdict in memory["fits"] if verdict["hardware"] not in MACS]
+    notes = [
+        note.replace(f"{', '.join(MACS)}: by llama.cpp's buffers, the others by torch's kernels; ", "")
+        for note in memory["notes"]
+    ]
+    return memory | {"fits": fits, "notes": notes}
 
 
 def test_a_formula_is_that_of_the_command(run: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -133,7 +134,8 @@ def _memory(model: str, seq: int, batch: int, weights: str, kv: str) -> dict[str
     settings: dict[str, Any] = {"dtype" if weights in FLOATS else "quantize": weights, "batch": batch, "seq": seq}
     if preset.model.kind != "encoder":
         settings["kv_dtype"] = kv
-    return document(api.memory(preset, **settings).report())
+    with_torchs_kernels = replace(api.memory(preset, **settings), find_engine_fit=None)  # the page reads no engines
+    return document(with_torchs_kernels.report())
 
 
 def memory(request: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
-from ..engines.rank import INDEXER_KIND
+from ..engines.rank import INDEXER_KIND, architectures
 from .windows import without_ignored_windows
 
 MXFP4_SCHEME = "mxfp4-moe"
@@ -50,6 +50,9 @@ So have its files of Gemma 4: gemma4:e4b has 9.6 GB, and 12 GB in Q8_0.
 
 QAT_SCHEME = "q4_0"
 """The scheme of files that Google quantized (`-qat`), these modules too: gemma4:e4b-it-qat has 6.1 GB."""
+
+QAT_CLASSES_WITH_WIDE_EMBEDDINGS = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+"""Classes of which Google's files have the embeddings in F16: gemma3:12b-it-qat has 8.9 GB, and 8.1 GB in q4_k_m."""
 
 EMBEDDING_TENSOR, OUTPUT_TENSOR = "token_embd.weight", "output.weight"
 """Names of the token embeddings and of the output matrix."""
@@ -361,6 +364,16 @@ class GgufModel:
         """The bytes of all tensors in the GGUF file."""
         return sum(tensor.nbytes for tensor in self.stored_tensors)
 
+    @property
+    def _paths_in_16_bits(self) -> tuple[str, ...]:
+        """The paths of modules that the file of a library's tag has in 16 bits; none for other files."""
+        if not self.is_library_file:
+            return ()
+        if self.quantize != QAT_SCHEME:
+            return UNQUANTIZED_LIBRARY_PATHS
+        has_wide_embeddings = not {*architectures(self.preset)}.isdisjoint(QAT_CLASSES_WITH_WIDE_EMBEDDINGS)
+        return ("embed_tokens",) if has_wide_embeddings and self.preset.target.lower().endswith("-qat") else ()
+
     def _loaded_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
         for weight_tensor, tensor_bytes in self._weight_sizes(list(weight_tensors_of(self.preset.model.tree()))):
@@ -378,7 +391,7 @@ class GgufModel:
         if scheme is None:
             return [(weight, unquantized_bytes(weight)) for weight in weight_tensors]
         has_rest_in_16_bits = self.scheme == MXFP4_AS_PUBLISHED
-        paths_in_16_bits = UNQUANTIZED_LIBRARY_PATHS if self.is_library_file and self.quantize != QAT_SCHEME else ()
+        paths_in_16_bits = self._paths_in_16_bits
         return [
             (
                 weight,

@@ -129,6 +129,13 @@ def test_tags_of_gemma3n_have_the_text_model_alone_with_per_layer_embeddings_in_
     assert [note for note in fitting.document["notes"] if "encoder" in note] == []
 
 
+def test_google_s_files_of_gemma3_have_embeddings_in_16_bits() -> None:
+    """https://ollama.com/library/gemma3/tags: 1b-it-qat has 1.0 GB, 4b-it-qat 4.0 GB and 12b-it-qat 8.9 GB."""
+    for tag, gigabytes in (("1b", 1.0), ("4b", 4.0), ("12b", 8.9)):
+        result = llmcalc.memory(f"gemma3:{tag}-it-qat", hardware="rtx-3090", engine="ollama").result
+        assert result.host["disk_bytes"] / 1e9 == pytest.approx(gigabytes, rel=0.05), tag
+
+
 def test_a_processor_has_all_buffers_in_its_memory() -> None:
     """Ollama has a context of 4,096 tokens without a GPU, and llama.cpp no device but the host."""
     tag = "llama3.1:8b"
