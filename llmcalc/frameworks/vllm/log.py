@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -182,7 +183,16 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _advised_flag(refusal_line: str) -> str:
-    return next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal_line), "")
+    """Returns the flag that a refusal advises to change, with the share of memory that is free where it says so."""
+    advised_flag = next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal_line), "")
+    free_memory = _FREE_OF_TOTAL.search(refusal_line) if TOO_LITTLE_FREE in refusal_line else None
+    if free_memory is None or not float(free_memory["total"]):
+        return advised_flag
+    free_share = math.floor(100 * float(free_memory["free"]) / float(free_memory["total"])) / 100
+    return f"{advised_flag} {free_share:.2f}" if free_share else advised_flag
+
+
+_FREE_OF_TOTAL = re.compile(r"\((?P<free>[0-9]{1,6}\.?[0-9]{0,4})/(?P<total>[0-9]{1,6}\.?[0-9]{0,4}) GiB\)")
 
 
 _WORKER = re.compile(

@@ -277,7 +277,7 @@ FAILURES = {
     "ValueError: Free memory on device cuda:0 (13.87/15.99 GiB) on startup is less than desired GPU memory utilization "
     "(0.9, 14.39 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.": (
         "budget",
-        "--gpu-memory-utilization",
+        "--gpu-memory-utilization 0.86",
     ),
     "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing": (
         "kv_cache",
