@@ -28,7 +28,7 @@ from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON, Layout
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
 from llmcalc.studies.plan import IncompleteSearchError, LayoutEstimates, plan_of
 from llmcalc.studies.step_size import default_batch, usual_batch
-from tests.samples import with_rest
+from tests.samples import in_one_test, with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
@@ -470,6 +470,7 @@ def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monke
     assert all(layout["communication_bytes"] > 0 <= layout["bubble"] < 1 for layout in listed)
 
 
+@in_one_test
 @pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=4, vpp=2, schedule="interleaved")], ids=Layout.options)
 @pytest.mark.parametrize("batches", [8, 12, 40])
 def test_a_bubble_of_many_micro_batches_is_that_of_the_schedule(layout: Layout, batches: int) -> None:
@@ -1048,6 +1049,7 @@ class BegunCalls:
         return ReplayedLayout(50, work, 50 if ends_early else 70, work)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("begun_limit", "limit", "largest"), [(40, 60, 70), (80, 60, 70), (80, 45, 50), (None, 60, 70), (40, None, 70)]
 )

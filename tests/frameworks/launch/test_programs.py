@@ -20,7 +20,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
 from tests.builders import with_other_causes
 from tests.launch_shares import ANSWERED, outcome
-from tests.samples import with_rest
+from tests.samples import in_one_test, with_rest
 
 FILES = Path(__file__).parents[2] / "data" / "launch"
 
@@ -557,6 +557,7 @@ def test_a_recipe_of_orpo_is_known_by_its_path() -> None:
     assert any("taken for one of ORPO" in note for note in orpo.notes)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("name", "devices", "allocator"),
     [

@@ -44,6 +44,7 @@ def memory(target: str = "llama3.1-8b", **flags: Any) -> Any:
     return engine_memory(target, **server | flags)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "record"),
     [("llama.cpp==b6400", "b6325"), ("llama.cpp==6400", "b6325"), ("llama.cpp", "b10250"),
@@ -270,6 +271,7 @@ def test_no_pattern_is_slow(text: str) -> None:
     assert time.process_time() - started < 20
 
 
+@in_one_test
 @pytest.mark.parametrize("text", ["(a", "a)", "*a", "[a", "a{3,1}", "(?=a)", "\\", "a{1000000}", "[z-a]", "x" * 3000])
 def test_a_wrong_pattern_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="-ot"):

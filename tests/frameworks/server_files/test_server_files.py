@@ -409,6 +409,7 @@ REFUSED = {
 }
 
 
+@in_one_test
 @pytest.mark.parametrize(("text", "message"), REFUSED.items())
 def test_wrong_files_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
@@ -447,6 +448,7 @@ def test_unknown_flags_may_be_allowed() -> None:
     assert server.flag_values == {"max_num_seqs": "4"}
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "values"),
     [
@@ -542,6 +544,7 @@ def test_an_unknown_label_is_named() -> None:
     assert (server.hardware, server.gpu_name) == ("", "NVIDIA-NEW")
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("image", "version"),
     [

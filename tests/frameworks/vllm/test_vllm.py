@@ -31,6 +31,7 @@ GIB = 2**30
 TWO_BYTES = Fraction(2)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("version", "record", "has_note"),
     [("0.19.1", "0.19", False), ("v0.9.2", "0.9.2", False), ("0.9.1", "0.8", False), ("0.20.0", "0.20", False),
@@ -51,12 +52,14 @@ def test_ranks_divide_short_convolutions() -> None:
     assert [rank.stored_states()[0].bytes for rank in (whole, divided)] == [hidden * 2 * 2, hidden * 2 * 2 // 8]
 
 
+@in_one_test
 @pytest.mark.parametrize("text", ["vllm==", "vllm==x", "vllm==0.1", "vlm", "", "vllm==1.2.3.4.5.6.7"])
 def test_a_wrong_engine_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--engine"):
         engine_and_version(text)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("hardware", "version", "sequences", "tokens"),
     [
