@@ -19,7 +19,7 @@ from llmcalc.sources.checkpoint_name import (
     published_recipes,
 )
 from llmcalc.sources.presets import model_names
-from tests.engines import engine_memory
+from tests.engines import engine_memory, without_changes
 from tests.in_process import Result
 from tests.samples import sampled, spread, with_rest
 
@@ -79,7 +79,8 @@ def test_a_servers_file_has_the_answer_of_the_target(
 ) -> None:
     script = tmp_path / "serve.sh"
     script.write_text(f"vllm serve {hub_id} --max-model-len 4096\n")
-    of_file = llmcalc.memory(launch=script, hardware="b200")
+    with without_changes():
+        of_file = llmcalc.memory(launch=script, hardware="b200")
     of_target = engine_memory(hub_id, engine="vllm", hardware="b200", max_model_len=4096)
     assert of_file.result.terms == of_target.terms
     assert any(
@@ -122,11 +123,11 @@ def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Pa
     assert weights("RedHatAI/Gemma-4-31B-IT-NVFP4") < weights("nvidia/Gemma-4-31B-IT-NVFP4")  # every linear layer
     script = tmp_path / "serve.sh"
     script.write_text("vllm serve /models/Gemma-4-31B-IT-NVFP4 --max-model-len 4096\n")
-    of_path, of_id = (llmcalc.memory(*target, engine="vllm", hardware="b200", **options) for target, options in (
-        ((), {"launch": script}), (("unsloth/Gemma-4-31B-IT-NVFP4",), {"max_model_len": 4096})
-    ))  # fmt: skip
-    assert of_path.result.terms == of_id.result.terms
-    assert of_id.result.terms[1][2::2] == ("estimate", "format by its name")
+    of_id = engine_memory("unsloth/Gemma-4-31B-IT-NVFP4", engine="vllm", hardware="b200", max_model_len=4096)
+    with without_changes():
+        of_path = llmcalc.memory(launch=script, engine="vllm", hardware="b200")
+    assert of_path.result.terms == of_id.terms
+    assert of_id.terms[1][2::2] == ("estimate", "format by its name")
     published = engine_memory("nvidia/Gemma-4-31B-IT-NVFP4", engine="vllm", hardware="b200", max_model_len=4096)
     assert published.terms[1][2] == "source"
     assert any("in nvfp4, with the layers in 8 or 16 bits of NVIDIA's" in note for note in of_path.document["notes"])
@@ -153,7 +154,8 @@ def test_linear_attention_has_the_bits_of_the_checkpoints_recipe(hub_id: str, ve
 def test_linear_attention_of_a_path_is_that_of_the_id(tmp_path: Path) -> None:
     script = tmp_path / "serve.sh"
     script.write_text("vllm serve /models/Qwen3-Next-80B-A3B-Instruct-FP8-dynamic --max-model-len 4096\n")
-    of_path = llmcalc.memory(launch=script, engine="vllm", hardware="h200")
+    with without_changes():
+        of_path = llmcalc.memory(launch=script, engine="vllm", hardware="h200")
     of_id = engine_memory(
         "RedHatAI/Qwen3-Next-80B-A3B-Instruct-FP8-dynamic", engine="vllm", hardware="h200", max_model_len=4096
     )

@@ -13,6 +13,8 @@ from llmcalc.frameworks.server_files.read import servers_of_file
 from llmcalc.sources.presets import known_checkpoint
 from tests.samples import in_one_test
 
+pytestmark = pytest.mark.usefixtures("servers_without_changes")
+
 COMPOSE_WITH_ARGUMENTS = """
 services:
   a:

@@ -339,6 +339,7 @@ def share(rows: list[Compared], within: float) -> float:
     return sum(abs(row.error) <= within for row in rows) / len(rows)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("term", "most", "within", "least"),
     [
