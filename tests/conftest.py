@@ -15,6 +15,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.mark.structures import ParameterSet
 
+from tests.engines import without_changes
 from tests.exhaustive import EXHAUSTIVE, LONGEST, OF_THE_SITE
 from tests.in_process import Result, command
 from tests.quick import QUICK, is_quick
@@ -167,3 +168,10 @@ def chromium() -> Iterator[Any]:
 def run() -> Callable[..., Result]:
     """Returns a function: `run("params", "gpt2")` is the output of `llmcalc params gpt2` at 80 columns."""
     return command
+
+
+@pytest.fixture
+def servers_without_changes() -> Iterator[None]:
+    """Spares the test the changes of a server's flags, which take most of the time of its answer."""
+    with without_changes():
+        yield

@@ -72,7 +72,7 @@ def _printed(run: Callable[[], object], columns: int = 80) -> Result:
 
 
 class SharedAnswer:
-    """An answer that tests share, as a JSON document and as a screen."""
+    """An answer that tests share, as a JSON document and as a screen. code: the exit code of its command."""
 
     def __init__(self, line: str) -> None:
         """Runs a command. line: its words, without a format."""
@@ -83,7 +83,9 @@ class SharedAnswer:
             show_answer(options, *arguments, **display)
 
         with mock.patch.object(OutputOptions, "show_answer", show_and_store):
-            self.document: Any = json.loads(command(*line.split(), "--format", "json").out)
+            result = command(*line.split(), "--format", "json")
+        self.code = result.code
+        self.document: Any = json.loads(result.out)
 
     @cached_property
     def screen(self) -> str:

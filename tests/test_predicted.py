@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests import predicted
+from tests.samples import in_one_test
 
 ROWS = predicted.rows()
 
 
+@in_one_test
 @pytest.mark.parametrize("name", ROWS)
 def test_a_folder_is_complete(name: str) -> None:
     row = ROWS[name]

@@ -38,6 +38,7 @@ def test_a_question_has_an_answer(command: str, monkeypatch: pytest.MonkeyPatch)
     assert not result.output.startswith("error:")
 
 
+@pytest.mark.usefixtures("servers_without_changes")
 @pytest.mark.parametrize(
     ("general", "own"),
     [
@@ -58,6 +59,7 @@ def test_options_of_llmcalc_set_the_flags_of_an_engine(general: str, own: str) -
     assert documents[0].output == documents[1].output
 
 
+@pytest.mark.usefixtures("servers_without_changes")
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp"])
 def test_quantized_weights_leave_more_room_for_the_cache(engine: str, run: Callable[..., Result]) -> None:
     scheme = "q4_k_m" if engine == "llama.cpp" else "fp8-dynamic"
@@ -88,6 +90,7 @@ def test_a_wrong_length_beside_an_engine_names_the_option_that_was_typed() -> No
     assert "--seq: 'abc'" in str(answer.exception)
 
 
+@pytest.mark.usefixtures("servers_without_changes")
 def test_users_limit_the_sequences_of_memory_and_fit_alike(run: Callable[..., Result]) -> None:
     words = ["gpt2", "--engine", "vllm", "--hardware", "t4", "--users", "8"]
     fit = run("fit", *words, "--format", "json").document
@@ -98,6 +101,7 @@ def test_users_limit_the_sequences_of_memory_and_fit_alike(run: Callable[..., Re
         assert "--users 8: --max-num-seqs says 4; expected at least 8" in error
 
 
+@pytest.mark.usefixtures("servers_without_changes")
 @pytest.mark.parametrize(
     ("flags", "layout", "users"),
     [("", {"--tensor-parallel-size": 4, "--pipeline-parallel-size": 2}, 81.2),
@@ -128,6 +132,7 @@ def test_users_on_screens_are_those_of_all_data_parallel_ranks() -> None:
     assert "data-parallel ranks" in output
 
 
+@pytest.mark.usefixtures("servers_without_changes")
 @pytest.mark.parametrize("engine", ["vllm==0.11.0", "vllm", "sglang"])
 def test_blocks_with_a_scale_that_ranks_divide_are_refused(engine: str, run: Callable[..., Result]) -> None:
     """vllm#17569: "The output_size of gate's and up's weight = 192 is not divisible by … block_n = 128"."""
@@ -187,6 +192,7 @@ def test_a_server_is_sought_among_the_formats_that_an_accelerator_runs(run: Call
     assert run(*words.split(), "--concurrency", "8").code == 0
 
 
+@pytest.mark.usefixtures("servers_without_changes")
 @pytest.mark.parametrize(("target", "is_float32"), [("gemma3-1b", True), ("qwen2.5-1.5b", False)])
 def test_classes_that_refuse_float16_run_in_float32_without_bfloat16(
     target: str, is_float32: bool, run: Callable[..., Result]
@@ -201,6 +207,7 @@ def test_classes_that_refuse_float16_run_in_float32_without_bfloat16(
     assert (t4_in_float32 - l4) == pytest.approx(l4, rel=0.03)  # rests of segments are not doubled
 
 
+@pytest.mark.usefixtures("servers_without_changes")
 @pytest.mark.parametrize(
     "words",
     [

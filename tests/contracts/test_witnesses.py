@@ -50,6 +50,7 @@ from llmcalc.simulator.profiles.eager import EagerKernels
 from tests.comparisons import Thing, compared_things
 from tests.contracts.copies import TOYS, command, copy_to, insert, outputs
 from tests.contracts.test_parts import around_a_model
+from tests.samples import in_one_test
 from tests.simulator.compare import examples
 
 MODULES = (
@@ -380,6 +381,7 @@ def once_exact() -> set[tuple[str, str]]:
     return {(thing.kind, thing.name) for thing in exact if thing.kind not in {"kernel", "framework"}}
 
 
+@in_one_test
 @pytest.mark.parametrize("run", ONCE_EXACT)
 def test_what_is_not_exact_any_more_has_a_reason(run: str) -> None:
     record, reasons = ONCE_EXACT[run], NOT_EXACT[run]
@@ -546,6 +548,7 @@ def test_a_framework_refuses_a_mixer_that_it_does_not_have(toys: Path) -> None:
     )
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("example", "words"),
     [

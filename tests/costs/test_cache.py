@@ -208,6 +208,7 @@ def test_what_changes_nothing_is_not_listed() -> None:
 # Growth
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("limit", "seq", "expected"),
     [

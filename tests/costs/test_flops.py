@@ -41,7 +41,7 @@ from llmcalc.witnesses.kernel_variants import SAVED_OPERATIONS, add_checkpoints
 from llmcalc.workload.recompute import recompute_of
 from tests.builders import run_config, verbs_of
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled
 
 LAYER_PRODUCTS = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336  # q, o; k, v; gate, up, down of Llama 3 8B
 LOGITS = 4096 * 128256
@@ -169,6 +169,7 @@ def test_an_encoder_decoder_reads_its_source() -> None:
         llama(seq=10, source=30)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("settings", "word"),
     [

@@ -10,6 +10,7 @@ import pytest
 
 import llmcalc
 from llmcalc.device_memory.host_memory import pinned_bytes
+from tests.samples import in_one_test
 
 TRAINING: dict[str, Any] = {"phase": "training", "seq": 512, "precision": "bf16"}
 
@@ -34,6 +35,7 @@ def test_nothing_is_on_the_host_by_default() -> None:
     assert "host_bytes" not in data
 
 
+@in_one_test
 @pytest.mark.parametrize(("size", "pinned"), [(0, 0), (1, 1), (3, 4), (4096, 4096), (4097, 8192)])
 def test_pinned_memory_is_a_power_of_two(size: int, pinned: int) -> None:
     assert pinned_bytes(size) == pinned

@@ -11,10 +11,12 @@ import pytest
 
 from llmcalc import frameworks
 from llmcalc.frameworks.engines.flags import FlagKind
+from tests.samples import in_one_test
 
 FOLDER = Path(frameworks.__path__[0])
 
 
+@in_one_test
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*/argument_names.toml")), ids=lambda path: path.parent.name)
 def test_every_list_of_arguments_is_read(path: Path) -> None:
     sources = "".join(file.read_text() for file in path.parent.glob("*.py"))
@@ -24,6 +26,7 @@ def test_every_list_of_arguments_is_read(path: Path) -> None:
         assert sorted(names.split()) == sorted({*names.split()})
 
 
+@in_one_test
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*/memory_neutral_flags.toml")), ids=lambda path: path.parent.name)
 def test_memory_neutral_flags_are_listed_once_by_the_kind_of_their_value(path: Path) -> None:
     texts = tomllib.loads(path.read_text())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import llmcalc
+from tests.engines import engine_memory
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -29,7 +29,7 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 
 def longest_request(target: str, engine: str, **flags: Any) -> int:
-    return llmcalc.memory(target, engine=engine, hardware="h200", **flags).result.max_model_len
+    return engine_memory(target, engine=engine, hardware="h200", **flags).max_model_len
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_longrope_starts_with_its_short_factors() -> None:
 def test_a_request_longer_than_the_model_is_noted(engine: str, flag: str, variable: str) -> None:
     """Llama 3 has 8,192 positions; both engines refuse more unless a variable of the environment allows it."""
     for flags, is_noted in (({flag: 32000}, True), ({flag: 8192}, False), ({flag: 32000, variable: 1}, False)):
-        notes = llmcalc.memory("llama3-8b", engine=engine, hardware="h100", **flags).result.notes
+        notes = engine_memory("llama3-8b", engine=engine, hardware="h100", **flags).notes
         assert any(variable in note for note in notes) == is_noted
 
 
 def test_a_length_that_is_not_known_is_not_refused() -> None:
     """Command R's config has `model_max_length`, which its preset does not have."""
-    notes = llmcalc.memory("command-r", engine="vllm", hardware="h200", max_model_len=32000).result.notes
+    notes = engine_memory("command-r", engine="vllm", hardware="h200", max_model_len=32000).notes
     assert not any("refuses" in note for note in notes)

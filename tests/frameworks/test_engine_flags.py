@@ -11,6 +11,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.flags import Flag, find_flag, flags_by_spelling, read_flag_values, split_arguments
 from tests.in_process import Result
+from tests.samples import in_one_test
 
 FLAGS = [
     Flag(("--max-len", "-m"), "tokens", ("auto",), minimum=2, maximum=4096),
@@ -34,6 +35,7 @@ def read(**values: Any) -> dict[str, Any]:
     return read_flag_values("server", FLAGS, values, OPTIONS)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("values", "read_as"),
     [
@@ -70,6 +72,7 @@ def test_values_are_read(values: dict[str, Any], read_as: Any) -> None:
         assert list(read(**values).values()) == [read_as]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -109,6 +112,7 @@ def test_suffixes_are_powers_of_ten_and_of_two() -> None:
     assert numbers == [1, 10**3, 10**6, 10**9, 2**10, 2**20, 2**30]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("name", "field", "keys"),
     [

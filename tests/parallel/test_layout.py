@@ -9,6 +9,7 @@ import pytest
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout, Stage, stages
 from llmcalc.parallel.layout_request import LayoutRequest, parse_stage_layers
+from tests.samples import in_one_test
 
 
 def test_every_rank_stands_somewhere_else() -> None:
@@ -50,6 +51,7 @@ def test_stages_are_even_or_as_asked() -> None:
     assert [len(one.layers) for one in stages(Layout(pp=3, pp_layout=(5, 6, 4)), 15)] == [5, 6, 4]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
@@ -86,6 +88,7 @@ def test_what_is_left_of_the_devices_are_replicas() -> None:
     assert LayoutRequest(pp=4, vpp=2).layout().schedule == "interleaved"
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

@@ -31,6 +31,7 @@ from llmcalc.parallel.schedules import (
     timetable,
     torch_group_size,
 )
+from tests.samples import in_one_test
 
 
 def ran(micro_batches: int, costs: PassDurations | None = None, **layout: Any) -> Timetable:
@@ -53,6 +54,7 @@ def words(order: Any) -> str:
 # --- published figures ------------------------------------------------------------------------------------------------
 
 
+@in_one_test
 @pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 2), (4, 8), (8, 5), (8, 64)])
 def test_1f1b_has_its_distance_to_the_end_in_flight(p: int, m: int) -> None:
     """Narayanan 2021, §2.2.1: at most p; the rank before the last has 2. Bubble (p − 1)/m."""
@@ -176,6 +178,7 @@ def ours(found: Pipeline, rank: int) -> list[tuple[str, int, int]]:
     return [(kind, found.stage(rank, chunk), i) for kind, chunk, i, _ in found.actions_by_rank[rank]]
 
 
+@in_one_test
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 2, 10), (4, 3, 4), (3, 4, 12), (4, 2, 3)])
 def test_interleaved_is_torchs(p: int, v: int, m: int) -> None:
     group = torch_group_size(p, m)

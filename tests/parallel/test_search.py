@@ -33,6 +33,7 @@ from llmcalc.parallel.rank_model import rank_model
 from tests.samples import in_one_test
 
 
+@in_one_test
 @pytest.mark.parametrize(("layers", "count"), [(126, 16), (61, 8), (7, 7), (5, 2), (80, 6)])
 def test_layers_are_shared_out_with_the_fewest_at_the_ends(layers: int, count: int) -> None:
     sizes = even_stage_sizes(layers, count)
@@ -191,6 +192,7 @@ def test_groups_that_are_not_tried_are_refused() -> None:
         )
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("framework", "asked", "error"),
     [

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.samples import in_one_test
 from tests.simulator.allocator_witness import (
     ADDRESS_SPACE,
     BlockState,
@@ -95,6 +96,7 @@ def test_exact_device_neither_rounds_nor_reserves() -> None:
 # Sizes of blocks and segments
 
 
+@in_one_test
 @pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024), (MIB - 1, MIB), (MIB + 1, MIB + 512)])
 @pytest.mark.parametrize("expandable_segments", [False, True])
 def test_sizes_are_rounded_to_512_bytes(size: int, block: int, expandable_segments: bool) -> None:
@@ -105,6 +107,7 @@ def test_sizes_are_rounded_to_512_bytes(size: int, block: int, expandable_segmen
     assert allocator.slop_at_peak == block - size
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("size", "segment"),
     [
@@ -239,6 +242,7 @@ def test_a_free_block_serves_its_own_stream_only(expandable_segments: bool) -> N
 # Merging
 
 
+@in_one_test
 @pytest.mark.parametrize("expandable_segments", [False, True])
 @pytest.mark.parametrize(
     ("order", "layouts"),
@@ -273,6 +277,7 @@ def test_segments_do_not_merge() -> None:
 # Expandable segments
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("size", "reserved"),
     [

@@ -15,7 +15,7 @@ from llmcalc.simulator.lowering import UnsupportedKernel
 from llmcalc.witnesses import kernel_variants
 from llmcalc.workload.recompute import NO_RECOMPUTATION, RECOMPUTE_MODES, TRAINER_MODES, Recompute, recompute_of
 from tests.contracts.test_parts import around_a_model
-from tests.samples import sampled, spread
+from tests.samples import in_one_test, sampled, spread
 from tests.simulator.compare import examples
 from tests.simulator.models import by_torch, inputs, result, without_values
 
@@ -111,6 +111,7 @@ def test_an_option_says_what_runs_again() -> None:
     assert recompute_of("nodes:self_attn,mlp") == Recompute(nodes=frozenset({"self_attn", "mlp"}))
 
 
+@in_one_test
 @pytest.mark.parametrize(
     "text",
     ["", "some", "every", "every:", "every:0", "every:-1", "every:²", "every:1.5", "but-every:1", "nodes:", "nodes:a,"],

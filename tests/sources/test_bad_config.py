@@ -20,6 +20,7 @@ from llmcalc.components.position import Rope
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.config import Config as TypedConfig
 from tests.families import shapes_of
+from tests.samples import in_one_test
 from tests.sources.test_fuzz_config import LLAMA, SIZED, Config
 
 DEEP = {**LLAMA, "num_hidden_layers": 100_000}
@@ -257,6 +258,7 @@ def test_the_worst_come_to_an_end_in_little_memory(every: bool, tmp_path: Path) 
 # --- elements of lists ------------------------------------------------------------------------------------------------
 
 
+@in_one_test
 @pytest.mark.parametrize("item", ["4", True, None, -1, 2.0, LARGEST_SIZE + 1, [4]], ids=repr)
 def test_an_element_that_is_no_size_is_refused(item: Any) -> None:
     assert TypedConfig({"widths": [0, 4]}, {}, "toy").integers("widths") == [0, 4]
@@ -271,6 +273,7 @@ def test_an_element_that_is_no_text_is_refused(item: Any) -> None:
         TypedConfig({"kinds": ["full", item]}, {}, "toy").texts("kinds")
 
 
+@in_one_test
 @pytest.mark.parametrize("kind", ["granite_swa", "muse_spark_text"])
 @pytest.mark.parametrize("base", ["10000", True, None, -1, LARGEST_SIZE + 1], ids=repr)
 def test_a_base_of_rope_that_is_no_number_is_refused(base: Any, kind: str) -> None:

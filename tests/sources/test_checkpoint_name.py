@@ -19,6 +19,7 @@ from llmcalc.sources.checkpoint_name import (
     published_recipes,
 )
 from llmcalc.sources.presets import model_names
+from tests.engines import engine_memory, without_changes
 from tests.in_process import Result
 from tests.samples import sampled, spread, with_rest
 
@@ -78,9 +79,10 @@ def test_a_servers_file_has_the_answer_of_the_target(
 ) -> None:
     script = tmp_path / "serve.sh"
     script.write_text(f"vllm serve {hub_id} --max-model-len 4096\n")
-    of_file = llmcalc.memory(launch=script, hardware="b200")
-    of_target = llmcalc.memory(hub_id, engine="vllm", hardware="b200", max_model_len=4096)
-    assert of_file.result.terms == of_target.result.terms
+    with without_changes():
+        of_file = llmcalc.memory(launch=script, hardware="b200")
+    of_target = engine_memory(hub_id, engine="vllm", hardware="b200", max_model_len=4096)
+    assert of_file.result.terms == of_target.terms
     assert any(
         f"{script}: line 1: the config of {hub_id} is not in the cache" in note for note in of_file.document["notes"]
     )
@@ -95,8 +97,8 @@ def test_qwens_checkpoints_in_fp8_have_the_decays_of_linear_attention_in_16_bits
     stated = llmcalc.memory("qwen3.8-27b", phase="inference", seq=128, quantize="fp8-block128").states
     matrices = 48 * 2  # of 48 x 5120 numbers, each with 40 blocks whose scales have 4 bytes
     assert named.weights - stated.weights == matrices * (48 * 5120 - 40 * 4)
-    server = llmcalc.memory("Qwen/Qwen3.8-2.4T-A95B-FP8", engine="vllm==0.33", hardware="b300", tensor_parallel_size=16)
-    assert server.result.can_start
+    server = engine_memory("Qwen/Qwen3.8-2.4T-A95B-FP8", engine="vllm==0.33", hardware="b300", tensor_parallel_size=16)
+    assert server.can_start
 
 
 def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Path) -> None:
@@ -121,13 +123,13 @@ def test_checkpoints_in_nvfp4_have_the_layers_in_16_bits_of_nvidias(tmp_path: Pa
     assert weights("RedHatAI/Gemma-4-31B-IT-NVFP4") < weights("nvidia/Gemma-4-31B-IT-NVFP4")  # every linear layer
     script = tmp_path / "serve.sh"
     script.write_text("vllm serve /models/Gemma-4-31B-IT-NVFP4 --max-model-len 4096\n")
-    of_path, of_id = (llmcalc.memory(*target, engine="vllm", hardware="b200", **options) for target, options in (
-        ((), {"launch": script}), (("unsloth/Gemma-4-31B-IT-NVFP4",), {"max_model_len": 4096})
-    ))  # fmt: skip
-    assert of_path.result.terms == of_id.result.terms
-    assert of_id.result.terms[1][2::2] == ("estimate", "format by its name")
-    published = llmcalc.memory("nvidia/Gemma-4-31B-IT-NVFP4", engine="vllm", hardware="b200", max_model_len=4096)
-    assert published.result.terms[1][2] == "source"
+    of_id = engine_memory("unsloth/Gemma-4-31B-IT-NVFP4", engine="vllm", hardware="b200", max_model_len=4096)
+    with without_changes():
+        of_path = llmcalc.memory(launch=script, engine="vllm", hardware="b200")
+    assert of_path.result.terms == of_id.terms
+    assert of_id.terms[1][2::2] == ("estimate", "format by its name")
+    published = engine_memory("nvidia/Gemma-4-31B-IT-NVFP4", engine="vllm", hardware="b200", max_model_len=4096)
+    assert published.terms[1][2] == "source"
     assert any("in nvfp4, with the layers in 8 or 16 bits of NVIDIA's" in note for note in of_path.document["notes"])
 
 
@@ -145,18 +147,19 @@ def test_linear_attention_has_the_bits_of_the_checkpoints_recipe(hub_id: str, ve
     The servers of club-3090 run with expandable segments, beside whose tensors nothing is left.
     """
     settings = {"max_model_len": 4096, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    server = llmcalc.memory(hub_id, engine=f"vllm=={version}", hardware="rtx-pro-6000", **settings)
-    assert round(server.result.bytes_of("weights") / 2**30, 2) == logged_gib
+    server = engine_memory(hub_id, engine=f"vllm=={version}", hardware="rtx-pro-6000", **settings)
+    assert round(server.bytes_of("weights") / 2**30, 2) == logged_gib
 
 
 def test_linear_attention_of_a_path_is_that_of_the_id(tmp_path: Path) -> None:
     script = tmp_path / "serve.sh"
     script.write_text("vllm serve /models/Qwen3-Next-80B-A3B-Instruct-FP8-dynamic --max-model-len 4096\n")
-    of_path = llmcalc.memory(launch=script, engine="vllm", hardware="h200")
-    of_id = llmcalc.memory(
+    with without_changes():
+        of_path = llmcalc.memory(launch=script, engine="vllm", hardware="h200")
+    of_id = engine_memory(
         "RedHatAI/Qwen3-Next-80B-A3B-Instruct-FP8-dynamic", engine="vllm", hardware="h200", max_model_len=4096
     )
-    assert of_path.result.bytes_of("weights") == of_id.result.bytes_of("weights")
+    assert of_path.result.bytes_of("weights") == of_id.bytes_of("weights")
 
 
 def test_qwens_checkpoints_in_gptq_convert_experts_and_networks_alone() -> None:
@@ -317,7 +320,7 @@ def test_tencents_hy4_has_routed_experts_and_two_projections_in_8_bits() -> None
 def test_metas_maverick_has_its_experts_alone_in_8_bits(tmp_path: Path) -> None:
     """A rank of 8 H100 has 48.8682 GiB (https://github.com/vllm-project/vllm/issues/16152)."""
     server = {"engine": "vllm==0.8.3", "hardware": "h100", "tensor_parallel_size": 8, "max_model_len": 8192}
-    rank = llmcalc.memory("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", **server).result
+    rank = engine_memory("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", **server)
     assert rank.bytes_of("weights") / 2**30 == pytest.approx(48.8682, rel=0.0015)
     script = tmp_path / "serve.sh"
     script.write_text("vllm serve /models/Llama-4-Maverick-17B-128E-Instruct-FP8 -tp 8 --max-model-len 8192\n")

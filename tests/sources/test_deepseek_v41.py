@@ -13,6 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.sources.presets import load_preset
 from tests.builders import run_config, spec_of
 from tests.families.remote_code.deepseek_v41 import SMALL
+from tests.samples import in_one_test
 
 PRESET = "deepseek-v4.1-flash"
 TEXT = {
@@ -71,6 +72,7 @@ def test_candidates_bound_the_scores_of_a_long_context() -> None:
     assert list(scores.values())[-2:] == [product * tokens, product * (2047 * 8 + 1)]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -52,6 +52,7 @@ def test_a_decoder_without_dropout_states_none() -> None:
     assert spec_of({**LLAMA, "attention_dropout": 0.1}).dropout == Dropout(attention=0.1)
 
 
+@in_one_test
 @pytest.mark.parametrize("value", [1, -0.1, "0.1", True, [0.1]])
 def test_what_is_no_probability_is_refused(value: Any) -> None:
     with pytest.raises(InputError, match=r"attention_dropout.*expected a probability from 0 to below 1"):

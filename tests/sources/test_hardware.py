@@ -402,6 +402,7 @@ def test_a_size_that_a_chip_is_not_sold_with_names_those_that_are():
         find_hardware("m4-max-96gb")
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("asked", "name", "size"),
     [
@@ -534,6 +535,7 @@ def test_memory_says_what_a_gb_is_where_one_is_asked_for(run):
     assert "22.35" in said["24GB"]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("change", "message"),
     [

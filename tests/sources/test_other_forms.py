@@ -10,6 +10,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from tests.samples import in_one_test
 
 LLAMA3_8B: dict[str, Any] = {
     "dim": 4096, "ffn_dim_multiplier": 1.3, "multiple_of": 1024, "n_heads": 32, "n_kv_heads": 8, "n_layers": 32,
@@ -215,6 +216,7 @@ FIRST = {
 """config.json of github.com/HYanChen/MiniMind2."""
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("config", "published"),
     [
@@ -267,6 +269,7 @@ def test_mlcs_config_is_that_of_its_model() -> None:
     assert any("q4f16_1' is not counted; --quantize counts a scheme" in note for note in description.notes)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -18,6 +18,7 @@ from llmcalc.sources.huggingface.description import read_config, read_descriptio
 from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import spec_of
 from tests.families import shapes_of
+from tests.samples import in_one_test
 
 RECORDS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "own_code_configs.json").read_text()
@@ -512,6 +513,7 @@ def test_linear_attention_of_flash_linear_attention_is_counted() -> None:
         assert llmcalc.kv({"model_type": model_type}, seq=4096).bytes == llmcalc.kv({"model_type": model_type}).bytes
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -22,7 +22,7 @@ from llmcalc.sources.huggingface.registry import family_of, library_classes, mod
 from llmcalc.sources.to_hf.compare import canonical_values
 from llmcalc.witnesses.transformers import build_class_model
 from tests.families import shapes_of
-from tests.samples import with_rest
+from tests.samples import in_one_test, with_rest
 from tests.witnesses.config_fields import configured
 
 FOLDER = Path(__file__).parents[1] / "data/published_configs"
@@ -263,6 +263,7 @@ UNREAD = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize(("kind", "field", "value"), UNREAD)
 def test_a_field_that_the_class_does_not_read_is_unknown(kind: str, field: str, value: int) -> None:
     config = shapes_of(kind)[0]
@@ -436,6 +437,7 @@ def test_a_window_of_0_is_none_where_no_layer_has_a_window(kind: str) -> None:
 # --- classes of other names -------------------------------------------------------------------------------------------
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("class_name", "is_remarked_on"),
     [

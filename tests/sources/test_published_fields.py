@@ -176,6 +176,7 @@ def test_a_field_that_nobody_knows_is_warned_of() -> None:
     assert read_config({**shape, **ANY, "author": "somebody"})[1] == ["unrecognised fields, ignored: author"]
 
 
+@in_one_test
 @pytest.mark.parametrize(("kind", "fields"), CONTRADICTIONS)
 def test_a_published_field_that_says_otherwise_is_an_error(kind: str, fields: dict[str, Any]) -> None:
     (shape, *_) = shapes_of(kind)
@@ -280,6 +281,7 @@ def test_paligemma_has_a_cache_as_transformers_saves_it(text_type: str) -> None:
     assert "decoder" in read_config({**config, "text_config": text})[0]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("model_type", "class_name", "advice"),
     [

@@ -25,6 +25,7 @@ from llmcalc.studies.budget_file import read_budget
 from llmcalc.units import parse_length
 from tests.bounds import bounded
 from tests.cli.damage import within
+from tests.samples import in_one_test
 from tests.sources.test_reader_bounds import refused
 
 READERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -108,6 +109,7 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.
         read_bytes(path, 1000, "a file")
 
 
+@in_one_test
 @pytest.mark.parametrize("name", ["a\0b.toml", "\ud800.toml", "a\0b/config.json", "a\0b.gguf", "\ud800.safetensors"])
 def test_paths_that_no_file_can_have(name: str) -> None:
     with pytest.raises(InputError, match="has a character that no path can have"):

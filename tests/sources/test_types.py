@@ -16,6 +16,7 @@ from llmcalc.sources.huggingface.model_type import with_model_type
 from llmcalc.sources.huggingface.registry import model_type_of_class_name
 from tests.builders import CASES, spec_of
 from tests.families import shapes_of
+from tests.samples import in_one_test
 
 
 @pytest.mark.parametrize("kind", ["umt5", "llama", "xlm-roberta", "gemma3_text"])
@@ -42,6 +43,7 @@ def test_a_class_of_another_family_is_an_error(run: Any, tmp_path: Path) -> None
     assert run("params", str(file)).code == 2
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("gemma3", "Gemma3ForCausalLM"), ("kimi_k2", "DeepseekV3ForCausalLM"), ("mimo", "Qwen2ForCausalLM"),

@@ -22,6 +22,7 @@ from tests.families.bert.perceiver import SMALL as PERCEIVER
 from tests.families.bert.reformer import SMALL as REFORMER
 from tests.families.gpt.blt import BLT
 from tests.families.seq2seq.dia import DIA
+from tests.samples import in_one_test
 from tests.simulator.models import by_torch, without_values
 
 MODELS = {"a model of patches of bytes": BLT, "a model of reversible layers": REFORMER}
@@ -55,6 +56,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@in_one_test
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_config_that_its_class_would_not_run_is_refused(name: str) -> None:
     config, message = REFUSED[name]

@@ -15,6 +15,7 @@ from llmcalc.device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
 from llmcalc.studies.budget import check_budget
 from llmcalc.studies.budget_file import SETTINGS_BY_KEY, BudgetLimit, read_budget
 from llmcalc.workload.setting import declarations_of
+from tests.samples import in_one_test
 
 WHOLE = """
 [[model]]
@@ -109,6 +110,7 @@ def test_a_path_starts_at_the_budgets_folder(tmp_path: Path, run: Any, monkeypat
     assert run("budget", str(file)).code == 0
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("operator", "holds"), [("<=", (1, 1, 0)), (">=", (0, 1, 1)), ("==", (0, 1, 0)), ("<", (1, 0, 0)), (">", (0, 0, 1))]
 )

@@ -14,6 +14,7 @@ from llmcalc.errors import InputError
 from llmcalc.reports.compare import DecodingLoad, report
 from llmcalc.reports.document import cell_text
 from llmcalc.studies.compare import SORT_KEYS, is_in_dense_band, quantities_of_model, sort_order
+from tests.samples import in_one_test
 
 MODELS = ["gpt3-175b", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "bart-large"]
 
@@ -90,6 +91,7 @@ def test_an_encoder_keeps_no_cache() -> None:
     assert quantities_of_model(llmcalc.load("bert-base").model).kv_bytes_per_token is None
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("hidden", "layers", "inside"),
     [

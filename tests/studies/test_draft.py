@@ -19,6 +19,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.witnesses.memory import compare_memory, default_runs
 from llmcalc.witnesses.reference import verify_reference
 from tests.families.drafts.medusa import SHAPES as MEDUSA_SHAPES
+from tests.samples import in_one_test
 
 DRAFTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "drafts.json").read_text())
 WITH_SIZE = [name for name, record in DRAFTS.items() if "published_billions" in record]
@@ -243,6 +244,7 @@ name, rounded as the name is; 658m and 961m are cut there, of 658.5 and 961.6 mi
 """
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("config", "message"),
     [

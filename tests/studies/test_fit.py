@@ -22,6 +22,7 @@ from llmcalc.studies.fit import (
     largest_run,
 )
 from tests.contracts.test_parts import decoder
+from tests.in_process import shared_answer
 from tests.samples import in_one_test
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
@@ -406,21 +407,19 @@ def test_fit_names_the_order_whose_first_layout_it_shows(run: Any) -> None:
 def test_fit_on_one_device_counts_the_framework_of_memory(run: Any) -> None:
     """Without a framework one accelerator runs torch; several run the usual framework of plans, which a note names."""
     words = ("smollm2-135m", "--phase", "training", "--hardware", "4GiB")
-    asked = {
-        command: run(command, *words, "--devices", "1", "--format", "json").document_with(1)
-        for command in ("fit", "memory")
-    }
-    assert asked["fit"]["framework"] == "torch"
+    fitted = shared_answer(" ".join(("fit", *words, "--devices 1")))
+    on_one = run("memory", *words, "--devices", "1", "--format", "json").document_with(1)
+    assert (fitted.code, fitted.document["framework"]) == (1, "torch")
     required = run("memory", *words, "--format", "json").document_with(1)["memory"]["device_bytes"]
-    assert asked["fit"]["device_bytes"] == asked["memory"]["memory"]["device_bytes"] == required
-    assert asked["fit"]["needed_devices"] == 2
+    assert fitted.document["device_bytes"] == on_one["memory"]["device_bytes"] == required
+    assert fitted.document["needed_devices"] == 2
     several = run("fit", *words, "--devices", "2", "--format", "json").document
     assert several["framework"] == "megatron"
-    screen = " ".join(run("fit", *words, "--devices", "1").out.split())
+    screen = fitted.screen
     assert "it does not fit on 1 × 4GiB under torch" in screen
     assert "1 device were tried, several under Megatron-Core" in screen
-    assert (asked["fit"]["needed_framework"], several["needed_framework"]) == ("megatron", "megatron")
-    assert asked["fit"]["changes"][-1]["option"].endswith(" --framework megatron")
+    assert (fitted.document["needed_framework"], several["needed_framework"]) == ("megatron", "megatron")
+    assert fitted.document["changes"][-1]["option"].endswith(" --framework megatron")
     fitting = run("fit", *words[:3], "--hardware", "h100", "--devices", "1", "--format", "json").document
     assert (fitting["needed_devices"], fitting["needed_framework"]) == (1, "torch")
     assert "1 device under torch" in " ".join(run("memory", *words, "--devices", "1").out.split())

@@ -29,7 +29,8 @@ from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON, Layout
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
 from llmcalc.studies.plan import IncompleteSearchError, LayoutEstimates, plan_of
 from llmcalc.studies.step_size import default_batch, usual_batch
-from tests.samples import with_rest
+from tests.in_process import shared_answer
+from tests.samples import in_one_test, with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
@@ -288,17 +289,17 @@ def test_a_layout_whose_tensors_alone_fit_does_not_count(run: Any) -> None:
 
 def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
     words = ("plan", SMALL, "--devices", "4", "--global-batch", "12", "--seq", "128", "--hardware", "h100")
-    few, all_ = asked(run, *words, "--rows", "1"), asked(run, *words, "--rows", "100")
+    one_row = shared_answer(" ".join((*words, "--rows 1")))
+    few, all_ = one_row.document, asked(run, *words, "--rows", "100")
     assert len(few["feasible"]) == 1
     assert all_["unreplayed"] == []
     replayed = {row["options"]: row["device_bytes"] for row in all_["feasible"]}
     assert len(replayed) == len(few["unreplayed"]) + 1
     for candidate in few["unreplayed"]:
         assert candidate["tensor_bytes"] < replayed[candidate["options"]] <= candidate["upper_bound_bytes"]
-    screen = " ".join(run(*words, "--rows", "1")[1].split())
-    assert "the first of " in screen
-    assert " layouts, counted in full, fits under" in screen
-    assert f"--rows {len(replayed)} counts more" in screen
+    assert "the first of " in one_row.screen
+    assert " layouts, counted in full, fits under" in one_row.screen
+    assert f"--rows {len(replayed)} counts more" in one_row.screen
 
 
 def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any) -> None:
@@ -471,6 +472,7 @@ def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monke
     assert all(layout["communication_bytes"] > 0 <= layout["bubble"] < 1 for layout in listed)
 
 
+@in_one_test
 @pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=4, vpp=2, schedule="interleaved")], ids=Layout.options)
 @pytest.mark.parametrize("batches", [8, 12, 40])
 def test_a_bubble_of_many_micro_batches_is_that_of_the_schedule(layout: Layout, batches: int) -> None:
@@ -561,11 +563,11 @@ def test_a_layout_of_typed_sizes_fits_as_memory_counts_it(run: Any, framework: s
 def test_a_plan_without_a_framework_names_the_other_one(run: Any) -> None:
     """The row of the other framework is the first row of its own plan; a plan of a named framework compares none."""
     words = ("plan", SMALL, "--seq", "128", "--devices", "4", "--hardware", "h100")
-    (compared,) = asked(run, *words)["other_frameworks"]
+    (compared,) = asked(run, *words, "--rows", "1")["other_frameworks"]
     first_row = asked(run, *words, "--framework", "fsdp2", "--rows", "1")["feasible"][0]
     assert compared == {"framework": "fsdp2", "fits": True, **first_row}
     for named in ("--framework", "--stack"):
-        assert asked(run, *words, named, "megatron")["other_frameworks"] == []
+        assert asked(run, *words, "--rows", "1", named, "megatron")["other_frameworks"] == []
     screen = " ".join(run(*words).out.split())
     assert "under Megatron-Core (--rows " in screen
     assert "not listed: layouts of FSDP2 (--framework fsdp2); their fastest takes" in screen
@@ -1075,6 +1077,7 @@ class BegunCalls:
         return ReplayedLayout(50, work, 50 if ends_early else 70, work)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("begun_limit", "limit", "largest"), [(40, 60, 70), (80, 60, 70), (80, 45, 50), (None, 60, 70), (40, None, 70)]
 )

@@ -33,6 +33,7 @@ from llmcalc.studies.flop_rules import (
 )
 from llmcalc.workload.workload import Phase
 from tests.contracts.test_parts import decoder, encoder_decoder
+from tests.samples import in_one_test
 
 
 def rules(count: FlopCount) -> dict[str, FlopRule]:
@@ -71,6 +72,7 @@ CHINCHILLA_TABLE_A4 = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize("row", CHINCHILLA_TABLE_A4, ids=lambda row: f"{row[0]:.0e}")
 def test_chinchilla_against_its_own_table(row: tuple[float, ...]) -> None:
     """The paper's ratios result at 2048 tokens without the embedding and logits terms that its text lists, so V = 0

@@ -19,6 +19,7 @@ from llmcalc.studies.run_time import inference_formats
 from llmcalc.timing.device import device_of
 from llmcalc.timing.time_ranges import expected_range
 from llmcalc.timing.timing_constants import software_stacks
+from tests.in_process import shared_answer
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 H100 = ("--hardware", "h100")
@@ -454,29 +455,30 @@ def test_a_plan_recomputes_as_little_as_it_needs_to_fit(run: Any, tmp_path: Path
 
 def test_the_place_of_a_layout(run: Any) -> None:
     words = ("plan", SMALL, *H100, "--devices", "8", "--global-batch", "24", "--seq", "128", "--rows", "1")
-    first = answer(run, *words)["feasible"][0]["layout"]
-    place = answer(run, *words, "--where", f"tp={first['tp']},dp={first['dp']}")["where"]
+    plan = answer(run, *words)
+    first = plan["feasible"][0]["layout"]
+    of_first, of_tp, by_memory = (
+        shared_answer(" ".join((*words, options)))
+        for options in (f"--where tp={first['tp']},dp={first['dp']}", "--where tp=4", "--by memory --where dp=8")
+    )
+    place = of_first.document["where"]
     assert place["place"] == 1
     assert place["of"] > 1
     assert place["slower_share"] == 0
-    assert place["seconds"] == answer(run, *words)["feasible"][0]["seconds"]
-    first_screen = " ".join(run(*words, "--where", f"tp={first['tp']},dp={first['dp']}").out.split())
-    assert f"place 1 of {place['of']}, likely " in first_screen
-    assert f" a step ({place['options']})" in first_screen
-    later = answer(run, *words, "--where", "tp=4")["where"]
+    assert place["seconds"] == plan["feasible"][0]["seconds"]
+    assert f"place 1 of {place['of']}, likely " in of_first.screen
+    assert f" a step ({place['options']})" in of_first.screen
+    later = of_tp.document["where"]
     steps = answer(run, "time", SMALL, *H100, "--phase", "training", "--seq", "128", "--global-batch", "24",
-                   "--framework", answer(run, *words)["framework"], *later["options"].split())  # fmt: skip
+                   "--framework", plan["framework"], *later["options"].split())  # fmt: skip
     assert later["seconds"] == steps["seconds"]
     assert later["slower_share"] > 0
-    text = " ".join(run(*words, "--where", "tp=4").out.split())
-    assert f"tp4: place {later['place']} of {later['of']}, likely " in text
-    assert f"% more than the first ({later['options']})" in text
+    assert f"tp4: place {later['place']} of {later['of']}, likely " in of_tp.screen
+    assert f"% more than the first ({later['options']})" in of_tp.screen
     assert answer(run, *words, "--where", "tp=3")["where"]["place"] is None
-    by_memory = answer(run, *words, "--by", "memory", "--where", "dp=8")
-    assert by_memory["by"] == "memory"
-    assert "seconds" not in by_memory["feasible"][0]
-    by_memory_screen = " ".join(run(*words, "--by", "memory", "--where", "dp=8").out.split())
-    assert f" ({by_memory['where']['options']})" in by_memory_screen
+    assert by_memory.document["by"] == "memory"
+    assert "seconds" not in by_memory.document["feasible"][0]
+    assert f" ({by_memory.document['where']['options']})" in by_memory.screen
 
 
 def test_a_layout_that_a_replay_refuses_has_no_place() -> None:

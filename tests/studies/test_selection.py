@@ -11,8 +11,10 @@ import pytest
 from llmcalc.questions import listings
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.model_selection import ModelFilter, attention_kinds
+from tests.samples import in_one_test
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("name", "kinds", "experts"),
     [

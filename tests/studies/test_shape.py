@@ -559,6 +559,7 @@ def test_bad_input_is_one_clear_line(args: list[str], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@in_one_test
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1/0", "inf", "1e9", ""])
 def test_a_proportion_is_positive(text: str) -> None:
     with pytest.raises(InputError, match="--kv-ratio"):

@@ -12,6 +12,7 @@ from llmcalc.frameworks.engines.registry import engine
 from llmcalc.frameworks.engines.start_command import hub_id, start_command
 from llmcalc.sources.target import load_text
 from tests.builders import with_other_causes
+from tests.engines import without_changes
 
 REQUESTS = {"concurrency": 8, "input": 1024, "output": 256}
 
@@ -39,7 +40,8 @@ def test_the_command_starts_the_server(case: str, tmp_path: Path) -> None:
         command = start_command(record, preset, server.flags, server.quantize)
         assert command is not None
         script.write_text(f"{command}\n")
-        memory = llmcalc.memory(launch=script, hardware=hardware).report().data
+        with without_changes():
+            memory = llmcalc.memory(launch=script, hardware=hardware).report().data
         tolerance = 1e-3 if server.quantize and record.name == "vllm" else 0.0
         assert memory["kv_tokens"] == pytest.approx(server.memory.kv_tokens, rel=tolerance), command
         assert memory["devices"] == server.sizes.devices, command

@@ -279,7 +279,7 @@ def test_a_tag_has_the_context_of_ollama_by_default() -> None:
         ("memory llama3.3:70b --hardware rtx-3090", 32_768),
         ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8 --tp 2", 32_768),  # replicas of two: 32 GB
         ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8 --tp 2 --dp 4", 32_768),
-        ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 8", 131_072),  # 39.6 GiB: on three of them
+        ("memory llama3.3:70b --hardware rtx-4060-ti-16gb --devices 4", 131_072),  # 39.6 GiB: on three of them
         ("fit deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_072),
         ("time deepseek-r1:32b --hardware rtx-3090 --devices 2", 131_071),
         ("memory hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M --hardware rtx-3060", 4_096),

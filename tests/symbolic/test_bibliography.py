@@ -9,6 +9,7 @@ import pytest
 import llmcalc
 from llmcalc.symbolic.bibliography import paper_of_source, papers
 from tests.builders import family_shapes, spec_of
+from tests.samples import in_one_test
 
 WITHOUT_PAPER = frozenset(
     {
@@ -78,6 +79,7 @@ def test_each_paper_once_and_the_others_by_name() -> None:
     assert others == ["Gemma 4 2026"]
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("model", "arxiv"),
     [

@@ -18,6 +18,7 @@ from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.software_stacks import find_stack
 from llmcalc.timing.time_estimator import NumberFormats
+from tests.samples import in_one_test
 
 H100 = device_of(find_hardware("h100"))
 VLLM, SGLANG = find_stack("vllm"), find_stack("sglang")
@@ -86,6 +87,7 @@ def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: Re
         assert more.tpot >= fewer.tpot * 0.9999
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("changes", "concurrency", "share"),
     [

@@ -43,6 +43,7 @@ from tests.builders import spec_of
 from tests.families.deepseek.dsa import SMALL
 from tests.families.remote_code.experts import LING2
 from tests.frameworks.megatron.test_megatron_arguments import EXPERTS, settings
+from tests.samples import in_one_test
 from tests.timing.measured_rows import read_sets
 
 OF_DEEPSEEK = ExpertGroups(8, 4)
@@ -57,6 +58,7 @@ def groups_of(spec: ModelSpec) -> set[ExpertGroups]:
     return {part.router.expert_groups for part in nested_components(spec) if isinstance(part, MoE)}
 
 
+@in_one_test
 @pytest.mark.parametrize(("domains", "groups"), [(2, (4, 2)), (4, (4, 2)), (2, (6, 3)), (3, (6, 2)), (8, (4, 2))])
 def test_domains_that_a_token_reaches(domains: int, groups: tuple[int, int]) -> None:
     """Every selection of groups and every place of two and of three experts in them, one by one."""
@@ -77,6 +79,7 @@ def test_deepseek_v3_sends_a_token_to_less_than_four_of_eight_domains() -> None:
     assert 8 * _copies_per_domain(8, 8) == pytest.approx(5.2511, abs=1e-4)
 
 
+@in_one_test
 @pytest.mark.parametrize("domains", [1, 1.5, 2, 3, 4, 8, 16, 32])
 def test_fewer_groups_and_fewer_domains_are_never_more_copies(domains: float) -> None:
     copies = [_copies_per_domain(domains, 8, ExpertGroups(8, selected)) for selected in range(1, 9)]
@@ -120,6 +123,7 @@ def test_gathered_tokens_reach_every_rank() -> None:
     assert seconds(64, "megatron-allgather") > seconds(64, "megatron")
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("dispatcher", "options", "expected"),
     [
@@ -155,6 +159,7 @@ def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, options: str,
     assert "alltoall" not in stack_of_launch(without_exchanges, False, True)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     "stack",
     [
@@ -217,6 +222,7 @@ def test_exchanges_of_decoded_tokens_take_as_long_as_published(ranks: int) -> No
         assert 0.95 < 1e6 * float(seconds) / microseconds < 1.45
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("stack", "replicas"), [("sglang", 1), ("vllm", 1), ("sglang", 8), ("sglang", 16), ("vllm", 16)]
 )
@@ -298,6 +304,7 @@ def test_the_class_selects_experts_of_neighbours() -> None:
     assert max(len(set((chosen // 4).tolist())) for chosen in experts) == 2
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("fields", "error"),
     [

@@ -21,6 +21,7 @@ from llmcalc.timing.software_stacks import find_stack, with_overlapped_groups
 from llmcalc.timing.step import StepPlan, training_step
 from llmcalc.timing.timing_constants import SoftwareStack
 from tests.frameworks.megatron.test_megatron_arguments import settings
+from tests.samples import in_one_test
 
 DATA = Path(__file__).parents[1] / "data" / "launch"
 LLAMA, A100 = load_preset("llama3-8b").model, device_of(load_hardware("a100-80gb"))
@@ -33,6 +34,7 @@ def exchange_seconds(stack: SoftwareStack, zero: int, dtype: str = "bf16") -> fl
     return float(training_step(LLAMA, A100, stack, plan).seconds_by_part["data"])
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("arguments", "groups", "stack"),
     [

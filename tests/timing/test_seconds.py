@@ -860,6 +860,7 @@ def test_recomputed_modules_take_their_forward_seconds_again() -> None:
         work_seconds(recomputed_nodes=frozenset({"conv"}))
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("collective", "share"),
     [("all_gather", 3 / 4), ("reduce_scatter", 3 / 4), ("all_reduce", 2 * 3 / 4), ("all_to_all", 3 / 4), ("send", 1)],

@@ -287,11 +287,12 @@ def differences(config: dict[str, Any], known: set[str] | None = None) -> Iterat
     made, known = configured(config), set() if known is None else known
 
     class_of_config = cache(lambda: ClassReads(config))
+    unchanged_attribute = cache(lambda path: attribute(made, path))
 
     def is_read_otherwise(theirs: Any) -> bool:
         """Whether an attribute that the class reads has another value; it runs only where none is read before."""
-        return any(attribute(theirs, path) != attribute(made, path) for path in class_of_config().at_start) or any(
-            attribute(theirs, path) != attribute(made, path) for path in class_of_config().all
+        return any(attribute(theirs, path) != unchanged_attribute(path) for path in class_of_config().at_start) or any(
+            attribute(theirs, path) != unchanged_attribute(path) for path in class_of_config().all
         )
 
     depth = text_model_of(config)[1].get("num_hidden_layers") or 3

@@ -22,6 +22,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses.distributed.compare import build_job, compare_job_results, verify_all
 from llmcalc.witnesses.distributed.job import TrainingJob, job_from_json, simulate_rank
 from llmcalc.witnesses.distributed.launch import _free_port, run_processes
+from tests.samples import in_one_test
 
 pytest.importorskip("torch")
 
@@ -181,6 +182,7 @@ def test_a_job_is_the_same_after_it_was_written() -> None:
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("layout", "message"),
     [

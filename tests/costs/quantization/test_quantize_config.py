@@ -37,6 +37,7 @@ def of_config(spec: ModelSpec, **quantization: Any) -> StoredBytes:
     return quantized_size(spec, scheme).by_part
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("name", "config"),
     [
@@ -321,6 +322,7 @@ def test_a_division_that_leaves_part_of_a_block_is_named(run: Any) -> None:
     assert "expected a smaller --tp, another scheme" in error
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("name", "spec", "message"),
     [
@@ -531,6 +533,7 @@ def test_a_method_has_other_names(name: str, usual: str, fields: dict[str, Any])
     assert of_config(DENSE, quant_method=name, **fields) == of_config(DENSE, quant_method=usual, **fields)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("table", "words"),
     [

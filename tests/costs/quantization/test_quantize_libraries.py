@@ -334,6 +334,7 @@ def test_gpt_oss_is_counted_as_its_checkpoint_stores_it() -> None:
     assert round(use.weights / 2**30, 2) == 60.77
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("storage_format", "rows", "columns", "total"),
     [

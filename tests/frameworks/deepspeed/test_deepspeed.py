@@ -38,6 +38,7 @@ from tests.comparisons import compares, under
 from tests.frameworks.deepspeed.record import CASES, RECORD, installed, model
 from tests.frameworks.deepspeed.replay import PHASES, replayed
 from tests.frameworks.deepspeed.rows import outcome, under_deepspeed
+from tests.samples import in_one_test
 
 KEPT = ("set_up", "after_backward", "after")
 
@@ -311,6 +312,7 @@ def test_frozen_weights_are_in_no_partition() -> None:
     assert gathered.after_step_bytes > 0
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("own", "layout", "message"),
     [

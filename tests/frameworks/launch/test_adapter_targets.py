@@ -11,6 +11,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.adapter_targets import LONGEST_PATTERN, translate_targets
 from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
 from llmcalc.frameworks.launch.read_launch_file import read_launch
+from tests.samples import in_one_test
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -21,6 +22,7 @@ def targets_of(*names: str, model: str = "llama3.2-1b") -> tuple[set[str], tuple
     return set(known.settings["lora_targets"]), known.notes
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("names", "wanted"),
     [

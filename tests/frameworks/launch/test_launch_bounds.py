@@ -16,7 +16,7 @@ from llmcalc.frameworks.launch.yaml_text import parse_yaml
 from llmcalc.frameworks.megatron.launch_file import smallest_world_size
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from tests.bounds import bounded
-from tests.samples import with_rest
+from tests.samples import in_one_test, with_rest
 from tests.sources.test_reader_bounds import refused
 
 ARGUMENTS = (
@@ -213,6 +213,7 @@ def test_a_huge_expert_group(flag: str, error: str, tmp_path: Path) -> None:
 # ---- variables that a script does not set
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("script", "message"),
     [

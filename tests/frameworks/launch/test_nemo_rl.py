@@ -12,6 +12,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.launch_types import Launch
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.parallel.layout import Layout
+from tests.samples import in_one_test
 
 FILES = Path(__file__).parents[2] / "data" / "launch"
 
@@ -135,6 +136,7 @@ def test_dpo_counts_two_sequences_a_pair() -> None:
     assert read("dpo.yaml", {}).settings["batch"] == 4
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("policy", "refusal"),
     [

@@ -208,6 +208,7 @@ def test_layers_that_stay_as_they_are() -> None:
     )
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -226,6 +227,7 @@ def test_what_a_job_may_change(changes: dict[str, Any], said: str) -> None:
     assert said in str(stop.value)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -295,6 +297,7 @@ def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int)
     assert (settings["batch"], settings["num_microbatches"]) == (batch, steps)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -395,6 +398,7 @@ def test_shards_on_the_host() -> None:
         read_accelerate({**data, "fsdp_config": {"fsdp_offload_params": "maybe"}}, LaunchSource("a.yaml"))
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("more", "layout"),
     [
@@ -423,6 +427,7 @@ def test_low_rank_optimizers_of_the_trainer() -> None:
     assert (settings["optimizer"], settings["optimizer_in_backward"]) == ("apollo-r64", True)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -564,6 +569,7 @@ def test_megatron_of_accelerate() -> None:
     }
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("more", "said"),
     [

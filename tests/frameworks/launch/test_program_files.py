@@ -258,6 +258,7 @@ REFUSED = [
 ]
 
 
+@in_one_test
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=[case[0] for case in REFUSED])
 def test_a_refusal_says_what_to_do(text: str, message: str) -> None:
     with pytest.raises(InputError) as error:
@@ -421,6 +422,7 @@ ENDS = ("embedding", "loss")
 """What may take the place of a layer in a pipeline's stages."""
 
 
+@in_one_test
 @pytest.mark.parametrize(("name", "arguments", "changes", "loss", "fuses_activation"), LOSSES)
 def test_kernels_of_loss_and_activation_follow_the_program(
     name: str, arguments: str, changes: dict[str, str], loss: str, fuses_activation: bool | frozenset[str]
@@ -1117,6 +1119,7 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
     assert read_launch(tmp_path / "x.sh").settings["batch"] == 3
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("command", "kind", "values"),
     [
@@ -1206,6 +1209,7 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
     assert (launch.framework, (launch.layout.world_size, launch.layout.zero)) == (framework, layout)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("command", "devices"),
     [
@@ -1276,6 +1280,7 @@ def test_experts_of_a_torchtitan_job_are_on_ranks_of_their_own() -> None:
     assert (launch.layout.dp, launch.layout.ep, launch.layout.expert_shards, launch.layout.zero) == (8, 4, 2, 3)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("variables", "task", "texts", "labels"),
     [

@@ -589,6 +589,7 @@ def test_a_recipe_of_orpo_is_known_by_its_path() -> None:
     assert any("taken for one of ORPO" in note for note in orpo.notes)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("name", "devices", "allocator"),
     [

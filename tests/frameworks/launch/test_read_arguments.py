@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ FRAMEWORKS = Path(llmcalc.__file__).parent / "frameworks"
 FILES = Path(__file__).parents[2] / "data" / "launch"
 
 
+@cache
 def _tables_of_names(file: Path) -> list[tuple[str, frozenset[str]]]:
     """The tables of a module whose names end in READ, with the names of arguments in them."""
     module_name = ".".join(("llmcalc", "frameworks", *file.relative_to(FRAMEWORKS).with_suffix("").parts))
@@ -42,6 +44,7 @@ def _tables_of_names(file: Path) -> list[tuple[str, frozenset[str]]]:
     ]
 
 
+@cache
 def _texts_of_list(folder: Path) -> set[str]:
     """The strings in the code of a folder, and the constant ends of its formatted strings."""
     return {

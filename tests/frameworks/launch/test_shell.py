@@ -92,6 +92,7 @@ def test_words(text: str, wanted: list[str]) -> None:
     assert words(text) == wanted
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -207,6 +208,7 @@ ARGUMENTS = (
 )
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "world"),
     [
@@ -225,6 +227,7 @@ def test_devices_that_the_launcher_says(text: str, world: int) -> None:
     assert launch_from_text(text, "x.sh").layout.world_size == world
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "said_"),
     [
@@ -253,6 +256,7 @@ def test_an_open_argument_that_changes_no_memory_is_read() -> None:
     )
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -277,6 +281,7 @@ def test_arithmetic_with_names() -> None:
     assert whole_number_of("A", {"A": "x"}) is None
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("lines", "wanted"),
     [

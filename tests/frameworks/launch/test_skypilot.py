@@ -11,6 +11,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read_launch_file import read_launch
 from llmcalc.frameworks.launch.skypilot import resource_accelerators, script_of_task, task_accelerators
 from llmcalc.frameworks.server_files.read import starts_any_server
+from tests.samples import in_one_test
 
 ARGUMENTS = "--model_name_or_path gpt2 --per_device_train_batch_size 2 --learning_rate 1e-4 --output_dir out --do_train"
 
@@ -88,6 +89,7 @@ def test_an_error_names_the_tasks_file(tmp_path: Path) -> None:
         read_launch(_file(tmp_path, text))
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("written", "read"),
     [

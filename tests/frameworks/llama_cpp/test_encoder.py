@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.ggml.encoder_graph import encoder_buffers, encoder_shape
 from llmcalc.sources.target import load
+from tests.engines import engine_memory
 from tests.gguf_files import write_gguf
 
 
 def buffers(target: str = "gemma3-27b", **flags: Any) -> dict[str, int]:
     """The bytes of the model's tensors by device."""
     chosen = {"quantize": "q4_k_m", "ctx_size": 8192, "fit": "off", **flags}
-    result = llmcalc.memory(target, hardware="rtx-3090", engine="llama.cpp==b10488", **chosen).result
+    result = engine_memory(target, hardware="rtx-3090", engine="llama.cpp==b10488", **chosen)
     return {term.device: term.bytes for term in result.terms if term.name == "model_buffer"}
 
 
@@ -85,7 +85,7 @@ def test_compute_buffers_of_encoders_are_near_logged_ones() -> None:
 def test_the_compute_buffer_of_an_encoder_is_counted_or_said() -> None:
     def compute(target: str, version: str, **flags: Any) -> tuple[dict[str, float], str]:
         chosen = {"quantize": "q4_k_m", "ctx_size": 8192, "parallel": 1, **flags}
-        result = llmcalc.memory(target, hardware="h100-sxm", engine=f"llama.cpp=={version}", **chosen).result
+        result = engine_memory(target, hardware="h100-sxm", engine=f"llama.cpp=={version}", **chosen)
         mib = {term.device: term.bytes / 2**20 for term in result.terms if term.name == "compute_buffer"}
         return mib, " ".join(result.notes)
 

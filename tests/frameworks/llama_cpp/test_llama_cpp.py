@@ -21,6 +21,7 @@ from llmcalc.frameworks.ggml.placement import LayerDevices
 from llmcalc.frameworks.ggml.transformer_graph import GraphRules, GraphSettings, ModelGraph
 from llmcalc.frameworks.llama_cpp.server import create_server
 from llmcalc.sources.hardware import find_hardware
+from tests.engines import engine_memory
 from tests.gguf_files import write_gguf
 from tests.in_process import command
 from tests.samples import in_one_test
@@ -39,9 +40,11 @@ def answer(
 
 
 def memory(target: str = "llama3.1-8b", **flags: Any) -> Any:
-    return answer(target, **flags).result
+    server = {"hardware": "rtx-3090", "engine": "llama.cpp==b10488", "quantize": "q4_k_m"}
+    return engine_memory(target, **server | flags)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "record"),
     [("llama.cpp==b6400", "b6325"), ("llama.cpp==6400", "b6325"), ("llama.cpp", "b10250"),
@@ -268,6 +271,7 @@ def test_no_pattern_is_slow(text: str) -> None:
     assert time.process_time() - started < 20
 
 
+@in_one_test
 @pytest.mark.parametrize("text", ["(a", "a)", "*a", "[a", "a{3,1}", "(?=a)", "\\", "a{1000000}", "[z-a]", "x" * 3000])
 def test_a_wrong_pattern_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="-ot"):
@@ -316,7 +320,7 @@ def test_fit_leaves_what_the_user_sets() -> None:
     fixed = answer("llama3.1-70b", ctx_size=4096, n_gpu_layers=81)
     assert not fixed.ok
     assert "out of memory" in fixed.result.message
-    assert answer("llama3.1-8b", hardware="rtx-3060", fit="off").result.kv_tokens == 131072
+    assert memory("llama3.1-8b", hardware="rtx-3060", fit="off").kv_tokens == 131072
 
 
 def test_fit_over_several_gpus() -> None:
@@ -358,13 +362,13 @@ def tensors(matrix: str = "Q4_K") -> list[tuple[str, tuple[int, ...], str]]:
 def test_a_gguf_file_has_its_own_types(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     nbytes = write_gguf(file, METADATA, tensors())
-    tiny = llmcalc.memory(str(file), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers="all").result
+    tiny = engine_memory(str(file), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers="all")
     embedding = 512 * 256 // 32 * 34
     assert tiny.host["disk_bytes"] == nbytes
     assert tiny.bytes_of("model_buffer", "CPU") == embedding
     assert tiny.bytes_of("model_buffer", "CUDA0") == nbytes  # its layers, and the table once more as the output
     assert tiny.kv_tokens == 4096
-    half = llmcalc.memory(str(file), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers=1, fit="off").result
+    half = engine_memory(str(file), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers=1, fit="off")
     assert half.bytes_of("model_buffer", "CUDA0") == embedding + 256 * 4  # the output and its norm
 
 
@@ -372,7 +376,7 @@ def test_shards_of_a_gguf_file_are_read_together(tmp_path: Path) -> None:
     rows = tensors()
     first, second = (tmp_path / f"tiny-0000{i}-of-00002.gguf" for i in (1, 2))
     total = write_gguf(first, METADATA, rows[:8]) + write_gguf(second, {"split.no": 1}, rows[8:])
-    both = llmcalc.memory(str(first), hardware="rtx-3090", engine="llama.cpp").result
+    both = engine_memory(str(first), hardware="rtx-3090", engine="llama.cpp")
     assert both.host["disk_bytes"] == total
     second.unlink()
     with pytest.raises(InputError, match="00002"):
@@ -399,9 +403,7 @@ def test_a_wrong_gguf_file_is_refused(tmp_path: Path, metadata: dict[str, Any], 
 def test_a_draft_model_has_buffers_of_its_own() -> None:
     flags = {"ctx_size": 8192, "n_gpu_layers": "all", "parallel": 2, "fit": "off"}
     alone, both = memory(**flags), memory(**flags, model_draft="llama3.2-1b", cache_type_k_draft="q8_0")
-    draft = llmcalc.memory(
-        "llama3.2-1b", hardware="rtx-3090", engine="llama.cpp==b10488", cache_type_k="q8_0", **flags
-    ).result  # type: ignore[union-attr]
+    draft = engine_memory("llama3.2-1b", hardware="rtx-3090", engine="llama.cpp==b10488", cache_type_k="q8_0", **flags)  # type: ignore[union-attr]
     for name in ("model_buffer", "kv_buffer"):
         assert both.bytes_of(name) == alone.bytes_of(name) + draft.bytes_of(name)
     # 16 layers with 8 key heads of 64: keys in blocks of 34 bytes for 32, values in 16 bits
@@ -470,7 +472,7 @@ def test_modules_of_a_file_stay_in_it_where_they_do_not_draft(tmp_path: Path) ->
     write_gguf(tmp_path / "plain.gguf", METADATA, tensors())
     write_gguf(tmp_path / "modules.gguf", METADATA, [*tensors(), ("blk.2.nextn.eh_proj.weight", (256, 512), "Q4_K")])
     plain, modules = (
-        llmcalc.memory(str(tmp_path / name), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers="all").result
+        engine_memory(str(tmp_path / name), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers="all")
         for name in ("plain.gguf", "modules.gguf")
     )
     assert modules.bytes_of("model_buffer") == plain.bytes_of("model_buffer")

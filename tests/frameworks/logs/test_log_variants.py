@@ -12,6 +12,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from tests.engines import engine_memory
 
 functions: Any = llmcalc
 
@@ -352,7 +353,7 @@ def test_a_checkpoint_in_nvfp4_of_a_log_has_the_layers_of_the_answer_by_its_name
     name, log = "lukealonso/Gemma-4-31B-IT-NVFP4", tmp_path / "vllm.log"
     log.write_text((LOGS[0].parent / "vllm_v1.log").read_text().replace("meta-llama/Llama-3.1-8B-Instruct", name))
     explained = llmcalc.explain_log(log, hardware="b200").document["terms"]
-    named = llmcalc.memory(name, engine="vllm==0.19", hardware="b200", max_model_len=32768).result
+    named = engine_memory(name, engine="vllm==0.19", hardware="b200", max_model_len=32768)
     weights = next(term for term in explained if term["name"] == "weights")
     assert weights["computed"] == named.bytes_of("weights")
 

@@ -318,6 +318,7 @@ def test_lines_are_bounded() -> None:
     assert len(LogText("a\n" * 20_000).lines_with("a")) == MOST_LINES
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "size"),
     [("14.99 GiB", gib(14.99)), ("14.9888 GB", gib(14.9888)), ("512MB", 512 * MIB), ("-1.5GiB", -gib(1.5)), ("7", 7)],

@@ -18,6 +18,7 @@ from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import BFLOAT16, empty
+from tests.samples import in_one_test
 
 SIZES = (100, 300)
 """Elements of two parameters. In a buffer the second comes first; the other begins at 320 = 5 · 64, and ends at 420."""
@@ -33,6 +34,7 @@ def buffer(layout: Layout) -> GradientBuffer:
     return make_buffer(parameters, False, settings(), layout, None, False, True)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("layout", "size"),
     [

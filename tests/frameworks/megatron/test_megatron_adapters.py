@@ -17,6 +17,7 @@ from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.meter import Meter
 from tests.comparisons import compares, under
+from tests.samples import in_one_test
 
 H, FFN, LAYERS, VOCAB, TOKENS = 4096, 14336, 2, 128256, 512
 QKV = 4096 + 2 * 1024
@@ -139,6 +140,7 @@ def test_sequence_parallelism_gathers_what_an_adapter_of_megatron_bridge_reads()
     assert bridge - mcore == LAYERS * 2 * (gathered + narrow) - first
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("changes", "layout", "message"),
     [

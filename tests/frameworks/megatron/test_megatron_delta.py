@@ -13,6 +13,7 @@ from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.simulator.meter import Meter
 from tests.comparisons import compares, under
 from tests.device_memory.launches import launched
+from tests.samples import in_one_test
 
 GDN: dict[str, Any] = {
     "--untie-embeddings-and-output-weights": True,
@@ -95,6 +96,7 @@ def test_a_gate_holds_more(gate: str) -> None:
     assert more > less
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

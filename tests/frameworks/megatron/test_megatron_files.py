@@ -161,6 +161,7 @@ def test_as_few_devices_as_the_layout_can_have() -> None:
         small(**sizes, num_experts=4)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("more", "stages"),
     [
@@ -191,6 +192,7 @@ def test_the_null_tokenizer_added_a_token_until_2026() -> None:
     assert before.padded_vocabulary_size == 256
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("more", "tokens"),
     [
@@ -287,6 +289,7 @@ def test_the_script_or_an_argument_tells_the_model() -> None:
 # ---- what is refused
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -13,6 +13,7 @@ from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.simulator.meter import Meter
 from tests.comparisons import compares, under
 from tests.device_memory.launches import launched
+from tests.samples import in_one_test
 
 DSA: dict[str, Any] = {
     "--untie-embeddings-and-output-weights": True,
@@ -72,6 +73,7 @@ def test_the_loss_of_the_indexer_holds_more_than_three_times_its_scores() -> Non
     assert 2 * scores < without < with_loss - scores
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -10,11 +10,16 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.ollama.flags import read_options
+from tests.engines import engine_memory
 from tests.in_process import command
 
 
 def answer(target: str = "llama3.1-8b", hardware: str = "rtx-3060", engine: str = "ollama", **options: Any) -> Any:
     return llmcalc.memory(target, hardware=hardware, engine=engine, quantize="q4_k_m", **options)
+
+
+def server_memory(target: str = "llama3.1-8b", hardware: str = "rtx-3060", **options: Any) -> Any:
+    return engine_memory(target, hardware=hardware, quantize="q4_k_m", **{"engine": "ollama", **options})
 
 
 @pytest.mark.parametrize(
@@ -30,18 +35,18 @@ def answer(target: str = "llama3.1-8b", hardware: str = "rtx-3060", engine: str 
     ],
 )
 def test_the_default_context_goes_by_version_and_memory(version: str, hardware: str, context: int) -> None:
-    assert answer(hardware=hardware, engine=f"ollama=={version}").result.assumed_flags["--num-ctx"] == context
+    assert server_memory(hardware=hardware, engine=f"ollama=={version}").assumed_flags["--num-ctx"] == context
 
 
 def test_options_beat_the_environment() -> None:
-    both = answer(num_ctx=8192, OLLAMA_CONTEXT_LENGTH=16384).result
+    both = server_memory(num_ctx=8192, OLLAMA_CONTEXT_LENGTH=16384)
     assert both.max_model_len == 8192
-    assert answer(OLLAMA_CONTEXT_LENGTH=16384).result.max_model_len == 16384
+    assert server_memory(OLLAMA_CONTEXT_LENGTH=16384).max_model_len == 16384
 
 
 def test_each_sequence_has_a_context_of_its_own() -> None:
     # 32 layers, 8 key heads of 128, keys and values, 2 bytes, 4 sequences of 4,096 tokens
-    four = answer(num_ctx=4096, OLLAMA_NUM_PARALLEL=4).result
+    four = server_memory(num_ctx=4096, OLLAMA_NUM_PARALLEL=4)
     assert four.bytes_of("kv_buffer") == 32 * 2 * 8 * 128 * 2 * 4 * 4096
     assert four.max_concurrency == 4
 
@@ -56,8 +61,8 @@ def test_a_quantized_cache_needs_flash_attention() -> None:
 def test_some_architectures_run_one_request_at_a_time() -> None:
     # Qwen3.5's family from 0.17.1 on: 16 layers with 4 key heads of 256, keys and values, one sequence of 4,096 tokens
     options = {"num_ctx": 4096, "OLLAMA_NUM_PARALLEL": 4}
-    single = answer("qwen3.8-27b", hardware="rtx-5090", **options).result
-    four = answer("qwen3.8-27b", hardware="rtx-5090", engine="ollama==0.17.0", **options).result
+    single = server_memory("qwen3.8-27b", hardware="rtx-5090", **options)
+    four = server_memory("qwen3.8-27b", hardware="rtx-5090", engine="ollama==0.17.0", **options)
     assert 4 * single.bytes_of("kv_buffer") == four.bytes_of("kv_buffer")
     assert single.max_concurrency == 1
     assert any("OLLAMA_NUM_PARALLEL=4 counts as 1" in note for note in single.notes)
@@ -65,7 +70,7 @@ def test_some_architectures_run_one_request_at_a_time() -> None:
 
 def test_flash_attention_by_default_goes_by_version_and_class() -> None:
     scores, flash = (
-        answer("gpt-oss-20b", hardware="rtx-4090", engine=f"ollama=={version}", num_ctx=32768).result
+        server_memory("gpt-oss-20b", hardware="rtx-4090", engine=f"ollama=={version}", num_ctx=32768)
         for version in ("0.11.7", "0.11.8")
     )
     assert scores.bytes_of("compute_buffer") > 4 * flash.bytes_of("compute_buffer")
@@ -73,10 +78,10 @@ def test_flash_attention_by_default_goes_by_version_and_class() -> None:
 
 def test_files_of_gpt_oss_have_all_but_the_experts_in_16_bits() -> None:
     """Ollama 0.30 printed 61,223 MiB and 1,104 MiB of the host (ollama issue 16416); llama.cpp's files have Q8_0."""
-    memory = llmcalc.memory("gpt-oss-120b", hardware="h100", engine="ollama==0.30.0").result
+    memory = engine_memory("gpt-oss-120b", hardware="h100", engine="ollama==0.30.0")
     assert memory.bytes_of("model_buffer") / 2**20 == pytest.approx(61223 + 1104, rel=0.001)
-    tag = llmcalc.memory("gpt-oss:20b", hardware="m4-pro", engine="llama.cpp").result  # llama.cpp with Ollama's file
-    file = llmcalc.memory("gpt-oss-20b", hardware="m4-pro", engine="llama.cpp").result
+    tag = engine_memory("gpt-oss:20b", hardware="m4-pro", engine="llama.cpp")  # llama.cpp with Ollama's file
+    file = engine_memory("gpt-oss-20b", hardware="m4-pro", engine="llama.cpp")
     assert tag.bytes_of("model_buffer") / 2**30 == pytest.approx(12.83, abs=0.01)
     assert file.bytes_of("model_buffer") / 2**30 == pytest.approx(11.27, abs=0.01)
 
@@ -103,21 +108,21 @@ def test_what_does_not_fit_is_on_the_cpu_and_changes_bring_it_back() -> None:
     assert any("layers are on the CPU" in note for note in memory.notes)
     assert 0 < memory.host["share"] < 1
     context = next(row["flag"] for row in result.document["changes"] if row["flag"].startswith("--num-ctx"))
-    assert not any("on the CPU" in note for note in answer("qwen3-14b", num_ctx=int(context.split()[1])).result.notes)
-    assert any("on the CPU" in n for n in answer("qwen3-14b", num_ctx=int(context.split()[1]) + 512).result.notes)
+    assert not any("on the CPU" in note for note in server_memory("qwen3-14b", num_ctx=int(context.split()[1])).notes)
+    assert any("on the CPU" in n for n in server_memory("qwen3-14b", num_ctx=int(context.split()[1]) + 512).notes)
 
 
 def test_a_tag_of_a_model_that_sees_has_its_encoder_on_the_gpu() -> None:
     # ollama/ollama#11819, gemma3:12b with num_ctx 2048: projector.weights="795.9 MiB", which is of no other file
-    tag = answer("gemma3-12b", num_ctx=2048).result
-    text_alone = llmcalc.memory("gemma3-12b", hardware="rtx-3060", engine="llama.cpp", quantize="q4_k_m").result
+    tag = server_memory("gemma3-12b", num_ctx=2048)
+    text_alone = engine_memory("gemma3-12b", hardware="rtx-3060", engine="llama.cpp", quantize="q4_k_m")
     encoder_bytes = tag.bytes_of("model_buffer") - text_alone.bytes_of("model_buffer")
     assert encoder_bytes == pytest.approx(795.9 * 2**20, rel=0.02)
     # its compute buffer is llama-server's; versions before 0.30 run the encoder themselves
     assert not any("its compute buffer" in note for note in tag.notes)
-    earlier = answer("gemma3-12b", engine="ollama==0.15.5", num_ctx=2048).result
+    earlier = server_memory("gemma3-12b", engine="ollama==0.15.5", num_ctx=2048)
     assert any("its compute buffer is not modelled" in note for note in earlier.notes)
-    assert not any("the encoder of images" in note for note in answer("qwen3-14b", num_ctx=2048).result.notes)
+    assert not any("the encoder of images" in note for note in server_memory("qwen3-14b", num_ctx=2048).notes)
 
 
 def test_tags_of_gemma3n_have_the_text_model_alone_with_per_layer_embeddings_in_16_bits() -> None:
@@ -149,8 +154,8 @@ def test_a_processor_has_all_buffers_in_its_memory() -> None:
 
 
 def test_num_gpu_says_how_many_layers_are_on_the_gpu() -> None:
-    assert answer(num_gpu=0, num_ctx=4096).result.bytes_of("model_buffer", "CUDA0") == 0
-    assert answer(num_gpu=99, num_ctx=4096).result.bytes_of("kv_buffer", "CPU") == 0
+    assert server_memory(num_gpu=0, num_ctx=4096).bytes_of("model_buffer", "CUDA0") == 0
+    assert server_memory(num_gpu=99, num_ctx=4096).bytes_of("kv_buffer", "CPU") == 0
     assert not answer("llama3.1-70b", num_gpu=99, num_ctx=4096).ok
 
 

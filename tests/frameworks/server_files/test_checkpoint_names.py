@@ -11,6 +11,9 @@ from llmcalc.costs.quantization.schemes_by_name import scheme_named
 from llmcalc.errors import InputError
 from llmcalc.frameworks.server_files.read import servers_of_file
 from llmcalc.sources.presets import known_checkpoint
+from tests.samples import in_one_test
+
+pytestmark = pytest.mark.usefixtures("servers_without_changes")
 
 COMPOSE_WITH_ARGUMENTS = """
 services:
@@ -82,6 +85,7 @@ def test_the_name_of_a_quantized_checkpoint_states_preset_and_scheme(name: str, 
     assert scheme_named(known[1]) is not None
 
 
+@in_one_test
 @pytest.mark.parametrize("name", ["/models/unknown-8b-AWQ", "Qwen3-8B", "awq", "-fp8", "/models/Qwen3-8B-4bit"])
 def test_other_names_state_none(name: str) -> None:
     assert known_checkpoint(name) is None

@@ -15,6 +15,7 @@ from llmcalc.frameworks.launch.command_line import typed_launch
 from llmcalc.frameworks.server_files.accelerators import accelerator_of
 from llmcalc.frameworks.server_files.programs import server_start_of, version_of_image
 from llmcalc.frameworks.server_files.read import servers_of_file, servers_of_text
+from tests.engines import engine_memory, without_changes
 from tests.in_process import command
 from tests.samples import in_one_test
 
@@ -309,8 +310,9 @@ def test_other_engines_are_asked_by_name(name: str, engine: str) -> None:
 
 
 def test_experts_on_the_cpu_leave_the_weights_of_the_device() -> None:
-    answer = llmcalc.memory(launch=SERVING / "ktransformers.sh", hardware="h100").result
-    typed = llmcalc.memory("qwen3-235b-a22b", engine="sglang", hardware="h100", mem_fraction_static=0.9).result
+    with without_changes():
+        answer = llmcalc.memory(launch=SERVING / "ktransformers.sh", hardware="h100").result
+    typed = engine_memory("qwen3-235b-a22b", engine="sglang", hardware="h100", mem_fraction_static=0.9)
     # 94 layers, 32 of 128 experts of three matrices of 4,096 x 1,536 on the device, 2 bytes
     experts = 94 * (128 - 32) * 3 * 4096 * 1536 * 2
     assert typed.bytes_of("weights") - answer.bytes_of("weights") == experts
@@ -408,6 +410,7 @@ REFUSED = {
 }
 
 
+@in_one_test
 @pytest.mark.parametrize(("text", "message"), REFUSED.items())
 def test_wrong_files_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
@@ -446,6 +449,7 @@ def test_unknown_flags_may_be_allowed() -> None:
     assert server.flag_values == {"max_num_seqs": "4"}
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("text", "values"),
     [
@@ -541,6 +545,7 @@ def test_an_unknown_label_is_named() -> None:
     assert (server.hardware, server.gpu_name) == ("", "NVIDIA-NEW")
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("image", "version"),
     [

@@ -18,6 +18,7 @@ from llmcalc.frameworks.sglang.recurrent_states import slot_bytes_of
 from llmcalc.frameworks.sglang.speculation import speculation_of
 from llmcalc.frameworks.sglang.versions import sglang_record
 from llmcalc.sources.hardware import find_hardware
+from tests.engines import engine_memory
 from tests.samples import in_one_test
 
 GIB = 2**30
@@ -29,7 +30,7 @@ SHOWN = 81559 / 1024
 
 
 def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "0.5.20", **flags: Any) -> Any:
-    return llmcalc.memory(target, hardware=hardware, engine=f"sglang=={version}", **flags).result
+    return engine_memory(target, hardware=hardware, engine=f"sglang=={version}", **flags)
 
 
 @pytest.mark.parametrize(

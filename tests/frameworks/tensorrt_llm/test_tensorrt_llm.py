@@ -11,6 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from tests.engines import engine_memory
 
 functions: Any = llmcalc
 """The functions of the commands, whose answers are of several types."""
@@ -23,7 +24,7 @@ CAPACITIES: list[dict[str, Any]] = json.loads(
 
 
 def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "1.2", **flags: Any) -> Any:
-    return functions.memory(target, hardware=hardware, engine=f"tensorrt-llm=={version}", **flags).result
+    return engine_memory(target, hardware=hardware, engine=f"tensorrt-llm=={version}", **flags)
 
 
 @pytest.mark.parametrize(("target", "typical", "most"), [("qwen3-32b", 0, 0.015), ("llama3.1-8b", 0.002, 0.015)])
@@ -180,6 +181,5 @@ def test_a_draft_of_eagle_3_adds_its_weights_and_its_cache(tmp_path: Path) -> No
     added = drafting.bytes_of("weights") - plain.bytes_of("weights")
     assert 0 <= added - 424_689_664 * 2 <= 4 * 131072 * 128  # and a RoPE table
     assert drafting.block_count == -(-(GIB // (33 * 8 * 128 * 2 * 2)) // 32)  # of 32 layers and the draft's one
-    assert functions.memory(launch=tmp_path / "serve.sh", hardware="h100").result.bytes_of("weights") == (
-        drafting.bytes_of("weights")
-    )
+    of_file = functions.memory(launch=tmp_path / "serve.sh", hardware="h100").result
+    assert of_file.bytes_of("weights") == drafting.bytes_of("weights")

@@ -18,6 +18,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import torch_group_size
 from llmcalc.simulator.caching_allocator import CachingAllocator
 from tests.in_process import command
+from tests.samples import in_one_test
 
 RUNS: dict[str, tuple[str, Layout, int]] = {
     "torch, stages": ("torch", Layout(pp=2), 40),
@@ -91,6 +92,7 @@ def test_steps_of_few_layers_are_those_of_all(
     assert from_few == memory_of_ranks()
 
 
+@in_one_test
 @pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (2, 1), (16, 1), (2, 2), (4, 3)])
 def test_micro_batches_on_the_allocator_fill_the_schedule(stages: int, chunks: int) -> None:
     layout = Layout(pp=stages, vpp=chunks, schedule="interleaved" if chunks > 1 else "1f1b")

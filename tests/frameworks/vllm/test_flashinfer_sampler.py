@@ -8,12 +8,13 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from tests.engines import engine_memory
 
 VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 def answer(version: str, target: str = "gpt-oss-120b", **flags: Any) -> Any:
-    return llmcalc.memory(target, hardware="h100", engine=f"vllm=={version}", max_model_len=32_000, **flags).result
+    return engine_memory(target, hardware="h100", engine=f"vllm=={version}", max_model_len=32_000, **flags)
 
 
 def test_the_sampler_decides_whether_gpt_oss_starts() -> None:

@@ -14,6 +14,7 @@ from llmcalc.frameworks.vllm.fused_projections import layer_embedding_bytes
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
+from tests.samples import in_one_test
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 64,
@@ -31,6 +32,7 @@ ROWS = (
 )
 
 
+@in_one_test
 @pytest.mark.parametrize(("changes", "rows"), ROWS)
 def test_scaled_positions_make_a_table_longer(changes: dict[str, Any], rows: int) -> None:
     rank = EngineRank(llmcalc.load(LLAMA | changes))
@@ -38,6 +40,7 @@ def test_scaled_positions_make_a_table_longer(changes: dict[str, Any], rows: int
     assert rank.rope_table_elements(is_scaled=False) == 1000 * 16
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("target", "elements"),
     [

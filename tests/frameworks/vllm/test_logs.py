@@ -21,6 +21,7 @@ from llmcalc.frameworks.vllm.expert_exchange import expert_chunk_tokens, gatheri
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.preset import Preset
+from tests.samples import in_one_test
 
 TESTS = Path(__file__).parents[2]
 LOGS: list[dict[str, Any]] = json.loads((TESTS / "data/engines/vllm_logs.json").read_text())["rows"]
@@ -338,6 +339,7 @@ def share(rows: list[Compared], within: float) -> float:
     return sum(abs(row.error) <= within for row in rows) / len(rows)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("term", "most", "within", "least"),
     [
@@ -672,6 +674,7 @@ def test_replicas_without_expert_parallelism_gather_whatever_the_backend(flags: 
     assert gathering_ranks(flags, 8, (0, 31)) == ranks
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("version_numbers", "weight_kernels", "compute_capability", "tokens"),
     [

@@ -12,10 +12,11 @@ from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.vllm.model_runner import second_runner
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.sources.hardware import find_hardware
+from tests.engines import engine_memory
 
 
-def answer(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "vllm==0.19", **flags: Any) -> Any:
-    return llmcalc.memory(target, hardware=hardware, engine=engine, **flags)
+def server_memory(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "vllm==0.19", **flags: Any) -> Any:
+    return engine_memory(target, hardware=hardware, engine=engine, **flags)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def answer(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "v
 )
 def test_models_of_the_second_runner(version: str, target: str, copies: float, subtracts: bool) -> None:
     """A version moves models to the second runner by their classes, then all; its dummy run copies fewer logits."""
-    memory = answer(target, engine=f"vllm=={version}", max_num_seqs=1000, max_num_batched_tokens=1024).result
+    memory = server_memory(target, engine=f"vllm=={version}", max_num_seqs=1000, max_num_batched_tokens=1024)
     preset = llmcalc.load(target)
     logits = 1000 * preset.model.vocab_size * 4
     first_runner = copies == 3.5 and version != "0.33"
@@ -47,34 +48,34 @@ def test_models_of_the_second_runner(version: str, target: str, copies: float, s
 
 
 def test_the_second_runner_is_chosen_by_a_variable() -> None:
-    first = answer(engine="vllm==0.24", VLLM_USE_V2_MODEL_RUNNER=0).result
-    second = answer(engine="vllm==0.24").result
-    chosen = answer(engine="vllm==0.21", VLLM_USE_V2_MODEL_RUNNER=1).result
+    first = server_memory(engine="vllm==0.24", VLLM_USE_V2_MODEL_RUNNER=0)
+    second = server_memory(engine="vllm==0.24")
+    chosen = server_memory(engine="vllm==0.21", VLLM_USE_V2_MODEL_RUNNER=1)
     assert first.bytes_of("profile_run") > second.bytes_of("profile_run") == chosen.bytes_of("profile_run")
     with pytest.raises(InputError, match="VLLM_USE_V2_MODEL_RUNNER=1: the second model runner is modelled from"):
-        answer(engine="vllm==0.19", VLLM_USE_V2_MODEL_RUNNER=1)
+        server_memory(engine="vllm==0.19", VLLM_USE_V2_MODEL_RUNNER=1)
 
 
 def test_counts_for_penalties_are_taken_from_the_cache() -> None:
     """From 0.27 on the memory that is in use counts: 4 bytes a token of the vocabulary, and a bit, for each user."""
-    few, many = (answer(engine="vllm==0.30", max_num_seqs=users).result for users in (100, 200))
+    few, many = (server_memory(engine="vllm==0.30", max_num_seqs=users) for users in (100, 200))
     counts = 100 * (128_256 * 4 + 4 * 4008)
     assert many.bytes_of("non_torch") - few.bytes_of("non_torch") == counts
-    before = [answer(engine="vllm==0.26", max_num_seqs=users).result.bytes_of("non_torch") for users in (100, 200)]
+    before = [server_memory(engine="vllm==0.26", max_num_seqs=users).bytes_of("non_torch") for users in (100, 200)]
     assert before[0] == before[1]
 
 
 @pytest.mark.parametrize(("users", "blocks"), [(256, 652), (1024, 635)])
 def test_blocks_of_two_starts_on_one_machine(users: int, blocks: int) -> None:
     """A log of vLLM 0.29 (index:68936788784): all graphs and the counts for penalties are subtracted."""
-    memory = answer(
+    memory = server_memory(
         "qwen3.8-27b",
         "rtx-pro-6000",
         "vllm==0.29",
         max_num_seqs=users,
         max_model_len=8192,
         gpu_memory_utilization=0.9 * 94.97 * 2**30 / find_hardware("rtx-pro-6000").capacity_bytes,
-    ).result
+    )
     assert memory.block_count == blocks
     assert memory.can_start is (users < blocks)
 

@@ -13,12 +13,13 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.engines import rank
 from llmcalc.model import ModelSpec
 from llmcalc.sources import to_hf
+from tests.engines import engine_memory
 
 
 def answer(target: Any, version: str, **flags: Any) -> Any:
     """The memory of a model in a version of vLLM on an H200."""
     lengths = {"max_model_len": 8192}
-    return llmcalc.memory(target, hardware="h200", engine=f"vllm=={version}", **lengths, **flags).result
+    return engine_memory(target, hardware="h200", engine=f"vllm=={version}", **lengths, **flags)
 
 
 def block_of(target: Any, version: str, **flags: Any) -> int:

@@ -23,6 +23,7 @@ from llmcalc.frameworks.vllm.sparse_workspace import sparse_workspace
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
+from tests.engines import engine_memory
 from tests.in_process import command
 from tests.samples import in_one_test
 
@@ -31,6 +32,7 @@ GIB = 2**30
 TWO_BYTES = Fraction(2)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("version", "record", "has_note"),
     [("0.19.1", "0.19", False), ("v0.9.2", "0.9.2", False), ("0.9.1", "0.8", False), ("0.20.0", "0.20", False),
@@ -51,12 +53,14 @@ def test_ranks_divide_short_convolutions() -> None:
     assert [rank.stored_states()[0].bytes for rank in (whole, divided)] == [hidden * 2 * 2, hidden * 2 * 2 // 8]
 
 
+@in_one_test
 @pytest.mark.parametrize("text", ["vllm==", "vllm==x", "vllm==0.1", "vlm", "", "vllm==1.2.3.4.5.6.7"])
 def test_a_wrong_engine_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--engine"):
         engine_and_version(text)
 
 
+@in_one_test
 @pytest.mark.parametrize(
     ("hardware", "version", "sequences", "tokens"),
     [
@@ -122,8 +126,12 @@ def answer(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "v
     return llmcalc.memory(target, hardware=hardware, engine=engine, **flags)
 
 
+def server_memory(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "vllm==0.19", **flags: Any) -> Any:
+    return engine_memory(target, hardware=hardware, engine=engine, **flags)
+
+
 def test_terms_add_up() -> None:
-    memory = answer("gpt-oss-120b", engine="vllm==0.33").result
+    memory = server_memory("gpt-oss-120b", engine="vllm==0.33")
     taken = sum(memory.bytes_of(name) for name in ("weights", "profile_run", "non_torch", "cuda_graphs", "kv_cache"))
     assert taken == memory.bytes_of("budget")
     assert not memory.can_start
@@ -131,10 +139,10 @@ def test_terms_add_up() -> None:
 
 
 def test_graphs_are_outside_the_budget_before_0_20() -> None:
-    old, new = answer(gpu_memory_utilization=0.9).result, answer(engine="vllm==0.20", gpu_memory_utilization=0.9).result
+    old, new = server_memory(gpu_memory_utilization=0.9), server_memory(engine="vllm==0.20", gpu_memory_utilization=0.9)
     assert old.bytes_of("cuda_graphs") == new.bytes_of("cuda_graphs") > 0
     assert new.bytes_of("kv_cache") < old.bytes_of("kv_cache")
-    assert answer(enforce_eager=True).result.bytes_of("cuda_graphs") == 0
+    assert server_memory(enforce_eager=True).bytes_of("cuda_graphs") == 0
 
 
 def test_a_small_card_does_not_start_and_a_shorter_request_does() -> None:
@@ -172,18 +180,18 @@ def test_where_no_flag_alone_suffices_two_do_or_more_devices(target: str, engine
     ],
 )
 def test_chunks_of_prompts_bound_the_tokens_of_a_batch(version: str, flags: dict[str, Any], tokens: int) -> None:
-    assert answer(engine=f"vllm=={version}", **flags).result.assumed_flags["--max-num-batched-tokens"] == tokens
+    assert server_memory(engine=f"vllm=={version}", **flags).assumed_flags["--max-num-batched-tokens"] == tokens
 
 
 @pytest.mark.parametrize(("hardware", "mib"), [("h100", 32), ("rtx-3090", 8.125)])
 def test_an_eager_pass_keeps_three_hidden_vectors_and_cublas_its_workspace(hardware: str, mib: float) -> None:
     """V0's peak of 20,000 tokens in logs of two cards: residual, hidden states and their norm beside the network."""
-    result = answer(hardware=hardware, engine="vllm==0.6.4", max_model_len=20_000).result
+    result = server_memory(hardware=hardware, engine="vllm==0.6.4", max_model_len=20_000)
     assert result.bytes_of("profile_run") == 20_000 * 2 * (3 * 4096 + 3 * 14_336) + int(mib * 2**20)
 
 
 def test_more_concurrent_sequences_leave_less_cache() -> None:
-    tokens = [answer(max_num_seqs=number).result.kv_tokens for number in (64, 256, 1024)]
+    tokens = [server_memory(max_num_seqs=number).kv_tokens for number in (64, 256, 1024)]
     assert tokens == sorted(tokens, reverse=True)
 
 
@@ -238,16 +246,16 @@ def test_blocks_have_the_tokens_that_an_indexer_selects_together() -> None:
     One of DeepSeek-V3.2: "Forcing kv cache block size to 64 for FlashMLASparse backend".
     """
     server = {"hardware": "b300", "tensor_parallel_size": 2, "max_model_len": 8192, "quantize": "nvfp4"}
-    result = answer("minimax-m3", engine="vllm==0.23", **server).result
+    result = server_memory("minimax-m3", engine="vllm==0.23", **server)
     assert (result.assumed_flags["--block-size"], result.kv_tokens % 128) == (128, 0)
     sizes = {
-        hardware: answer(
+        hardware: server_memory(
             "deepseek-v3.2?num_hidden_layers=5", engine="vllm==0.13", hardware=hardware, tensor_parallel_size=8
-        ).result.assumed_flags
+        ).assumed_flags
         for hardware in ("h200", "mi300x")
     }
     assert {hardware: flags["--block-size"] for hardware, flags in sizes.items()} == {"h200": 64, "mi300x": 16}
-    assert answer("minimax-m3", engine="vllm==0.23", block_size=256, **server).result.kv_tokens % 256 == 0
+    assert server_memory("minimax-m3", engine="vllm==0.23", block_size=256, **server).kv_tokens % 256 == 0
 
 
 def test_keys_of_pooled_tokens_stand_in_the_blocks_of_latents() -> None:
@@ -258,9 +266,9 @@ def test_keys_of_pooled_tokens_stand_in_the_blocks_of_latents() -> None:
     """
     server = {"engine": "vllm==0.31.1", "max_num_seqs": 64, "max_model_len": 262144, "language_model_only": True}
     ranks = {"tensor_parallel_size": 8, "enable_expert_parallel": True, "enable_prefix_caching": False}
-    logged = answer("glm-5.3-flash", **server, **ranks, kv_cache_memory_bytes=int(28.73 * 2**30))
-    assert logged.result.kv_tokens == 2_618_281
-    weights = answer("glm-5.3-flash", hardware="b300", **server).result.bytes_of("weights")
+    logged = server_memory("glm-5.3-flash", **server, **ranks, kv_cache_memory_bytes=int(28.73 * 2**30))
+    assert logged.kv_tokens == 2_618_281
+    weights = server_memory("glm-5.3-flash", hardware="b300", **server).bytes_of("weights")
     assert weights == pytest.approx(319_706_118_392, rel=0.001)
 
 
@@ -272,8 +280,7 @@ def test_a_draft_that_reads_hidden_states_shares_the_targets_embedding(tmp_path:
     speculation = {"method": "eagle3", "model": str(path), "num_speculative_tokens": 3}
 
     def weights(tp: int, **flags: Any) -> int:
-        terms = answer(tensor_parallel_size=tp, **flags).document["terms"]
-        return next(term["bytes"] for term in terms if term["name"] == "weights")
+        return int(server_memory(tensor_parallel_size=tp, **flags).bytes_of("weights"))
 
     whole, divided = 3 * 4096**2 + 4 * 4096, 424_689_664 - 3 * 4096**2 - 4 * 4096
     for tp in (1, 2, 4):
@@ -335,7 +342,7 @@ def test_fit_finds_the_fewest_accelerators_for_the_users() -> None:
     best = fit.document["options"][0]
     assert (best["hardware"], best["devices"], best["flags"]) == ("h100-sxm", 4, {"--tensor-parallel-size": 4})
     assert best["max_concurrency"] >= 60
-    fewer = answer(engine="vllm", tensor_parallel_size=2, max_model_len=32768).result
+    fewer = server_memory(engine="vllm", tensor_parallel_size=2, max_model_len=32768)
     assert fewer.max_concurrency < 60
 
 
@@ -346,10 +353,10 @@ def test_versions_are_compared_in_columns() -> None:
 
 
 def test_the_longest_request_that_fits_is_chosen() -> None:
-    chosen = answer(hardware="rtx-4090", max_model_len="auto").result
+    chosen = server_memory(hardware="rtx-4090", max_model_len="auto")
     assert chosen.can_start
-    assert not answer(hardware="rtx-4090", max_model_len=chosen.max_model_len + 16).result.can_start
-    assert answer(max_model_len=-1).result.max_model_len == 131_072
+    assert not server_memory(hardware="rtx-4090", max_model_len=chosen.max_model_len + 16).can_start
+    assert server_memory(max_model_len=-1).max_model_len == 131_072
 
 
 @pytest.mark.parametrize(
@@ -370,7 +377,7 @@ def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], further_graphs: in
     """The pool of the first graph, or FlashAttention 3's sums of 32 parts, and 0.19 MiB a layer of each further one."""
     first_mib = max(130, 32 * largest_batch * 32 * 128 * 4 / 2**20)
     expected = (first_mib + further_graphs * 32 * 0.19) * 2**20
-    assert answer(**flags).result.bytes_of("cuda_graphs") == pytest.approx(expected, abs=2)
+    assert server_memory(**flags).bytes_of("cuda_graphs") == pytest.approx(expected, abs=2)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +387,7 @@ def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], further_graphs: in
 def test_values_of_the_compilation_config_are_checked(key: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"--compilation-config: {key}: .*; expected a"):
         answer(compilation_config={key: value})
-    assert answer(compilation_config={key: None}).result.bytes_of("cuda_graphs") > 0
+    assert server_memory(compilation_config={key: None}).bytes_of("cuda_graphs") > 0
 
 
 @pytest.mark.parametrize("flag", ["max_model_len", "max_num_seqs", "cudagraph_capture_sizes", "quantization"])
@@ -403,19 +410,19 @@ def test_a_truth_value_turns_off_no_number_word_and_table() -> None:
 
 
 def test_no_graphs_take_no_memory() -> None:
-    assert answer(compilation_config={"cudagraph_mode": "NONE"}).result.bytes_of("cuda_graphs") == 0
+    assert server_memory(compilation_config={"cudagraph_mode": "NONE"}).bytes_of("cuda_graphs") == 0
 
 
 def test_the_environment_decides_whether_graphs_are_subtracted() -> None:
     def tokens(**flags: Any) -> int:
-        return int(answer(engine="vllm==0.19", **flags).result.kv_tokens)
+        return int(server_memory(engine="vllm==0.19", **flags).kv_tokens)
 
     assert tokens(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1) < tokens()
 
 
 def test_the_first_engine_follows_its_last_record_until_it_is_gone() -> None:
-    chosen = answer(engine="vllm==0.9.2", VLLM_USE_V1="0", max_model_len=8192).result
-    earlier = answer(engine="vllm==0.7", max_model_len=8192).result
+    chosen = server_memory(engine="vllm==0.9.2", VLLM_USE_V1="0", max_model_len=8192)
+    earlier = server_memory(engine="vllm==0.7", max_model_len=8192)
     assert chosen.settings["max_num_batched_tokens"] == earlier.settings["max_num_batched_tokens"] == 8192
     assert chosen.bytes_of("profile_run") == earlier.bytes_of("profile_run")
     with pytest.raises(InputError, match=r"VLLM_USE_V1=0: vLLM 0\.11 and later have no first engine"):
@@ -423,8 +430,8 @@ def test_the_first_engine_follows_its_last_record_until_it_is_gone() -> None:
 
 
 def test_slots_of_adapters_are_weights() -> None:
-    plain = answer("qwen3-8b", tensor_parallel_size=2).result
-    slots = answer("qwen3-8b", tensor_parallel_size=2, enable_lora=True, max_loras=4, max_lora_rank=64).result
+    plain = server_memory("qwen3-8b", tensor_parallel_size=2)
+    slots = server_memory("qwen3-8b", tensor_parallel_size=2, enable_lora=True, max_loras=4, max_lora_rank=64)
     # inputs and outputs of 36 layers: query, key, value; output; gate and up; down. A rank has half of what is divided
     attention = (4096 + 2048) + 2 * (4096 + 512) + (2048 + 4096)
     network = 2 * (4096 + 6144) + (6144 + 4096)
@@ -437,8 +444,8 @@ def test_slots_of_adapters_are_weights() -> None:
 
 
 def test_experts_have_slots_of_adapters() -> None:
-    plain = answer("qwen3-30b-a3b", hardware="h200", engine="vllm==0.33").result
-    slots = answer("qwen3-30b-a3b", hardware="h200", engine="vllm==0.33", enable_lora=True).result
+    plain = server_memory("qwen3-30b-a3b", hardware="h200", engine="vllm==0.33")
+    slots = server_memory("qwen3-30b-a3b", hardware="h200", engine="vllm==0.33", enable_lora=True)
     experts = 128 * 3 * (2048 + 768)
     attention = (2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048)
     sides = 48 * (experts + attention + 2048 + 128) + 2 * (151_936 + 2048)
@@ -471,7 +478,7 @@ def test_adapters_that_are_not_modelled_are_refused(flags: dict[str, Any], messa
     ],
 )
 def test_a_cached_element_has_its_share_of_scales(word: str, sixteenths_of_a_byte: float) -> None:
-    memory = answer("qwen3-8b", engine="vllm==0.33", kv_cache_dtype=word).result
+    memory = server_memory("qwen3-8b", engine="vllm==0.33", kv_cache_dtype=word)
     block = round(36 * 8 * 128 * 2 * 16 * sixteenths_of_a_byte / 16)
     assert memory.block_count == memory.bytes_of("kv_cache") // block
 
@@ -490,15 +497,15 @@ def test_caches_with_scales_that_are_not_modelled_are_refused(flags: dict[str, A
 
 
 def test_encoders_without_inputs_are_not_loaded() -> None:
-    weights = answer("gemma3-27b").result.bytes_of("weights")
-    text = answer("gemma3-27b", limit_mm_per_prompt='{"image": 0, "video": 0}').result
-    assert text.bytes_of("weights") == answer("gemma3-27b", language_model_only=True).result.bytes_of("weights")
+    weights = server_memory("gemma3-27b").bytes_of("weights")
+    text = server_memory("gemma3-27b", limit_mm_per_prompt='{"image": 0, "video": 0}')
+    assert text.bytes_of("weights") == server_memory("gemma3-27b", language_model_only=True).bytes_of("weights")
     assert text.bytes_of("weights") < weights
-    assert answer("gemma3-27b", limit_mm_per_prompt="image=1").result.bytes_of("weights") == weights
+    assert server_memory("gemma3-27b", limit_mm_per_prompt="image=1").bytes_of("weights") == weights
 
 
 def test_windows_keep_all_tokens_without_the_hybrid_manager() -> None:
-    windowed, full = (answer("gemma3-27b", disable_hybrid_kv_cache_manager=off).result for off in (False, True))
+    windowed, full = (server_memory("gemma3-27b", disable_hybrid_kv_cache_manager=off) for off in (False, True))
     assert full.max_concurrency < windowed.max_concurrency
 
 
@@ -509,13 +516,13 @@ def test_configurations_that_are_not_modelled_are_refused(flags: dict[str, Any])
 
 
 def test_modules_that_draft_have_weights_and_a_layer_of_cache() -> None:
-    plain = answer("glm-4.5-air", hardware="b300", engine="vllm==0.33").result
-    drafting = answer(
+    plain = server_memory("glm-4.5-air", hardware="b300", engine="vllm==0.33")
+    drafting = server_memory(
         "glm-4.5-air",
         hardware="b300",
         engine="vllm==0.33",
         speculative_config={"method": "mtp", "num_speculative_tokens": 1},
-    ).result
+    )
     with_mtp = llmcalc.params("glm-4.5-air", with_mtp=True).total - llmcalc.params("glm-4.5-air").total
     rests_of_segments = drafting.bytes_of("weights") - plain.bytes_of("weights") - 2 * with_mtp
     assert 0 <= rests_of_segments <= 8 * 2**20
@@ -526,7 +533,7 @@ def test_modules_that_draft_have_weights_and_a_layer_of_cache() -> None:
 def test_modules_with_a_window_add_no_layer_to_the_caches_of_whole_requests() -> None:
     """Of MiMo-V2-Flash: nine full layers, and three modules with a window of 128 tokens."""
     plain, drafting = (
-        answer("mimo-v2-flash", hardware="b300", engine="vllm==0.33", tp=4, **flags).result
+        server_memory("mimo-v2-flash", hardware="b300", engine="vllm==0.33", tp=4, **flags)
         for flags in ({}, {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}})
     )
     full, windowed = (drafting.kv_tokens / drafting.bytes_of("kv_cache"), plain.kv_tokens / plain.bytes_of("kv_cache"))
@@ -535,7 +542,7 @@ def test_modules_with_a_window_add_no_layer_to_the_caches_of_whole_requests() ->
 
 def test_a_draft_model_has_weights_and_a_cache() -> None:
     def tokens_of(target: str, **flags: Any) -> Any:
-        return answer(target, hardware="b300", engine="vllm==0.19", **flags).result
+        return server_memory(target, hardware="b300", engine="vllm==0.19", **flags)
 
     plain, draft = tokens_of("llama3.1-70b"), tokens_of("llama3.2-1b")
     both = tokens_of("llama3.1-70b", speculative_config='{"model": "llama3.2-1b", "num_speculative_tokens": 4}')
@@ -554,8 +561,8 @@ MEDUSA = {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads":
 def test_heads_of_medusa_are_divided_and_their_blocks_are_whole(tp: int) -> None:
     """models/medusa.py: a residual block is a plain linear layer, a head is `ParallelLMHead`; there is no cache."""
     draft = {"method": "medusa", "model": llmcalc.load(MEDUSA), "num_speculative_tokens": 3}
-    alone = answer("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp).result
-    drafted = answer("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp, speculative_config=draft).result
+    alone = server_memory("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp)
+    drafted = server_memory("llama2-7b", engine="vllm==0.28", tensor_parallel_size=tp, speculative_config=draft)
     elements = 5 * (4096 * 4096 + 32_000 * 4096 // tp)
     assert 0 <= drafted.bytes_of("weights") - alone.bytes_of("weights") - 2 * elements <= 8 * 2**20  # rests of segments
     with pytest.raises(InputError, match=r"method eagle: .* is a draft of Medusa; expected the method medusa"):
@@ -563,19 +570,19 @@ def test_heads_of_medusa_are_divided_and_their_blocks_are_whole(tp: int) -> None
 
 
 def test_tokens_found_in_the_prompt_take_nothing() -> None:
-    found = answer(speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}).result
-    assert found.kv_tokens == answer().result.kv_tokens
+    found = server_memory(speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4})
+    assert found.kv_tokens == server_memory().kv_tokens
 
 
 def test_ranks_divide_the_tokens_of_copied_heads() -> None:
     chosen: dict[str, Any] = {"hardware": "h200", "engine": "vllm==0.19", "tensor_parallel_size": 8}
-    latents = answer("deepseek-v3", max_model_len=32768, **chosen).result
-    divided = answer("deepseek-v3", max_model_len=32768, decode_context_parallel_size=8, **chosen).result
+    latents = server_memory("deepseek-v3", max_model_len=32768, **chosen)
+    divided = server_memory("deepseek-v3", max_model_len=32768, decode_context_parallel_size=8, **chosen)
     assert (divided.block_count, divided.kv_tokens) == (latents.block_count, 8 * latents.kv_tokens)
     assert divided.max_concurrency == pytest.approx(8 * latents.max_concurrency)
     # four key heads on eight ranks: two ranks have the same head
-    heads = answer("qwen3-235b-a22b", decode_context_parallel_size=2, **chosen).result
-    assert heads.kv_tokens == 2 * answer("qwen3-235b-a22b", **chosen).result.kv_tokens
+    heads = server_memory("qwen3-235b-a22b", decode_context_parallel_size=2, **chosen)
+    assert heads.kv_tokens == 2 * server_memory("qwen3-235b-a22b", **chosen).kv_tokens
 
 
 @pytest.mark.parametrize(
@@ -650,7 +657,7 @@ def test_a_batch_holds_the_longest_video_where_images_see_all_of_themselves(
 
 
 def test_throughput_doubles_the_defaults_of_a_batch() -> None:
-    memory = answer(engine="vllm==0.33", performance_mode="throughput").result
+    memory = server_memory(engine="vllm==0.33", performance_mode="throughput")
     assert (memory.assumed_flags["--max-num-seqs"], memory.assumed_flags["--max-num-batched-tokens"]) == (2048, 16384)
 
 
@@ -658,7 +665,7 @@ def test_encoders_that_are_whole_on_each_rank() -> None:
     """`--mm-encoder-tp-mode data`: each of two ranks has the encoder of images as one device has it."""
 
     def weights(ranks: int, **flags: Any) -> int:
-        memory = answer("gemma3-27b", tensor_parallel_size=ranks, hardware="h200", **flags).result
+        memory = server_memory("gemma3-27b", tensor_parallel_size=ranks, hardware="h200", **flags)
         return int(memory.bytes_of("weights"))
 
     tower = weights(1) - weights(1, language_model_only=True)
@@ -708,7 +715,7 @@ def test_the_start_check_of_compressed_attention_counts_whole_tuples(version: st
 
     def memory_with(cache_bytes: int) -> Any:
         cached = {"kv_cache_memory_bytes": cache_bytes}
-        return answer("deepseek-v4-flash", hardware="h200", engine=f"vllm=={version}", **flags, **cached).result
+        return server_memory("deepseek-v4-flash", hardware="h200", engine=f"vllm=={version}", **flags, **cached)
 
     wide = memory_with(2**34)
     request_blocks = round(wide.block_count / wide.max_concurrency)
@@ -746,7 +753,7 @@ def test_the_word_of_scaled_latents_is_for_sparse_attention_alone() -> None:
 
     def tokens(target: str, hardware: str, word: str) -> int:
         flags = {"tensor_parallel_size": 8, "max_model_len": 32768, "kv_cache_dtype": word}
-        return answer(engine="vllm==0.33", target=target, hardware=hardware, **flags).document["kv_tokens"]
+        return int(server_memory(target, hardware, "vllm==0.33", **flags).kv_tokens)
 
     few_layers = "deepseek-v3.2?num_hidden_layers=5"
     for target, hardware in ((few_layers, "h200"), ("deepseek-v4-flash", "h200")):
@@ -779,8 +786,8 @@ def test_layers_of_stages_in_the_environment(engine: str, pp: str, variable: str
 
     def weights(stages: str) -> int:
         flags: dict[str, Any] = {pp: 2, variable: stages}
-        memory = llmcalc.memory("qwen3-30b-a3b", engine=engine, hardware="h200", **flags)
-        return memory.result.bytes_of("weights")
+        memory = engine_memory("qwen3-30b-a3b", engine=engine, hardware="h200", **flags)
+        return memory.bytes_of("weights")
 
     layer_bytes = weights("15,33") - weights("16,32")
     assert weights("16,32") - weights("24,24") == pytest.approx(8 * layer_bytes, rel=1e-5)  # and the last norm
@@ -831,7 +838,7 @@ def test_keys_of_an_indexer_have_eight_bits(
 
 def test_graphs_are_subtracted_and_the_default_share_grows_from_0_20_on() -> None:
     """Read in 0.20.0, whose message says 0.21: 0.92 of the memory, and graphs in the budget."""
-    old, new = answer(engine="vllm==0.19").result, answer(engine="vllm==0.20").result
+    old, new = server_memory(engine="vllm==0.19"), server_memory(engine="vllm==0.20")
     total = round(old.bytes_of("budget") / 0.9)
     assert new.bytes_of("budget") == pytest.approx(0.92 * total, abs=4)
     parts = ("weights", "profile_run", "non_torch", "cuda_graphs")
@@ -840,14 +847,14 @@ def test_graphs_are_subtracted_and_the_default_share_grows_from_0_20_on() -> Non
 
 @pytest.mark.parametrize(("version", "tokens"), [("0.20.0", "blocks"), ("0.20.2", "concurrency")])
 def test_what_is_printed_changes_with_0_20_1(version: str, tokens: str) -> None:
-    memory = answer("gemma3-27b", hardware="h200", engine=f"vllm=={version}", max_model_len=65_536).result
+    memory = server_memory("gemma3-27b", hardware="h200", engine=f"vllm=={version}", max_model_len=65_536)
     users = int(memory.max_concurrency * 65_536)
     assert (memory.kv_tokens == users) is (tokens == "concurrency")
 
 
 def test_outside_torch_a_dgx_spark_shares_its_memory_with_the_processor() -> None:
     spark, card = (
-        answer(hardware=name, engine="vllm==0.22", max_num_seqs=64).result for name in ("dgx-spark", "rtx-pro-6000")
+        server_memory(hardware=name, engine="vllm==0.22", max_num_seqs=64) for name in ("dgx-spark", "rtx-pro-6000")
     )
     assert spark.bytes_of("non_torch") == 2350 * 2**20 > card.bytes_of("non_torch")
 
@@ -866,7 +873,7 @@ def test_latent_attention_has_one_table_of_cosines() -> None:
 @pytest.mark.parametrize(("version", "is_noted"), [("0.23.0", False), ("0.24.0", True)])
 def test_a_class_that_was_removed_is_named(version: str, is_noted: bool) -> None:
     """Bamba's class is in vLLM up to 0.23.0 (model_executor/models/registry.py, `_PREVIOUSLY_SUPPORTED_MODELS`)."""
-    notes = llmcalc.memory("bamba-9b", engine=f"vllm=={version}", hardware="h100").result.notes
+    notes = engine_memory("bamba-9b", engine=f"vllm=={version}", hardware="h100").notes
     assert any("was the last version with a class for BambaForCausalLM" in note for note in notes) == is_noted
 
 
@@ -882,41 +889,37 @@ def test_a_class_that_was_removed_is_named(version: str, is_noted: bool) -> None
 )
 def test_a_class_that_a_version_does_not_have_is_named(model: str, engine: str, note: str) -> None:
     """The lists of models in releases of vLLM: model_executor/models/registry.py of 0.7.3, 0.8.0, 0.10.0, 0.10.1."""
-    notes = llmcalc.memory(model, engine=engine, hardware="h200").result.notes
+    notes = engine_memory(model, engine=engine, hardware="h200").notes
     assert [note in text for text in notes if "has no class for" in text] == ([True] if note else [])
-
-
-def answer_of(target: str, **options: Any) -> Any:
-    return llmcalc.memory(target, **options).result
 
 
 def test_embedding_models_have_no_logits_in_the_profile_run() -> None:
     """vLLM's profile run of `--runner pooling` ends with the pooler; such models have no full CUDA graphs."""
-    embedding = answer_of("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19")
-    generating = answer_of("qwen3-0.6b", hardware="b200", engine="vllm==0.19")
+    embedding = engine_memory("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19")
+    generating = engine_memory("qwen3-0.6b", hardware="b200", engine="vllm==0.19")
     logits = 1024 * 151_669 * 4
     assert embedding.bytes_of("profile_run") < logits < generating.bytes_of("profile_run")
     assert embedding.bytes_of("cuda_graphs") < generating.bytes_of("cuda_graphs")
     assert (
-        answer_of("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19", runner="pooling").terms
+        engine_memory("qwen3-embedding-0.6b", hardware="b200", engine="vllm==0.19", runner="pooling").terms
         == embedding.terms
     )
     scores = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
     for pooling_flags in ({"task": "embed"}, {"hf_overrides": scores}):
-        pooling = answer_of("qwen3-0.6b", hardware="b200", engine="vllm==0.19", **pooling_flags)
+        pooling = engine_memory("qwen3-0.6b", hardware="b200", engine="vllm==0.19", **pooling_flags)
         assert pooling.bytes_of("profile_run") == embedding.bytes_of("profile_run")
-    untied = [answer_of("qwen3-8b", hardware="b200", engine="vllm==0.19", **flags) for flags in ({}, {"task": "embed"})]
+    untied = [server_memory("qwen3-8b", hardware="b200", **flags) for flags in ({}, {"task": "embed"})]
     head_bytes = 151_936 * 4096 * 2 + 2**20  # 1,187 MiB in a segment of 1,188
     assert untied[0].bytes_of("weights") - untied[1].bytes_of("weights") == head_bytes  # vLLM drops the head
 
 
 def test_the_command_of_mimo_v2s_recipe_starts() -> None:
     """A rank of 4 has 192 rows of keys, 1.5 blocks; vLLM's class stores them anew (pull request 30836, on H200s)."""
-    answer = answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=4)
+    answer = engine_memory("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=4)
     assert answer.can_start
     assert 72 < answer.bytes_of("weights") / 2**30 < 73  # 309 billion numbers of a byte, divided by 4
     with pytest.raises(InputError, match=r"experts\.gate_proj: 64 rows are not a multiple"):
-        answer_of("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=32)  # its experts
+        engine_memory("mimo-v2-flash", hardware="h200", engine="vllm==0.33", tensor_parallel_size=32)  # its experts
 
 
 def test_the_command_of_qwen3_nexts_card_starts() -> None:
@@ -924,7 +927,7 @@ def test_the_command_of_qwen3_nexts_card_starts() -> None:
     config = {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}
     options = {"hardware": "h100", "engine": "vllm==0.11.0", "tensor_parallel_size": 4, "max_model_len": 262_144}
     plain, drafting = (
-        answer_of("qwen3-next-80b-a3b", **options, **flags) for flags in ({}, {"speculative_config": config})
+        engine_memory("qwen3-next-80b-a3b", **options, **flags) for flags in ({}, {"speculative_config": config})
     )
     assert drafting.can_start
     assert drafting.bytes_of("weights") - plain.bytes_of("weights") > 1_650_471_424 * 2 // 4
@@ -1012,7 +1015,7 @@ def test_added_stages_that_a_model_refuses_end_no_search() -> None:
 )
 def test_overrides_of_rotary_positions_change_the_length_and_the_table(engine: str, flags: dict[str, Any]) -> None:
     """Qwen3's card: YaRN with factor 4. The table has a row of cosines and sines for each position."""
-    plain, scaled = (answer_of("qwen3-0.6b", hardware="h100", engine=engine, **more) for more in ({}, flags))
+    plain, scaled = (engine_memory("qwen3-0.6b", hardware="h100", engine=engine, **more) for more in ({}, flags))
     assert (plain.settings["max_model_len"], scaled.settings["max_model_len"]) == (40_960, 131_072)
     added_rows = scaled.bytes_of("weights") - plain.bytes_of("weights")
     assert added_rows == (131_072 - 40_960) * 128 * 2
@@ -1027,22 +1030,22 @@ def test_overrides_of_rotary_positions_change_the_length_and_the_table(engine: s
 )  # fmt: skip
 def test_other_overrides_are_refused(override: dict[str, Any], refusal: str) -> None:
     with pytest.raises(InputError, match=refusal):
-        answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", hf_overrides=override)
+        engine_memory("qwen3-0.6b", hardware="h100", engine="vllm==0.33", hf_overrides=override)
 
 
 def test_the_config_of_a_gguf_files_model_may_be_named() -> None:
     """vllm-gguf-plugin's issue 101: `vllm serve …/Qwen3-8B-Q4_K_M.gguf --hf-config-path /models/Qwen/Qwen3-8B`."""
     flags = {"hardware": "l4", "engine": "vllm==0.18", "quantize": "q4_k_m", "max_model_len": 8192}
-    named = answer_of("qwen3-8b", **flags, hf_config_path="/models/Qwen/Qwen3-8B")
-    assert named.terms == answer_of("qwen3-8b", **flags).terms
+    named = engine_memory("qwen3-8b", **flags, hf_config_path="/models/Qwen/Qwen3-8B")
+    assert named.terms == engine_memory("qwen3-8b", **flags).terms
     with pytest.raises(InputError, match="--hf-config-path 'Qwen/Qwen3-14B': is not the model qwen3-8b"):
-        answer_of("qwen3-8b", **flags, hf_config_path="Qwen/Qwen3-14B")
+        engine_memory("qwen3-8b", **flags, hf_config_path="Qwen/Qwen3-14B")
 
 
 def test_ranges_of_sizes_that_are_compiled_change_no_memory() -> None:
     """The recipe of DeepSeek-V4 Flash states them (vllm/config/compilation.py, `compile_ranges_endpoints`)."""
     plain, ranges = (
-        answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.33", compilation_config=config).terms
+        engine_memory("qwen3-0.6b", hardware="h100", engine="vllm==0.33", compilation_config=config).terms
         for config in ({"mode": 3}, {"mode": 3, "compile_ranges_endpoints": [8192]})
     )
     assert plain == ranges
@@ -1051,7 +1054,7 @@ def test_ranges_of_sizes_that_are_compiled_change_no_memory() -> None:
 def test_bitsandbytes_quantizes_plain_weights_to_nf4() -> None:
     """The loader knows no other scheme (model_loader/bitsandbytes_loader.py, `quantize_4bit(…, quant_type="nf4")`)."""
     named, typed = (
-        answer_of("qwen3-0.6b", hardware="h100", engine="vllm==0.19", **flags).bytes_of("weights")
+        engine_memory("qwen3-0.6b", hardware="h100", engine="vllm==0.19", **flags).bytes_of("weights")
         for flags in ({"quantization": "bitsandbytes"}, {"quantize": "nf4"})
     )
     assert named == typed
@@ -1060,7 +1063,7 @@ def test_bitsandbytes_quantizes_plain_weights_to_nf4() -> None:
 def test_the_method_of_weights_that_are_published_in_8_bits_changes_nothing() -> None:
     """Of DeepSeek-R1-0528 the preset has the type of its numbers, and no table of a quantization."""
     named, published = (
-        answer_of("deepseek-r1-0528", hardware="b200", engine="vllm", tensor_parallel_size=8, **flags)
+        engine_memory("deepseek-r1-0528", hardware="b200", engine="vllm", tensor_parallel_size=8, **flags)
         for flags in ({"quantization": "fp8"}, {})
     )
     assert named.bytes_of("weights") == published.bytes_of("weights")
@@ -1069,7 +1072,7 @@ def test_the_method_of_weights_that_are_published_in_8_bits_changes_nothing() ->
 def test_the_method_of_deepseek_v4_is_that_of_its_checkpoint() -> None:
     """vLLM calls it `deepseek_v4_fp8`, as scripts of SemiAnalysis' InferenceX type it."""
     named, published = (
-        answer_of("deepseek-v4-flash", hardware="b200", engine="vllm", tensor_parallel_size=4, **flags)
+        engine_memory("deepseek-v4-flash", hardware="b200", engine="vllm", tensor_parallel_size=4, **flags)
         for flags in ({"quantization": "deepseek_v4_fp8"}, {})
     )
     assert named.bytes_of("weights") == published.bytes_of("weights")
@@ -1099,7 +1102,7 @@ def test_the_limit_of_requests_is_of_each_rank_and_of_all_where_sglang_divides_a
 def test_weights_that_vllm_converts_have_one_scale_of_a_matrix_and_no_rests_of_segments() -> None:
     """A log of vLLM 0.11.0 with `quantization=fp8` (index:22371651172) has 3.4244 GiB; scales of rows: 3.4261."""
     run = {"hardware": "l40s", "engine": "vllm==0.11.0", "max_num_batched_tokens": 8192}
-    granite = answer_of("granite-4.0-micro", quantization="fp8", **run)
+    granite = engine_memory("granite-4.0-micro", quantization="fp8", **run)
     assert granite.bytes_of("weights") / 2**30 == pytest.approx(3.4244, abs=3e-4)
     converted, stored, both = (
         llmcalc.memory("phi4", **run, **flags).document["terms"][1]
@@ -1110,7 +1113,7 @@ def test_weights_that_vllm_converts_have_one_scale_of_a_matrix_and_no_rests_of_s
     assert stored["bytes"] - converted["bytes"] == 120 * 2**20  # of 40 layers, each with rests of 0.5, 1, 1 and 0.5
     suggested = llmcalc.memory("phi4", **run).document["changes"]
     (change,) = (change for change in suggested if change["flag"] == "--quantization fp8")
-    assert change["kv_tokens"] == answer_of("phi4", quantization="fp8", **run).kv_tokens
+    assert change["kv_tokens"] == engine_memory("phi4", quantization="fp8", **run).kv_tokens
 
 
 @pytest.mark.parametrize(
@@ -1130,7 +1133,7 @@ def test_rests_of_segments_count_as_weights(
     target: str, hardware: str, version: str, flags: dict[str, Any], weights_gib: float
 ) -> None:
     """torch splits off a rest of a segment of more than 1 MiB (c10/cuda/CUDACachingAllocator.cpp, `should_split`)."""
-    memory = answer_of(target, hardware=hardware, engine=f"vllm=={version}", max_model_len=4096, **flags)
+    memory = engine_memory(target, hardware=hardware, engine=f"vllm=={version}", max_model_len=4096, **flags)
     assert memory.bytes_of("weights") / 2**30 == pytest.approx(weights_gib, rel=0.001)
 
 
@@ -1143,7 +1146,7 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
     wide: dict[str, Any] = {"dp": 16, "enable_expert_parallel": True, "max_model_len": 4096}
     flags = {**wide, "max_num_batched_tokens": 1024, "max_num_seqs": 256}
     plain, low, high = (
-        llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm==0.33.0", **flags, **backend).result
+        engine_memory("deepseek-v3", hardware="h200", engine="vllm==0.33.0", **flags, **backend)
         for backend in (
             {},
             {"all2all_backend": "deepep_low_latency"},
@@ -1171,31 +1174,31 @@ def test_buffers_of_deepep_and_copies_of_experts() -> None:
     with pytest.raises(InputError, match=f"backend mori_low_latency: its buffers are not modelled; {counted}"):
         llmcalc.memory("deepseek-v3", hardware="mi355x", engine="vllm", all2all_backend="MORI_low_latency", **wide)
     ignored = {"all2all_backend": "deepep_low_latency", "VLLM_MOE_DP_CHUNK_SIZE": 64}
-    notes = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm==0.33.0", **flags, **ignored).result.notes
+    notes = engine_memory("deepseek-v3", hardware="h200", engine="vllm==0.33.0", **flags, **ignored).notes
     assert any(note.startswith("VLLM_MOE_DP_CHUNK_SIZE: vLLM ignores it from 0.20 on") for note in notes)
     # vLLM pull request 33535 removed the variable after 0.15
     variable = {"VLLM_ALL2ALL_BACKEND": "deepep_low_latency"}
     newer, older_version = (
-        llmcalc.memory("deepseek-v3", hardware="h200", engine=f"vllm=={version}", **flags, **variable).result
+        engine_memory("deepseek-v3", hardware="h200", engine=f"vllm=={version}", **flags, **variable)
         for version in ("0.33.0", "0.15.0")
     )
     assert newer.bytes_of("non_torch") == plain.bytes_of("non_torch")
     assert any(note.startswith("VLLM_ALL2ALL_BACKEND: vLLM ignores it from 0.16 on") for note in newer.notes)
     assert older_version.bytes_of("non_torch") > newer.bytes_of("non_torch") + 2**30
     # one rank of attention exchanges no tokens, whatever the backend (`use_all2all_kernels`)
-    whole = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm", tp=8, enable_expert_parallel=True).result
-    same = llmcalc.memory(
+    whole = engine_memory("deepseek-v3", hardware="h200", engine="vllm", tp=8, enable_expert_parallel=True)
+    same = engine_memory(
         "deepseek-v3", hardware="h200", engine="vllm", tp=8, enable_expert_parallel=True, all2all_backend="nixl_ep"
-    ).result
+    )
     assert whole.kv_tokens == same.kv_tokens
-    balanced = llmcalc.memory(
+    balanced = engine_memory(
         "deepseek-v3",
         hardware="h200",
         engine="vllm==0.33.0",
         enable_eplb=True,
         eplb_config={"num_redundant_experts": "32", "window_size": "1000"},
         **flags,
-    ).result
+    )
     layer = 18 * 3 * 7168 * 2048  # 18 experts of 288 in 8 bits, and scales of blocks of 128 x 128 in 32
     added = 58 * layer // 9 + layer + 4 * 1000 * 58 * 288
     assert balanced.bytes_of("weights") - plain.bytes_of("weights") == pytest.approx(added, rel=1e-3)
@@ -1216,7 +1219,7 @@ def test_ranks_of_attention_divide_experts_without_expert_parallelism_too() -> N
     """
     words: dict[str, Any] = {"hardware": "h100", "engine": "vllm"}
     whole, divided, by_number, by_stages = (
-        llmcalc.memory("qwen3-30b-a3b", **words, **flags).result
+        engine_memory("qwen3-30b-a3b", **words, **flags)
         for flags in ({}, {"dp": 2}, {"dp": 2, "enable_expert_parallel": True}, {"dp": 2, "tp": 2, "pp": 2})
     )
     expert_bytes = 48 * 128 * 3 * 2048 * 768 * 2
@@ -1224,9 +1227,9 @@ def test_ranks_of_attention_divide_experts_without_expert_parallelism_too() -> N
     assert divided.bytes_of("weights") == by_number.bytes_of("weights")
     assert divided.layout is not None
     assert divided.layout.replica_devices == divided.devices == 2
-    halves = llmcalc.memory("qwen3-30b-a3b", **words, tp=2, pp=2).result
+    halves = engine_memory("qwen3-30b-a3b", **words, tp=2, pp=2)
     assert halves.bytes_of("weights") - by_stages.bytes_of("weights") == expert_bytes // 8
-    dense, dense_replicas = (llmcalc.memory("llama3.1-8b", **words, dp=dp).result for dp in (1, 2))
+    dense, dense_replicas = (engine_memory("llama3.1-8b", **words, dp=dp) for dp in (1, 2))
     assert dense.bytes_of("weights") == dense_replicas.bytes_of("weights")
     for model, tp, dp, reason in (
         (
