@@ -346,8 +346,8 @@ class ModelSpec(Part):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Returns a copy with changed fields, without the cached tree of nodes and program of operations."""
         copied_spec = super().model_copy(update=update, deep=deep)
-        copied_spec.__dict__.pop("recorded_tree", None)
-        copied_spec.__dict__.pop("shared_program", None)
+        for cached_name in ("recorded_tree", "shared_program", "routed_experts"):
+            copied_spec.__dict__.pop(cached_name, None)
         return copied_spec
 
     def with_dropout(self, probability: float | None) -> Self:
@@ -361,6 +361,16 @@ class ModelSpec(Part):
     def shared_program(self) -> Flow:
         """The model's recorded program of operations, cached for read-only use."""
         return self.program()
+
+    @cached_property
+    def routed_experts(self) -> int:
+        """The largest number of routed experts in a layer; 0 without experts."""
+        expert_counts = (
+            operation.options["experts"].size
+            for operation in self.shared_program.root.steps()
+            if operation.verb == "experts"
+        )
+        return max(expert_counts, default=0)
 
     def program(self, flow: Flow | None = None) -> Flow:
         """The program of the model: steps from tokens to output.

@@ -24,7 +24,7 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
-from ..parallel.rank_program import cached_rank_program, representative_stage, routed_experts
+from ..parallel.rank_program import cached_rank_program, representative_stage
 from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check_micro_batches
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
@@ -246,11 +246,6 @@ class PeakEstimate:
             for stack_scope in parent_scopes
         ]
         return [layer_kind for scopes in stack_layers if scopes for layer_kind in types_of_layers(scopes)]
-
-    @cached_property
-    def largest_expert_count(self) -> int:
-        """The largest number of routed experts in a layer; 0 without experts."""
-        return routed_experts(self.spec)
 
     def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
         """Uses the counted parameters and static bytes of another estimate of the same model."""
@@ -656,7 +651,7 @@ class PeakEstimate:
 
     def _layout_of_layers(self, layout: Layout, start_layer: int, end_layer: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""
-        layer_count, ep = self.layer_count, max(1, self.largest_expert_count // 2)
+        layer_count, ep = self.layer_count, max(1, self.spec.routed_experts // 2)
         stage_sizes: tuple[int, ...]
         if stage.has_embedding and stage.has_head:
             stage_sizes, rank = (end_layer,), 0

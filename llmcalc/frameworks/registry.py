@@ -89,11 +89,10 @@ def layout_of(layout_request: LayoutRequest, trained_spec: ModelSpec | None = No
     trained_spec: the model that the layout trains; None (default) for inference, or where no model is known.
     Raises `InputError` for options that contradict each other.
     """
-    from ..parallel.rank_program import routed_experts
 
     layout_rules = framework_of(layout_request).layout_rules
     layout_rules.check_zero_stage(layout_request)
-    trains_experts = trained_spec is not None and routed_experts(trained_spec) > 0
+    trains_experts = trained_spec is not None and trained_spec.routed_experts > 0
     return layout_rules.layout_of(layout_request, trains_experts=trains_experts)
 
 

@@ -22,7 +22,6 @@ from .rank_program import (
     divides_state_space_groups,
     model_axes,
     no_pipeline_reason,
-    routed_experts,
 )
 from .schedules import check_micro_batches
 
@@ -106,7 +105,7 @@ def search_layouts(
     """
     _check_request(layout_rules, layout_request)
     layer_count = spec.layer_count
-    expert_count, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
+    expert_count, pipeline_refusal = spec.routed_experts, no_pipeline_reason(spec)
     axes = model_axes(spec)
     if (
         not tries_variants

@@ -24,7 +24,6 @@ from .rank_program import (
     check_experts,
     check_stages,
     model_axes,
-    routed_experts,
 )
 
 GROUP_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
@@ -123,7 +122,7 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
 
 def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count: int) -> Iterator[tuple[float, Layout]]:
     """Yields layouts with group sizes near the requested sizes, each with the distance."""
-    expert_count = routed_experts(spec)
+    expert_count = spec.routed_experts
     axes = model_axes(spec)
     requested_sizes = {option_name: getattr(layout_request, option_name) or 1 for option_name in GROUP_SIZES}
     if layout_request.fsdp is not None:

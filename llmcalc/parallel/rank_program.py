@@ -595,19 +595,9 @@ MAX_STAGES = 1024
 """Number of stages that are kept."""
 
 
-def routed_experts(spec: ModelSpec) -> int:
-    """Returns the largest number of routed experts in a layer; 0 without experts."""
-    expert_counts = (
-        operation.options["experts"].size
-        for operation in spec.shared_program.root.steps()
-        if operation.verb == "experts"
-    )
-    return max(expert_counts, default=0)
-
-
 def check_experts(spec: ModelSpec, ep: int) -> None:
     """Raises `InputError` for ranks that divide the experts of a model without any. ep: ranks that divide them."""
-    if ep > 1 and not routed_experts(spec):
+    if ep > 1 and not spec.routed_experts:
         raise InputError(f"--ep {ep}: the model has no routed experts to divide; remove it")
 
 

@@ -669,9 +669,8 @@ def check_of_layouts(
 
     Layouts are completed by the framework's defaults for the options that the request leaves open.
     """
-    from ..parallel.rank_program import routed_experts
 
-    trains_experts = run_memory.settings.phase == "training" and routed_experts(run_memory.spec) > 0
+    trains_experts = run_memory.settings.phase == "training" and run_memory.spec.routed_experts > 0
     layout_rules = framework_record.layout_rules
 
     def check_layout(layout: Layout) -> None:

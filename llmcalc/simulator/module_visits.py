@@ -1,8 +1,9 @@
-"""Records the peaks of a pass module by module, and derives the peaks of a pass with one layer repeat less.
+"""Records the peaks of a pass module by module, and derives the peaks of a pass with one layer repeat less or more.
 
 A repeat between the first and the last adds the bytes that it saves to what comes after it in the forward pass and
 before it in the backward pass, and changes nothing else. So a run of four repeats also has the peaks of three, if two
-neighbouring repeats differ by these bytes alone.
+neighbouring repeats differ by these bytes alone. A run of three has those of four, if the first repeat too does in the
+backward pass what the second does: with kernels of Megatron-Core it does, with torch's it often leaves other tensors.
 """
 
 from __future__ import annotations
@@ -127,6 +128,19 @@ class PassVisits(NamedTuple):
         ]
         return PassVisits([*self.visits[:start_index], *later_visits], self.work_units - removed_work)
 
+    def layer_visit_count(self, start_index: int, visit_count: int) -> int:
+        """Returns the number of visits from index `start_index` to the last one in a layer, of `visit_count` visits."""
+        return max(i for i in range(1, visit_count + 1) if self.visits[start_index + i - 1].place.layer_index >= 0)
+
+    def with_visits_again(self, start_index: int, end_index: int) -> PassVisits:
+        """Returns the pass with the visits from index `start_index` to index `end_index` twice in a row."""
+        added_work = self.visits[end_index].work_units_before - self.visits[start_index].work_units_before
+        later_visits = [
+            visit._replace(work_units_before=visit.work_units_before + added_work)
+            for visit in self.visits[start_index:]
+        ]
+        return PassVisits([*self.visits[:end_index], *later_visits], self.work_units + added_work)
+
     def with_more_bytes(self, start_index: int, end_index: int, added_bytes: int) -> PassVisits:
         """Returns the pass with more bytes at the peaks of the visits from index `start_index` to index `end_index`."""
         module_visits = list(self.visits)
@@ -147,9 +161,7 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
         return None
     second_repeat_start, third_repeat_start, fourth_repeat_start = start_indices
     visit_count = fourth_repeat_start - third_repeat_start
-    layer_visit_count = max(
-        i for i in range(1, visit_count + 1) if forward_pass.visits[third_repeat_start + i - 1].place.layer_index >= 0
-    )
+    layer_visit_count = forward_pass.layer_visit_count(third_repeat_start, visit_count)
     saved_bytes = forward_pass.added_bytes(second_repeat_start, third_repeat_start, visit_count, layer_period)
     if third_repeat_start - second_repeat_start != visit_count or saved_bytes != forward_pass.added_bytes(
         third_repeat_start, fourth_repeat_start, layer_visit_count, layer_period
@@ -183,8 +195,48 @@ def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, 
     )
 
 
-class ShorterPasses(NamedTuple):
-    """The passes of a micro-batch with three repeats of layers. repeat_bytes: the bytes that a repeat saves."""
+def forward_with_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
+    """Derives a forward pass of four layer repeats from a pass of three, and the bytes that one repeat saves.
+
+    forward_pass: of three repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
+    None if the second repeat and the layers of the third do not do the same.
+    """
+    start_indices, layer_period = forward_pass.repeat_starts(layer_stack, (1, 2)), layer_stack.layer_period
+    if start_indices is None:
+        return None
+    second_repeat_start, third_repeat_start = start_indices
+    visit_count = third_repeat_start - second_repeat_start
+    layer_visit_count = forward_pass.layer_visit_count(second_repeat_start, visit_count)
+    saved_bytes = forward_pass.added_bytes(second_repeat_start, third_repeat_start, layer_visit_count, layer_period)
+    if saved_bytes is None:
+        return None
+    longer_pass = forward_pass.with_visits_again(second_repeat_start, third_repeat_start)
+    return longer_pass.with_more_bytes(third_repeat_start, len(longer_pass.visits), saved_bytes), saved_bytes
+
+
+def backward_with_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
+    """Derives a backward pass of four layer repeats from a pass of three.
+
+    backward_pass, layer_stack: as of `forward_with_repeat`. saved_bytes: the bytes that a repeat saves.
+    None if the second repeat and the layers of the first do not do the same, or free other bytes.
+    """
+    start_indices = backward_pass.repeat_starts(layer_stack, (1, 0))
+    if start_indices is None:
+        return None
+    second_repeat_start, first_repeat_start = start_indices
+    visit_count = first_repeat_start - second_repeat_start
+    layer_visit_count = backward_pass.layer_visit_count(second_repeat_start, visit_count)
+    if (
+        backward_pass.added_bytes(second_repeat_start, first_repeat_start, layer_visit_count, -layer_stack.layer_period)
+        != -saved_bytes
+    ):
+        return None
+    longer_pass = backward_pass.with_visits_again(second_repeat_start, first_repeat_start)
+    return longer_pass.with_more_bytes(0, first_repeat_start, saved_bytes)
+
+
+class DerivedPasses(NamedTuple):
+    """The passes of a micro-batch with another number of layer repeats. repeat_bytes: the bytes that a repeat saves."""
 
     forward: PassVisits
     backward: PassVisits
@@ -193,11 +245,23 @@ class ShorterPasses(NamedTuple):
 
 def passes_without_repeat(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
-) -> ShorterPasses | None:
+) -> DerivedPasses | None:
     """Derives the passes of three layer repeats from passes of four; None if the repeats differ."""
     shorter_forward = forward_without_repeat(forward_pass, layer_stack)
     if shorter_forward is None:
         return None
     forward_visits, repeat_bytes = shorter_forward
     backward_visits = backward_without_repeat(backward_pass, layer_stack, repeat_bytes)
-    return None if backward_visits is None else ShorterPasses(forward_visits, backward_visits, repeat_bytes)
+    return None if backward_visits is None else DerivedPasses(forward_visits, backward_visits, repeat_bytes)
+
+
+def passes_with_repeat(
+    forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
+) -> DerivedPasses | None:
+    """Derives the passes of four layer repeats from passes of three; None if the repeats differ."""
+    longer_forward = forward_with_repeat(forward_pass, layer_stack)
+    if longer_forward is None:
+        return None
+    forward_visits, repeat_bytes = longer_forward
+    backward_visits = backward_with_repeat(backward_pass, layer_stack, repeat_bytes)
+    return None if backward_visits is None else DerivedPasses(forward_visits, backward_visits, repeat_bytes)

@@ -20,7 +20,7 @@ from ..frameworks.engines.engine import Engine, EngineVersion
 from ..frameworks.engines.rank import MissingKernels, ReserveExceedsMemory, StageWithoutCache
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
-from ..parallel.rank_program import no_pipeline_reason, routed_experts
+from ..parallel.rank_program import no_pipeline_reason
 from ..sources.preset import Preset
 from ..timing.batching import Replica, RequestSizes
 from ..timing.device import Device
@@ -247,7 +247,7 @@ class ServeStudy:
 
     def _fitting_servers(self, rejection_counts: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every fitting layout, and counts the reasons against the other layouts."""
-        for sizes_to_try in self.sizes.candidates(routed_experts(self.preset.model)):
+        for sizes_to_try in self.sizes.candidates(self.preset.model.routed_experts):
             has_fitting_server = False
             for server in self._replicas_of_layouts(sizes_to_try, rejection_counts):
                 has_fitting_server = True

@@ -15,7 +15,6 @@ from ..algebra import Number
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout
-from ..parallel.rank_program import routed_experts
 from ..record import Record
 from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir
@@ -184,7 +183,7 @@ def expected_range(
     if phase != "training" and spec.encoder is not None and spec.decoder is not None:
         untested_reason = untested_reason or "an encoder beside the decoder"
     device_class = device.evidence_class(software_stack)
-    has_experts, is_loaded = bool(routed_experts(spec)), burst_seconds is not None
+    has_experts, is_loaded = bool(spec.routed_experts), burst_seconds is not None
     tested_class = next(
         (
             candidate_class

@@ -21,7 +21,6 @@ from llmcalc.model import ModelSpec
 from llmcalc.optional import ALL_PART_NAMES
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.messages import Message, rank_messages
-from llmcalc.parallel.rank_program import routed_experts
 from llmcalc.parallel.schedules import pipeline, timetable
 from llmcalc.sources.presets import load_preset
 from llmcalc.workload.workload import Workload
@@ -254,7 +253,7 @@ def test_every_part_is_counted_or_refused(layout: Layout, framework: str) -> Non
     counted, refused = 0, list[str]()
     for example in EXAMPLES.values():
         spec = around_a_model(example)
-        rank_layout = layout if routed_experts(spec) else replace(layout, ep=1)
+        rank_layout = layout if spec.routed_experts else replace(layout, ep=1)
         try:
             messages = communication(
                 spec, rank_layout, Workload(batch=2, seq=24), 4, framework, extra_parts=ALL_PART_NAMES

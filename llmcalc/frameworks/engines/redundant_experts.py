@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...errors import InputError
-from ...parallel.rank_program import routed_experts
 from .rank import EngineRank
 
 
@@ -16,7 +15,7 @@ def redundant_expert_bytes(engine_rank: EngineRank, copy_count: int, rank_count:
     """
     if not copy_count:
         return 0
-    expert_count = routed_experts(engine_rank.preset.model)
+    expert_count = engine_rank.preset.model.routed_experts
     if not expert_count:
         raise InputError(f"{flag_name}: the model has no experts; remove the flag")
     if (expert_count + copy_count) % rank_count:

@@ -9,7 +9,7 @@ from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
 from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
-from ...simulator.module_visits import PassVisits, VisitMeter, forward_without_repeat, passes_without_repeat
+from ...simulator.module_visits import PassVisits, VisitMeter, forward_with_repeat, passes_with_repeat
 from ...simulator.simulated_work import SIMULATED_WORK
 from ...simulator.tensor import Tensor
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
@@ -43,18 +43,22 @@ def measure_passes(
 ) -> list[MicroBatchBytes]:
     """Returns the measured bytes of a micro-batch on a stage. repeat_counts: as in `peak_estimate.MeasurePasses`.
 
-    The bytes of three repeats are those of four without one, if that follows from the four.
+    The bytes of four repeats are those of three with one more, if that follows from the three.
     """
-    stage_run = StageRun(memory_estimate, layout, pipeline_stage, repeat_counts[0])
-    first_pass = stage_run.run_passes(repeat_counts[0])
-    if list(repeat_counts) != [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]:
-        return [first_pass, *map(stage_run.run_passes, repeat_counts[1:])]
-    shorter_pass = stage_run.passes_without_repeat()
-    if shorter_pass is None:
-        if not stage_run.stage_layers.has_one_kind:  # a shorter run has parameters of its own
-            stage_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS)
-        shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
-    return [first_pass, shorter_pass]
+    short_run_counts, units_before = [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS], SIMULATED_WORK.units
+    first_repeats = SHORT_RUN_REPEATS if list(repeat_counts) == short_run_counts else repeat_counts[0]
+    stage_run = StageRun(memory_estimate, layout, pipeline_stage, first_repeats)
+    if list(repeat_counts) != short_run_counts:
+        return list(map(stage_run.run_passes, repeat_counts))
+    shorter_pass = stage_run.run_passes(SHORT_RUN_REPEATS)
+    derived_passes = stage_run.passes_with_repeat()
+    if derived_passes is not None:
+        return derived_passes
+    longer_run = StageRun(memory_estimate, layout, pipeline_stage, SHORT_RUN_REPEATS + 1)
+    if not stage_run.stage_layers.has_one_kind:  # a shorter run has parameters of its own
+        return [longer_run.run_passes(SHORT_RUN_REPEATS + 1), shorter_pass]
+    SIMULATED_WORK.subtract_work_since(units_before)
+    return list(map(longer_run.run_passes, short_run_counts))
 
 
 class StageRun:
@@ -117,31 +121,36 @@ class StageRun:
         )
         return pass_bytes
 
-    def passes_without_repeat(self) -> MicroBatchBytes | None:
-        """Derives the bytes of a micro-batch with three layer repeats from the last run, which has four.
+    def passes_with_repeat(self) -> list[MicroBatchBytes] | None:
+        """Derives the bytes of a micro-batch with four layer repeats from the last run, which has three.
 
-        The passes count as work as if they had run, so that a search ends at the same layout.
-        None if the repeats do not do the same, or the passes leave other bytes than were there before.
+        Returns them, and those of three. The passes count as work as if they had run, so that a search ends at the same
+        layout. None if the repeats do not do the same, or the passes leave other bytes than were there before.
         """
         if self._latest_passes is None or self.stage_layers.stack is None:
             return None
         saved_bytes, remaining_bytes, forward_visits, backward_visits = self._latest_passes
-        shorter_passes = passes_without_repeat(forward_visits, backward_visits, self.stage_layers.stack)
-        if shorter_passes is None:
+        longer_passes = passes_with_repeat(forward_visits, backward_visits, self.stage_layers.stack)
+        if longer_passes is None:
             return None
-        forward_visits, backward_visits, repeat_bytes = shorter_passes
-        work_units = forward_visits.work_units + backward_visits.work_units
-        if (
-            self._first_pass.visits and not self.stage_layers.has_one_kind
-        ):  # a shorter run of its own has fewer dispatchers
-            shorter_first_pass = forward_without_repeat(self._first_pass, self.stage_layers.stack)
-            if shorter_first_pass is None:
+        longer_forward, longer_backward, repeat_bytes = longer_passes
+        work_units = longer_forward.work_units + longer_backward.work_units
+        longer_remaining_bytes = remaining_bytes
+        if self._first_pass.visits:
+            longer_first_pass = forward_with_repeat(self._first_pass, self.stage_layers.stack)
+            if longer_first_pass is None:
                 return None
-            first_pass, dispatcher_bytes = shorter_first_pass
+            first_pass, dispatcher_bytes = longer_first_pass
             work_units += first_pass.work_units
-            remaining_bytes -= dispatcher_bytes
+            longer_remaining_bytes += dispatcher_bytes
+            if self.stage_layers.has_one_kind:  # one run has both numbers of repeats
+                work_units -= self._first_pass.work_units
+                remaining_bytes = longer_remaining_bytes
         SIMULATED_WORK.units += work_units
-        return _micro_batch_bytes(saved_bytes - repeat_bytes, forward_visits, backward_visits, remaining_bytes)
+        return [
+            _micro_batch_bytes(saved_bytes + repeat_bytes, longer_forward, longer_backward, longer_remaining_bytes),
+            _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes),
+        ]
 
 
 def _micro_batch_bytes(

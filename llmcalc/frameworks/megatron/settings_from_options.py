@@ -22,7 +22,7 @@ from ...model import ModelSpec
 from ...optional import MTP, TOWERS
 from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import version_date
-from ...parallel.rank_program import divides_state_space_groups, model_axes, routed_experts
+from ...parallel.rank_program import divides_state_space_groups, model_axes
 from ...units import dtype, short_dtype
 from ...workload.lora import PARALLEL_LIBRARIES
 from ...workload.setting import declarations_of, option
@@ -161,13 +161,13 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
             f"{TOWERS.option}: encoders of images and sound are not modelled with --framework megatron; expected no "
             f"{TOWERS.option}"
         )
-    expert_count = routed_experts(memory_estimate.spec)
+    expert_count = memory_estimate.spec.routed_experts
     if expert_count and expert_count % layout.ep:
         divisor_text = ", ".join(str(divisor) for divisor in range(1, expert_count + 1) if expert_count % divisor == 0)
         raise ImpossibleLayout(
             f"--ep {layout.ep}: does not divide {expert_count} experts; expected one of {divisor_text}"
         )
-    if not divides_state_space_groups(model_axes(memory_estimate.spec), layout):
+    if layout.tp > 1 and not divides_state_space_groups(model_axes(memory_estimate.spec), layout):
         raise InputError(
             f"--tp {layout.tp}: does not divide n_groups, which Megatron does not copy; expected a divisor of n_groups"
         )
@@ -227,7 +227,7 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) ->
         raise InputError("--lora-rank: not modelled with attention to selected tokens; expected a model without")
     if adapters.library == "megatron-bridge" and adapters.rank % layout.tp:
         raise ImpossibleLayout(f"--tp {layout.tp}: does not divide --lora-rank {adapters.rank}; expected a divisor")
-    expert_tp = layout.expert_tp if routed_experts(memory_estimate.spec) else 1
+    expert_tp = layout.expert_tp if memory_estimate.spec.routed_experts else 1
     adapts_experts = any(step.verb == "experts" and step.name in adapters.target_names for step in program_steps)
     if adapts_experts and expert_tp > 1:
         raise ImpossibleLayout(f"--etp {expert_tp}: not modelled with adapters of experts; expected --etp 1")

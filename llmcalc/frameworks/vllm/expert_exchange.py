@@ -14,7 +14,6 @@ from typing import Any
 
 from ...errors import InputError
 from ...model import ModelSpec
-from ...parallel.rank_program import routed_experts
 from ..engines.rank import EngineRank
 from ..engines.redundant_experts import redundant_expert_bytes
 
@@ -160,7 +159,7 @@ def backend_flags(
     if not flags.keys().isdisjoint(BACKEND_FIELDS):
         return {}
     library_flags: dict[str, Any] = {BACKEND_FIELDS[version_numbers < BACKEND_FLAG_FROM]: exchange_library}
-    most_tokens = most_low_latency_tokens(int(spec.hidden_size), routed_experts(spec) + redundant_experts(flags))
+    most_tokens = most_low_latency_tokens(int(spec.hidden_size), spec.routed_experts + redundant_experts(flags))
     sends_whole_steps = exchange_library == "deepep_low_latency" and version_numbers >= SENDS_WHOLE_STEPS_FROM
     if sends_whole_steps and step_tokens > most_tokens and "max_num_batched_tokens" not in flags:
         library_flags["max_num_batched_tokens"] = most_tokens
@@ -183,7 +182,7 @@ def exchange_buffer_bytes(
     backend, backend_flag = all2all_backend(flags, version_numbers)
     if backend in BACKENDS_WITHOUT_BUFFERS or dp == 1 or not flags.get("enable_expert_parallel"):
         return 0
-    expert_count = routed_experts(spec)
+    expert_count = spec.routed_experts
     if not expert_count:
         return 0
     expert_count += redundant_experts(flags)
@@ -233,7 +232,7 @@ def check_balancing(spec: ModelSpec, flags: Mapping[str, Any], rank_count: int) 
     vllm/config/parallel.py, `_validate_parallel_config`, and vllm/config/model.py, `_verify_with_expert_parallelism`.
     rank_count: ranks that divide the experts.
     """
-    if flags.get("enable_expert_parallel") and not routed_experts(spec):
+    if flags.get("enable_expert_parallel") and not spec.routed_experts:
         raise InputError(
             "--enable-expert-parallel: the model has no experts, and vLLM does not start with it; remove the flag"
         )
@@ -267,7 +266,7 @@ def balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], rank_coun
     if rank_experts is None:
         return 0
     layer_bytes = (engine_rank.weights_by_component.get("experts", 0) + copy_bytes) // rank_experts.layer_count
-    expert_count = routed_experts(engine_rank.preset.model) + copy_count
+    expert_count = engine_rank.preset.model.routed_experts + copy_count
     return (
         copy_bytes
         + layer_bytes

@@ -16,7 +16,6 @@ from ...components.mixers.mla import MLA
 from ...components.no_head import NoHead
 from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
-from ...parallel.rank_program import routed_experts
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
 from ..engines.rank import EngineRank, MissingKernels, architectures, key_head_counts, mixers
@@ -360,7 +359,7 @@ class VLLMSettings(EngineServer):
         stage_layers = self.stage_layers(reversed(range(self.pp - 1)))
         has_expert_parallelism = self.flags.get("enable_expert_parallel")
         expert_ranks = self.tp * self.dp
-        if not has_expert_parallelism and (self.dp == 1 or not routed_experts(self.preset.model)):
+        if not has_expert_parallelism and (self.dp == 1 or not self.preset.model.routed_experts):
             return Layout(tp=self.tp, pp=self.pp, pp_layout=stage_layers)
         ep, expert_tp = (expert_ranks, 1) if has_expert_parallelism else (1, expert_ranks)
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=ep, etp=expert_tp, pp_layout=stage_layers)
