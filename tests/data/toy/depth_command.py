@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ..reports.depth import report
-from .options import TargetArgument
+from .shared_options import TargetArgument
 from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
