@@ -40,11 +40,7 @@ MUTANTS = (
     Mutant(
         "ops/linear.py", "return self.top_k * self.expert_params()", "return self.num_experts * self.expert_params()"
     ),
-    Mutant(
-        "ops/attention.py",
-        'score_product_count = 3 if run_config.attention in ("flash", "sdpa") else 2',
-        "score_product_count = 2",
-    ),
+    Mutant("ops/attention.py", "product_widths += self.qk_dim", "product_widths += 0"),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.token_limit)", "tokens = self.token_limit"),
     # parts

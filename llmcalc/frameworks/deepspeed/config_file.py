@@ -130,33 +130,8 @@ def run_of_program(
 
 def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
-    field_values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
-    for section_key, config_value in reader.table(config, "zero_optimization").items():
-        setting_name, dotted_key = (
-            KEY_BY_OTHER_NAME.get(section_key, section_key),
-            f"zero_optimization.{section_key}"[:80],
-        )
-        if setting_name in ("offload_optimizer", "offload_param"):
-            device = config_value.get("device", "cpu") if isinstance(config_value, Mapping) else config_value
-            if device in (None, False):
-                field_values[setting_name] = "none"
-            else:
-                field_values[setting_name] = _convert_value(reader, dotted_key, field_types[setting_name], device)
-            field_values[f"{setting_name}_pin_memory"] = (
-                isinstance(config_value, Mapping) and config_value.get("pin_memory") is True
-            )
-        elif setting_name in field_types:
-            if config_value is not None and not (
-                config_value == AUTO and AUTO_TEXT not in str(field_types[setting_name])
-            ):
-                field_values[setting_name] = _convert_value(reader, dotted_key, field_types[setting_name], config_value)
-        elif setting_name in ZERO_KEYS_IGNORED:
-            reader.ignored_arguments.append(dotted_key)
-        elif setting_name not in MODELLED_ZERO_VALUES:
-            reader.refuse(dotted_key, "no key that is known")
-        elif config_value not in MODELLED_ZERO_VALUES[setting_name]:
-            reader.refuse(dotted_key, f"{short_repr(config_value)} is not modelled")
+    field_values = {"stage": 0} | _values_of_section(reader, reader.table(config, "zero_optimization"), field_types)
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
             name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
@@ -193,6 +168,28 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
         if getattr(settings, setting_name) == "nvme":
             reader.refuse(f"zero_optimization.{setting_name}", "offloading to NVMe is not modelled")
     return settings
+
+
+def _values_of_section(reader: LaunchReader, zero_table: Table, field_types: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings in the table `zero_optimization`. field_types: name of a setting → its type."""
+    values: dict[str, Any] = {}
+    for key, value in zero_table.items():
+        name, dotted_key = KEY_BY_OTHER_NAME.get(key, key), f"zero_optimization.{key}"[:80]
+        if name in ("offload_optimizer", "offload_param"):
+            device = value.get("device", "cpu") if isinstance(value, Mapping) else value
+            is_on_device = device in (None, False)
+            values[name] = "none" if is_on_device else _convert_value(reader, dotted_key, field_types[name], device)
+            values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
+        elif name in field_types:
+            if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
+                values[name] = _convert_value(reader, dotted_key, field_types[name], value)
+        elif name in ZERO_KEYS_IGNORED:
+            reader.ignored_arguments.append(dotted_key)
+        elif name not in MODELLED_ZERO_VALUES:
+            reader.refuse(dotted_key, "no key that is known")
+        elif value not in MODELLED_ZERO_VALUES[name]:
+            reader.refuse(dotted_key, f"{short_repr(value)} is not modelled")
+    return values
 
 
 def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, zero_stage: int | None) -> None:

@@ -169,26 +169,34 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader.refuse(
                 "quantization_bit", f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
             )
-        if training_stage == "rm":
-            run_settings |= pair_settings(reader, "reward", run_settings, computes_logits=True)
-            reader.notes.append("the head of rewards is left out, one row of the output head's width")
-        elif training_stage == "dpo":
-            loss_name = str(reader.value(config, "pref_loss", "sigmoid"))
-            run_settings |= pair_settings(reader, loss_name, run_settings, _reference_model(config))
-            if loss_name not in LOSSES_WITHOUT_REFERENCE:
-                has_reference_model = isinstance(reader.frozen_model, FrozenModel)
-                reader.frozen_model = (
-                    replace(_reference_model(config), loss=POLICY_LOGITS_LOSS)
-                    if has_reference_model
-                    else POLICY_LOGITS_LOSS
-                )
-        elif training_stage == "kto":
-            run_settings |= kto_settings(reader, run_settings, _reference_model(config))
+        run_settings |= _preference_settings(reader, config, training_stage, run_settings)
         if config.get("use_eaft_loss"):
             reader.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
         run_settings |= _number_formats(reader, config, finetuning_type)
         run_settings |= _optimizer_settings(reader, config, run_settings, source_file.world_size)
         return trainer_launch(reader, config, run_settings, shipped_tables=DEEPSPEED_CONFIGS)
+
+
+def _preference_settings(
+    reader: LaunchReader, config: Table, training_stage: str, run_settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the settings of a stage that trains on preferences, and records its reference model; none of others."""
+    if training_stage == "rm":
+        preference_settings = pair_settings(reader, "reward", run_settings, computes_logits=True)
+        reader.notes.append("the head of rewards is left out, one row of the output head's width")
+        return preference_settings
+    if training_stage == "kto":
+        return kto_settings(reader, run_settings, _reference_model(config))
+    if training_stage != "dpo":
+        return {}
+    loss_name = str(reader.value(config, "pref_loss", "sigmoid"))
+    preference_settings = pair_settings(reader, loss_name, run_settings, _reference_model(config))
+    if loss_name not in LOSSES_WITHOUT_REFERENCE:
+        has_reference_model = isinstance(reader.frozen_model, FrozenModel)
+        reader.frozen_model = (
+            replace(_reference_model(config), loss=POLICY_LOGITS_LOSS) if has_reference_model else POLICY_LOGITS_LOSS
+        )
+    return preference_settings
 
 
 POLICY_LOGITS_LOSS = SecondLoss("llamafactory/train/dpo/trainer.py, get_batch_loss_metrics", 4, "logits of the policy")
