@@ -37,6 +37,8 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
     recompute, flops_sum = run_config.execution.recompute, 0
     if run_config.phase != "training" or recompute == NO_RECOMPUTATION:
         return flops_sum
+    if recompute.modules:
+        raise InputError("--recompute: the FLOPs of Megatron-Core's modules are not counted; expected nodes:A,B")
     if recompute.alternate:
         raise InputError(
             "--recompute: the FLOPs of every other product are not counted; expected attention+matmuls or full"

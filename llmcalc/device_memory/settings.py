@@ -268,8 +268,9 @@ class Settings:
     recompute: Annotated[
         str | None,
         Setting(
-            f"What is recomputed. One of {', '.join(RECOMPUTE_MODES)}, every:N (every N-th layer) or nodes:A,B "
-            "(modules of a layer). selective is what the --framework calls so, else attention.",
+            f"What is recomputed. One of {', '.join(RECOMPUTE_MODES)}, every:N (every N-th layer), nodes:A,B "
+            "(modules of a layer) or modules:A,B (Megatron's). selective is what the --framework calls so, else "
+            "attention.",
             "Training",
             "none; full with --base",
             TRAINING_PHASES,

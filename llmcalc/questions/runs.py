@@ -79,7 +79,12 @@ class RunQuestion(RunOptions):
     default_context: Callable[[int], int] | None = None
 
     def with_framework(self, framework_record: Framework) -> RunQuestion:
-        """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
+        """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes.
+
+        Raises `InputError` for modules of Megatron-Core under another framework.
+        """
+        if framework_record.recomputed_modules is None:
+            _refuse_megatron_modules(self.settings)
         if self.settings.recompute != SELECTIVE_MODE:
             return self
         return replace(self, settings=self.settings.with_changes(recompute=framework_record.selective_recompute))
@@ -116,6 +121,8 @@ class RunQuestion(RunOptions):
 
         layout, refusal_error, has_planned_run = self.layout, None, False
         first_framework, *other_frameworks = frameworks_for_plans(layout, self.hardware)
+        if self.settings.recompute_choice().modules:  # which Megatron alone has
+            other_frameworks = []
         yields_every_framework = self.settings.lora_rank is not None and bool(other_frameworks)
         if yields_every_framework:
             other_frameworks = [*map(framework, ADAPTER_PLAN_ZERO_STAGES), other_frameworks[0]]
@@ -582,6 +589,15 @@ def check_loss(settings: Settings, framework_record: Framework) -> None:
         )
 
 
+def _refuse_megatron_modules(settings: Settings) -> None:
+    """Raises `InputError` for `--recompute` with names of Megatron-Core's modules."""
+    if settings.recompute_choice().modules:
+        raise InputError(
+            f"--recompute {settings.recompute}: these are modules of Megatron-Core; expected --framework megatron, or "
+            "nodes:A,B"
+        )
+
+
 def check_framework(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for a loss or a precision whose memory is not modelled under a framework."""
     check_loss(settings, framework_record)
@@ -712,6 +728,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
     if launched_run is None and not layout.has_options:
         if run_question.settings.recompute == SELECTIVE_MODE:  # without a framework
             run_question = replace(run_question, settings=run_question.settings.with_changes(recompute="attention"))
+        _refuse_megatron_modules(run_question.settings)
         settings = run_question.settings  # the page has no frameworks at first
         if settings.precision in PRODUCT_FORMAT_BY_PRECISION or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of

@@ -322,6 +322,7 @@ def _training_notes(flop_count: FlopCount) -> list[str]:
 def _execution_data(execution: Execution) -> dict[str, Any]:
     """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
     execution_entry = asdict(execution)
+    del execution_entry["recompute"]["modules"]  # of Megatron-Core, whose FLOPs are not counted
     execution_entry["recompute"] = {
         "kept" if name == "saved_operations" else name: value for name, value in execution_entry["recompute"].items()
     }

@@ -99,7 +99,7 @@ class TimeSettings:
     calls_torch_attention: whether the program of a launch file calls torch's attention, which its settings name
         `flash`.
     loss: the value of `--cross-entropy` of a run that states none; None (default) for the stack's own.
-    recomputed_modules: modules that a launch file runs again by themselves, of `RECOMPUTED_MODULES`; default none.
+    recomputed_modules: modules that a launch file runs again by themselves, of `MEGATRON_MODULES`; default none.
     recomputed_layers: share of the layers that it runs again as a whole; default none.
     factors: of a calibration; default none.
     """
@@ -247,7 +247,7 @@ class TrainingTimes:
             recomputed_share=self.settings.recomputed_layers if is_stated_by_file else recomputed_share(self.recompute),
             recomputes_attention=self.recompute.core,
             recomputed_nodes=self.recompute.nodes,
-            recomputed_modules=self.settings.recomputed_modules if is_stated_by_file else frozenset(),
+            recomputed_modules=self.settings.recomputed_modules if is_stated_by_file else self.recompute.modules,
             stops_early=self._stops_early,
             include=included_parts,
             adapters=self.adapters,

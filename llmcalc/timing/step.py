@@ -35,7 +35,7 @@ WEIGHT_BYTES = 2.0
 FP32_BYTES = 4.0
 """Bytes per gradient in messages where the weights are in 32 bits."""
 
-RECOMPUTED_MODULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+PATHS_BY_MODULE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "core_attn": ((), ()),
     "layernorm": (PRE_NORMS, PRE_NORMS),
     "mla_up_proj": (("self_attn.q_b_proj", "self_attn.kv_b_proj"),) * 2,
@@ -67,7 +67,7 @@ class StepPlan:
     recomputed_share: share of the layers whose forward pass runs again; 0 by default.
     recomputes_attention: whether attention's forward pass runs again.
     recomputed_nodes: paths of modules below a layer whose forward pass runs again.
-    recomputed_modules: Megatron-Core's names of such modules (`RECOMPUTED_MODULES`), which no layer needs to have.
+    recomputed_modules: Megatron-Core's names of such modules (`PATHS_BY_MODULE`), which no layer needs to have.
     stops_early: whether a layer that runs again stops at the last tensor that its backward pass needs.
     zero: ZeRO stage.
     replicas: groups of data-parallel ranks, each with all shards.
@@ -146,7 +146,7 @@ class StepPlan:
             return True
         node_paths = set(self.recomputed_nodes)
         for module_name in self.recomputed_modules:
-            node_paths.update(RECOMPUTED_MODULES[module_name][timed_pass.has_experts(work.layer_kind_index)])
+            node_paths.update(PATHS_BY_MODULE[module_name][timed_pass.has_experts(work.layer_kind_index)])
         return any(f".{node_path}." in f".{work.path}." for node_path in node_paths)
 
     def repeated_modules(self, timed_pass: TimedPass) -> TimedPass:

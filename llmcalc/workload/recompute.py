@@ -32,6 +32,7 @@ class Recompute:
     alternate: of these, those of which a layer saves every other result, beginning with the first; none by default.
     nodes: paths of modules below a layer (`self_attn`, `mlp.shared_expert`), each of which runs again by itself; none
         by default.
+    modules: the same by Megatron-Core's names, of `MEGATRON_MODULES`; none by default.
     """
 
     layers: bool = False
@@ -42,6 +43,7 @@ class Recompute:
     alternate: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
     spares: bool = False
+    modules: frozenset[str] = frozenset()
 
     def includes_layer(self, layer_index: int) -> bool:
         """Whether a whole layer, given by its index, is recomputed in the backward pass."""
@@ -87,15 +89,19 @@ selective-op: every layer, but for attention as one kernel, sums of which a rank
 product without a bias (torchtitan, distributed/activation_checkpoint.py, `_apply_op_sac`).
 """
 
+MEGATRON_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""Megatron-Core's `--recompute-modules` whose memory and time are counted."""
+
 EXPECTED_VALUES = (
-    f"{', '.join(RECOMPUTE_MODES)}, every:N (every N-th layer) or nodes:A,B (modules of every layer, such as self_attn)"
+    f"{', '.join(RECOMPUTE_MODES)}, every:N (every N-th layer), nodes:A,B (modules of every layer, such as self_attn) "
+    "or modules:A,B (Megatron-Core's, such as moe_act)"
 )
 
 
 def recompute_of(option_text: str) -> Recompute:
-    """Parses a value of `--recompute`: a name in `RECOMPUTE_MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`.
+    """Parses a value of `--recompute`: a name in `RECOMPUTE_MODES`, `every:N`, `nodes:A,B` or `modules:A,B`.
 
-    Launch files have `but-every:N` too: all layers but every N-th.
+    Launch files have `but-every:N` too: all layers but every N-th. Raises `InputError` for any other text.
     """
     granularity, _, interval_text = option_text.partition(":")
     if option_text in RECOMPUTE_MODES or option_text in TRAINER_MODES:
@@ -117,6 +123,14 @@ def recompute_of(option_text: str) -> Recompute:
                     f"--recompute {option_text}: {node_path} is inside {outer_path}; expected one of the two"
                 )
         return Recompute(nodes=node_names)
+    if granularity == "modules":
+        unknown_names = [name for name in interval_text.split(",") if name not in MEGATRON_MODULES]
+        if unknown_names:
+            raise InputError(
+                f"--recompute {option_text}: {unknown_names[0] or 'an empty name'} is not known; expected some of "
+                f"{', '.join(MEGATRON_MODULES)}"
+            )
+        return Recompute(modules=frozenset(interval_text.split(",")))
     raise InputError(f"--recompute {option_text}: not known; expected {EXPECTED_VALUES}")
 
 

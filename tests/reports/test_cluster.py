@@ -133,7 +133,7 @@ def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
         (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--tp", "3"), "expected one of 1, 2, 4, 8"),
         (
             ("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--recompute", "every:2"),
-            "expected none, selective or full",
+            "expected one of none, full, attention or modules:A,B",
         ),
         (
             ("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--kv-dtype", "fp8"),

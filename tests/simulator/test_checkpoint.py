@@ -109,6 +109,7 @@ def test_an_option_says_what_runs_again() -> None:
     assert recompute_of("every:3") == Recompute(layers=True, every=3)
     assert recompute_of("but-every:3") == Recompute(layers=True, every=3, spares=True)
     assert recompute_of("nodes:self_attn,mlp") == Recompute(nodes=frozenset({"self_attn", "mlp"}))
+    assert recompute_of("modules:moe,layernorm") == Recompute(modules=frozenset({"moe", "layernorm"}))
 
 
 @in_one_test
@@ -120,6 +121,12 @@ def test_an_unknown_option_is_refused(text: str) -> None:
     with pytest.raises(
         InputError, match=r"^--recompute .*: not known; expected none, full, full-reentrant, selective, attention, "
     ):
+        recompute_of(text)
+
+
+@pytest.mark.parametrize(("text", "unknown"), [("modules:attn", "attn"), ("modules:moe,", "an empty name")])
+def test_an_unknown_module_of_megatron_is_refused(text: str, unknown: str) -> None:
+    with pytest.raises(InputError, match=rf"{unknown} is not known; expected some of core_attn, layernorm, "):
         recompute_of(text)
 
 

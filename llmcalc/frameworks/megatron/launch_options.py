@@ -9,7 +9,7 @@ from ...errors import InputError
 from ...workload.setting import option
 from ..launch.launch_types import Launch, Table
 from .launch_file import MEASUREMENT_ARGUMENTS_KEY
-from .settings_from_options import FP8_ARGUMENTS, loss_arguments
+from .settings_from_options import FP8_ARGUMENTS, loss_arguments, recompute_arguments_of
 
 MEGATRON_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "dist_muon"}
 """Value of `--optimizer` → Megatron-LM's name."""
@@ -33,18 +33,7 @@ ARGUMENT_BY_OPTION = {
 def _recompute_arguments(option_value: Any) -> dict[str, Any]:
     """Returns Megatron-LM's arguments for a value of `--recompute`, with None for removed arguments."""
     removed_arguments: dict[str, Any] = {**dict.fromkeys(RECOMPUTE_ARGUMENTS), "recompute_activations": None}
-    if option_value == "none":
-        return removed_arguments
-    if option_value == "full":
-        return {
-            **removed_arguments,
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
-    if option_value in ("selective", "attention"):
-        return {**removed_arguments, "recompute_granularity": "selective"}
-    raise InputError(f"--recompute {option_value}: beside a file of Megatron-LM expected none, selective or full")
+    return removed_arguments | recompute_arguments_of("attention" if option_value == "selective" else option_value)
 
 
 def _optimizer_arguments(optimizer: Any) -> dict[str, Any]:

@@ -144,7 +144,10 @@ def _depends_on_previous_pass(settings: MegatronSettings) -> bool:
 
     Dispatchers keep tensors of the pass before (`keep_in_dispatcher`).
     """
-    return settings.recompute_mode == "full" and settings.num_experts is not None
+    recomputes_experts = (
+        settings.recompute_mode == "full" or settings.moe_layer_recompute or "moe" in settings.recomputed_modules
+    )
+    return settings.num_experts is not None and recomputes_experts
 
 
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:

@@ -25,6 +25,7 @@ from ...parallel.layout_request import version_date
 from ...parallel.rank_program import divides_state_space_groups, model_axes
 from ...units import dtype, short_dtype
 from ...workload.lora import PARALLEL_LIBRARIES
+from ...workload.recompute import recompute_of
 from ...workload.setting import declarations_of, option
 from ..framework import RunOnRanks
 from .named_arguments import NamedModelArguments
@@ -39,6 +40,19 @@ ARGUMENTS_BY_RECOMPUTE_MODE: dict[str, dict[str, Any]] = {
     "attention": {"recompute_granularity": "selective", "recompute_modules": ("core_attn",)},
 }
 """`--recompute` → Megatron's arguments."""
+
+
+def recompute_arguments_of(recompute_value: str) -> dict[str, Any]:
+    """Returns Megatron's arguments for a value of `--recompute`. Raises `InputError` for a value that it has not."""
+    modules = recompute_of(recompute_value).modules
+    if modules:
+        return {"recompute_granularity": "selective", "recompute_modules": tuple(sorted(modules))}
+    if recompute_value not in ARGUMENTS_BY_RECOMPUTE_MODE:
+        raise InputError(
+            f"--recompute {recompute_value}: not Megatron's; expected one of {', '.join(ARGUMENTS_BY_RECOMPUTE_MODE)} "
+            "or modules:A,B"
+        )
+    return ARGUMENTS_BY_RECOMPUTE_MODE[recompute_value]
 
 
 FP8_ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -72,11 +86,7 @@ def megatron_settings_of(
     """
     spec, memory_use, options = memory_estimate.spec, memory_estimate.states, memory_estimate.settings
     _check_options(memory_estimate, layout)
-    recompute_value = options.recompute or "none"
-    if recompute_value not in ARGUMENTS_BY_RECOMPUTE_MODE:
-        raise InputError(
-            f"--recompute {recompute_value}: not Megatron's; expected one of {', '.join(ARGUMENTS_BY_RECOMPUTE_MODE)}"
-        )
+    recompute_arguments = recompute_arguments_of(options.recompute or "none")
     batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
     arguments: dict[str, Any] = {
         "kind": "gpt",
@@ -95,7 +105,7 @@ def megatron_settings_of(
         "tokenizer_type": "NullTokenizer",
         "vocab_size": spec.vocab_size,
         **loss_arguments(options.cross_entropy),
-        **ARGUMENTS_BY_RECOMPUTE_MODE[recompute_value],
+        **recompute_arguments,
         **_shape_arguments(spec),
         **_layout_arguments(layout),
     }

@@ -384,6 +384,27 @@ def test_a_files_arguments_of_a_named_model_join_those_of_the_options() -> None:
     assert (of_file.recomputed_modules, of_file.moe_token_dispatcher_type) == (("moe_act",), "flex")
     by_option = memory(llmcalc.load("mixtral-8x7b").model, Settings(phase="training", recompute="attention"))
     assert megatron_settings_of(by_option, Layout(dp=8), named_arguments=arguments).recomputed_modules == ("core_attn",)
+    by_name = by_option.with_changes(recompute="modules:moe,layernorm")
+    assert megatron_settings_of(by_name, Layout(dp=8)).recomputed_modules == ("layernorm", "moe")
+
+
+@pytest.mark.parametrize("words", ["memory --fsdp 8", "memory", "time --hardware h100", "fit --hardware h100"])
+def test_modules_of_megatron_run_again_under_megatron_alone(run: Any, words: str) -> None:
+    command, *options = words.split()
+    answer = run(command, "qwen3-0.6b", "--phase", "training", *options, "--recompute", "modules:mlp")
+    assert answer.code == 2
+    assert "--recompute modules:mlp: these are modules of Megatron-Core; expected --framework megatron" in answer.err
+
+
+def test_experts_run_again_in_an_interleaved_schedule(run: Any) -> None:
+    """Their dispatchers, which run again inside of the checkpoint, keep tensors of the chunk's pass before."""
+    words = ("memory", "qwen3-30b-a3b?num_hidden_layers=4", "--phase", "training", "--framework", "megatron")
+    layout = ("--dp", "4", "--ep", "4", "--pp", "2", "--vpp", "2", "--num-microbatches", "4", "--format", "json")
+    device_bytes = {
+        mode: json.loads(run(*words, *layout, "--recompute", mode).out)["memory"]["device_bytes"]
+        for mode in ("none", "modules:moe", "full")
+    }
+    assert device_bytes["full"] < device_bytes["modules:moe"] < device_bytes["none"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.megatron import record_chunks as module
 from llmcalc.frameworks.megatron.kernels import Parameter
+from llmcalc.frameworks.megatron.rank_memory import _depends_on_previous_pass
 from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.frameworks.megatron.record_chunks import RecordedChunk, record_chunks, repeating_stacks
 from llmcalc.frameworks.megatron.record_passes import record_passes
@@ -28,7 +29,7 @@ CHUNKS = Layout(pp=2, vpp=2, schedule="interleaved", dp=2)
 TENSOR = Layout(tp=2, pp=2, vpp=4, schedule="interleaved", dp=2, sequence_parallel=True)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "full", "modules:moe"])
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
@@ -79,7 +80,7 @@ def check_recorded_chunks(model: str, layout: Layout, recompute: str) -> list[Ra
     settings = megatron_settings_of(run_memory.with_changes(num_microbatches=16), layout)
     for pp in range(layout.pp):
         rank, is_last_stage = layout.rank(pp=pp), pp == layout.pp - 1
-        by_previous = recompute == "full" and settings.num_experts is not None
+        by_previous = _depends_on_previous_pass(settings)
         run = RankRun(run_memory.spec, settings, rank, recorder := EventRecorder())
         run.set_up()
         together = record_passes(run, recorder, is_last_stage, by_previous).traces()
