@@ -7,11 +7,13 @@ engine/{fsdp,megatron}.yaml and model/hf_model.yaml for defaults; verl/workers/f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
+from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import hydra_overrides_of, marked_model_name, plain_value
 from ..launch.interpolation import flat_config
@@ -39,6 +41,8 @@ from ..megatron.named_model import (
     megatron_run,
     stage_sizes_of_layout,
 )
+from .easy_r1 import PROGRAM as EASY_R1_PROGRAM
+from .easy_r1 import VERL_KEYS, with_keys_of_easy_r1, with_keys_of_verl
 from .known_keys import check_keys, is_off
 from .rollout import ACTOR_PREFIX, MODEL_PREFIX, REFERENCE_PREFIX, ROLLOUT_PREFIX, read_rollout
 from .sft import (
@@ -99,11 +103,15 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with reader_of(source_file) as reader:
         program, is_recipe = command_line.program, _sets_the_actor(command_line)
         sft_models = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
-        if program not in (*TRAINERS, *sft_models) and not is_recipe:
+        if program not in (*TRAINERS, *sft_models, EASY_R1_PROGRAM) and not is_recipe:
             raise reader.argument_error(
                 f"line {command_line.line}: {program}", f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}"
             )
         overrides_by_key = hydra_overrides_of(command_line.words)
+        if program == EASY_R1_PROGRAM:
+            config_path = overrides_by_key.pop("config", None)
+            base_config = _config_of_easy_r1(reader, config_path)
+            return launch_of_easy_r1(reader, flat_config(base_config, overrides_by_key, source_file.env))
         if program in sft_models:
             config = _resolved_overrides(reader, overrides_by_key)
             if program == ENGINE_SFT_TRAINER:
@@ -118,6 +126,13 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         base_config = _config_beside(reader, config_folder, config_name.removesuffix(".yaml"))
         overrides_by_key = flat_config(base_config, overrides_by_key, source_file.env)
         return launch_of_overrides(reader, overrides_by_key, [config_name, *config_names(base_config)])
+
+
+def _config_of_easy_r1(reader: LaunchReader, config_path: str | None) -> Table:
+    """Returns the tables of a command's `config=FILE`; empty without it. Raises `InputError` for a missing file."""
+    if config_path is None:
+        return {}
+    return reader.fetch_tables("config", marked_model_name(config_path), "a config of EasyR1", {})
 
 
 def _value_of_flag(words: Sequence[str], flag_name: str) -> str:
@@ -160,18 +175,47 @@ def config_names(config: Table) -> list[str]:
     return [str(config_name) for config_name in defaults] if isinstance(defaults, list) else []
 
 
-def launch_of_overrides(reader: LaunchReader, overrides_by_key: Table, base_names: Sequence[str]) -> Launch:
+def launch_of_easy_r1(reader: LaunchReader, written_values: Table) -> Launch:
+    """Returns the training run of the actor of EasyR1. written_values: dotted key → value."""
+    try:
+        launched_run = launch_of_overrides(reader, with_keys_of_verl(reader, written_values), (), is_easy_r1=True)
+    except InputError as error:
+        raise InputError(with_keys_of_easy_r1(str(error))) from None
+    return replace(
+        launched_run,
+        notes=tuple(map(with_keys_of_easy_r1, launched_run.notes)),
+        assumed_defaults={
+            key: launched_run.assumed_defaults[verl_key]
+            for key, verl_key in VERL_KEYS.items()
+            if verl_key in launched_run.assumed_defaults
+        },
+        unknown_arguments={
+            with_keys_of_easy_r1(argument_name): reason
+            for argument_name, reason in launched_run.unknown_arguments.items()
+        },
+    )
+
+
+def launch_of_overrides(
+    reader: LaunchReader, overrides_by_key: Table, base_names: Sequence[str], is_easy_r1: bool = False
+) -> Launch:
     """Returns the training run of the actor.
 
     overrides_by_key: dotted key → value. base_names: names of the configs of verl below them.
+    is_easy_r1: whether EasyR1 runs it, which keeps torch's usual segments, and frozen weights in 16 bits; by default
+        verl.
     """
     config = _resolved_overrides(reader, overrides_by_key)
     model_id = marked_model_name(overrides_by_key.get(f"{MODEL_PREFIX}.path"))
-    reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
+    # verl/utils/device.py, `set_expandable_segments`, between rollouts
+    reader.requests_expandable_segments = not is_easy_r1
     uses_megatron = _uses_megatron(reader, config, base_names)
     check_keys(reader, config)
     world_size = _training_device_count(reader, config)
-    parallel_run = _megatron_run(reader, config, world_size) if uses_megatron else _fsdp_run(reader, config, world_size)
+    if uses_megatron:
+        parallel_run = _megatron_run(reader, config, world_size)
+    else:
+        parallel_run = _fsdp_run(reader, config, world_size, frozen_shards=None if is_easy_r1 else FP32_SHARDS)
     rollout = read_rollout(reader, config, parallel_run, uses_megatron)
     reader.ignored_arguments += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
     return reader.create_launch(
@@ -319,8 +363,13 @@ FP32_NAMES, BF16_NAMES = ("fp32", "float32"), ("bf16", "bfloat16")
 """Names of number formats."""
 
 
-def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
-    """Returns the actor's run under FSDP, with fp32 shards and bf16 computation."""
+def _fsdp_run(
+    reader: LaunchReader, config: Table, world_size: int, frozen_shards: FrozenModel | None
+) -> LaunchSettings:
+    """Returns the actor's run under FSDP, with fp32 shards and bf16 computation.
+
+    frozen_shards: frozen weights beside adapters in fp32; None for shards in 16 bits.
+    """
     fsdp_strategy = str(reader.value(config, f"{ACTOR_PREFIX}.strategy", "fsdp"))
     if fsdp_strategy not in ("fsdp", "fsdp2"):
         raise reader.value_error(f"{ACTOR_PREFIX}.strategy", fsdp_strategy, "fsdp, fsdp2 or megatron")
@@ -353,8 +402,8 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         "dtype": "bf16",
         "master_weights": "fp32" if weight_format in FP32_NAMES else "none",
     }
-    if "lora_rank" in settings and weight_format in FP32_NAMES:
-        reader.frozen_model = FP32_SHARDS
+    if "lora_rank" in settings and weight_format in FP32_NAMES and frozen_shards is not None:
+        reader.frozen_model = frozen_shards
         reader.notes.append(f"{fsdp_section}.model_dtype fp32: shards of frozen weights have 4 bytes")
     shard_count = reader.integer(config, f"{fsdp_section}.fsdp_size", -1, minimum=-1)
     shard_degree = world_size if shard_count < 1 or shard_count > world_size else shard_count

@@ -1,4 +1,4 @@
-"""Reads configs of verl's reinforcement learning in YAML, as recipes have them or as a run has written them.
+"""Reads configs of verl and EasyR1 in YAML, as recipes have them or as a run has written them.
 
 Source: verl at b178a3cd (2026-01-29), verl/trainer/config/{ppo_trainer,ppo_megatron_trainer,sft_trainer}.yaml.
 """
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from ..launch.interpolation import flat_config
 from ..launch.launch_types import Launch, LaunchSource, Table, reader_of
 from ..launch.unresolved import mark_unresolved
-from .command import config_names, launch_of_overrides
+from .command import config_names, launch_of_easy_r1, launch_of_overrides
+from .easy_r1 import is_easy_r1
 
 
 def is_verl(config: Table) -> bool:
-    """Whether tables are a config of verl's reinforcement learning."""
-    return isinstance(config.get("actor_rollout_ref"), Mapping)
+    """Whether tables are a config of verl's reinforcement learning, or of EasyR1."""
+    return isinstance(config.get("actor_rollout_ref"), Mapping) or is_easy_r1(config)
 
 
 def read_verl(config: Table, source_file: LaunchSource) -> Launch:
@@ -25,4 +26,6 @@ def read_verl(config: Table, source_file: LaunchSource) -> Launch:
             flat_key: mark_unresolved(flat_value) if isinstance(flat_value, str) and "${" in flat_value else flat_value
             for flat_key, flat_value in flat_config(config, environment=source_file.env).items()
         }
+        if is_easy_r1(config):
+            return launch_of_easy_r1(reader, flat_values)
         return launch_of_overrides(reader, flat_values, config_names(config))
