@@ -8,7 +8,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.launch_types import Launch
-from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.read_launch_file import read_launch
 
 CONFIG = """
 data: {train_files: hiyouga/math12k@train, max_prompt_length: 2048, max_response_length: 1024, format_prompt: a.jinja}

@@ -347,7 +347,7 @@ def share(rows: list[Compared], within: float) -> float:
         ("weights, complete flags", 0.001, 0.01, 0.97),
         ("profile_run", 0.007, 0.05, 0.86),
         ("cuda_graphs", 0.08, 0.3, 0.78),
-        ("kv_cache", 0.006, 0.05, 0.9),
+        ("kv_cache", 0.006, 0.05, 0.89),
         ("kv_tokens", 0.006, 0.05, 0.89),
         ("kv_tokens, complete flags", 0.001, 0.01, 0.91),
         ("kv_tokens, complete flags", 0.001, 0.05, 0.97),
