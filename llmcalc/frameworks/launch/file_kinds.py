@@ -177,6 +177,13 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             **COMMAND_FUNCTIONS,
         ),
         _program_file(
+            "flag_embedding",
+            "FlagEmbedding",
+            "1.4.0",
+            "a command of FlagEmbedding",
+            **COMMAND_FUNCTIONS,
+        ),
+        _program_file(
             "megatron_bridge",
             "Megatron-Bridge",
             "main (2026-08)",

@@ -149,6 +149,28 @@ REFUSED_CONFIGS = (
         "its table deepspeed as a DeepSpeed config, with TARGET, --batch, --seq and --devices",
     ),
     RefusedConfig(
+        "ROLL",
+        lambda data: _has_tables(data, "actor_train", "actor_infer"),
+        "TARGET with --phase training and the strategy of actor_train, such as --framework deepspeed --zero 3, and "
+        "--phase inference for actor_infer",
+    ),
+    RefusedConfig(
+        "Primus",
+        lambda data: _has_tables(data, "modules") and any("trainer" in str(module) for module in data["modules"]),
+        "the arguments under overrides as a file of Megatron-LM or torchtitan, or TARGET with --framework megatron and "
+        "the layout",
+    ),
+    RefusedConfig(
+        "prime-rl",
+        lambda data: _has_tables(data, "orchestrator", "trainer") or _has_tables(data, "deployment", "data", "optim"),
+        "TARGET with --phase training --framework fsdp2 --fsdp N for the trainer, and --phase inference for the engine",
+    ),
+    RefusedConfig(
+        "VeOmni",
+        lambda data: _has_tables(data, "model", "train") and "model_path" in data["model"],
+        "TARGET with --phase training --framework fsdp2 --fsdp N, and --batch, --seq and --recompute of its tables",
+    ),
+    RefusedConfig(
         "Hugging Face's Inference Endpoints",
         lambda data: _has_tables(data, "compute", "model") and "repository" in data["model"],
         SERVER_COMMAND,
