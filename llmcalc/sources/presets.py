@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,11 @@ _GGUF_REPOSITORY = re.compile(
 """A hub repository of GGUF files, with the type of one of them behind a colon, or behind `@` as in LM Studio."""
 
 
+def _has_tag(name: str) -> bool:
+    """Whether a name has the form of a tag of Ollama's library."""
+    return _TAG.fullmatch(name) is not None and "gguf" not in name.lower()
+
+
 def is_library_tag(name: str) -> bool:
     """Whether a name is one that Ollama loads, such as `qwen3:30b`, `llama3.2:3b-instruct-q8_0` or `phi3:mini`.
 
@@ -139,12 +144,8 @@ def is_library_tag(name: str) -> bool:
     files behind `hf.co/`. Overrides (`?`) are ignored.
     """
     name = name.partition("?")[0]
-    if _TAG.fullmatch(name):
-        return "gguf" not in name.lower() and (
-            _LIBRARY_TAG.fullmatch(name) is not None
-            or find_preset(name) is not None
-            or checkpoint_of_tag(name) is not None
-        )
+    if _has_tag(name):
+        return bool(_LIBRARY_TAG.fullmatch(name) or find_preset(name) or checkpoint_of_tag(name))
     repository_match = _GGUF_REPOSITORY.fullmatch(name)
     return _library_tag(name) is not None or (
         repository_match is not None and repository_match["ollama"] is not None and checkpoint_of_tag(name) is not None
@@ -163,9 +164,8 @@ def checkpoint_of_tag(name: str) -> tuple[Preset, str] | None:
     and Ollama take then. A tag without a format has that of `library_scheme`. Overrides after `?` are ignored.
     """
     name = name.partition("?")[0]
-    is_tag = _TAG.fullmatch(name) is not None and "gguf" not in name.lower()
     is_repository = _GGUF_REPOSITORY.fullmatch(name) is not None
-    preset_and_scheme = known_checkpoint(name.replace("@", ":")) if is_tag or is_repository else None
+    preset_and_scheme = known_checkpoint(name.replace("@", ":")) if _has_tag(name) or is_repository else None
     scheme = "" if preset_and_scheme is None else preset_and_scheme[1]
     is_read = scheme in ("none", MXFP4_OF_GGUF) or (
         re.fullmatch(_GGUF_TYPE, scheme) is not None and not scheme.startswith("ud")
@@ -228,19 +228,23 @@ def _preset_with_alias(preset_alias: str, normalize_name: Callable[[str], str]) 
 def names_by_alias() -> dict[str, str]:
     """Returns the preset names by normalized alias, by reading all presets."""
     presets_by_alias: dict[str, str] = {}
-    for preset_name in model_names():
-        for preset_alias in read_preset(preset_name).get("aliases", ()):
-            presets_by_alias.setdefault(normalized(preset_alias), preset_name)
+    for preset_name, alias in _preset_aliases():
+        presets_by_alias.setdefault(normalized(alias), preset_name)
     return presets_by_alias
+
+
+def _preset_aliases() -> Iterator[tuple[str, str]]:
+    """Yields each alias of each preset, behind the preset's name."""
+    for preset_name in model_names():
+        for alias in read_preset(preset_name).get("aliases", ()):
+            yield preset_name, alias
 
 
 @cache
 def _presets_by_spelling() -> dict[str, str]:
     """Returns the presets by name, alias and repository without its owner, normalized with decimal points."""
     preset_by_spelling = {
-        normalized_with_points(preset_alias.rpartition("/")[2]): preset_name
-        for preset_name in model_names()
-        for preset_alias in read_preset(preset_name).get("aliases", ())
+        normalized_with_points(alias.rpartition("/")[2]): preset_name for preset_name, alias in _preset_aliases()
     }
     return preset_by_spelling | {normalized_with_points(preset_name): preset_name for preset_name in model_names()}
 
@@ -499,15 +503,11 @@ def _presets_by_repository() -> dict[str, str]:
     """
     presets_of_short_names: dict[str, set[str]] = {}
     presets_of_full_names: dict[str, str] = {}
-    for preset_name in model_names():
-        for preset_alias in read_preset(preset_name).get("aliases", ()):
-            repository = preset_alias.rpartition("/")[2]
-            short_name = _META_PREFIX.sub("", _UNQUANTIZED_ENDING.sub("", repository))
-            presets_of_full_names[normalized(repository)] = preset_name
-            for shorter_name in {
-                short_name,
-                _VERSION_ENDING.sub("", short_name) if _has_size(short_name) else short_name,
-            }:
-                presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
+    for preset_name, alias in _preset_aliases():
+        repository = alias.rpartition("/")[2]
+        short_name = _META_PREFIX.sub("", _UNQUANTIZED_ENDING.sub("", repository))
+        presets_of_full_names[normalized(repository)] = preset_name
+        for shorter_name in {short_name, _VERSION_ENDING.sub("", short_name) if _has_size(short_name) else short_name}:
+            presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
     unique_short_names = {name: min(names) for name, names in presets_of_short_names.items() if len(names) == 1}
     return unique_short_names | presets_of_full_names
