@@ -6,7 +6,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.launch_types import Launch
-from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.read_launch_file import read_launch
 
 DATA = "--train_data a.jsonl b.jsonl --cache_path c --query_max_len 64 --passage_max_len 256 --train_group_size 4"
 TRAINING = "--output_dir o --learning_rate 1e-5 --per_device_train_batch_size 8 --gradient_checkpointing --bf16"
