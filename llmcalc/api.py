@@ -549,8 +549,8 @@ def time(
         token is added.
     stack: software that is priced; default that of the framework or the engine. overlap: none, dp, tp or all.
     nic: GB/s of each device's network. by_node: levels of the model's tree that the report lists.
-    measured: a measured time (8.1, "35ms") or rate of all devices ("2900 tok/s") or of one ("2900 tok/s/gpu"), which
-        the report compares with the range.
+    measured: a measured time (8.1, "35ms") or rate of all devices ("2900 tok/s") or of one ("2900 tok/s/gpu", and model
+        FLOPs with full pairs: "400 TFLOP/s", "41% MFU"), which the report compares with the range.
     calibrate: a .csv file of measured runs, on which the stack is fitted.
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.

@@ -202,8 +202,9 @@ class TimeOptions:
     measured: Annotated[
         MeasuredTime | None,
         common_setting(
-            "A measured time (8.1s), or tokens/s (2900 tok/s[/gpu]). Of all devices, or with /gpu of one. "
-            "Says whether it is in the range, and what could explain it.",
+            "A measured time (8.1s), or tokens/s (2900 tok/s[/gpu]). Of all devices, or with /gpu of one. Or one "
+            "device's model FLOPs with full pairs (400 TFLOP/s, 41% MFU). Says whether it is in the range, and what "
+            "could explain it.",
             parse_value=parse_measured_time,
             metavar="SECONDS",
         ),

@@ -95,7 +95,9 @@ def ask_time(
     estimated_run = timed_run(run_question, options)
     explanation = None
     if options.measured is not None:
-        measured_time = options.measured.seconds_of(estimated_run.tokens, estimated_run.devices)
+        measured_time = options.measured.seconds_of(
+            estimated_run.tokens, estimated_run.devices, estimated_run.model_flops("full"), estimated_run.peak
+        )
         explanation_lines = explain_measured(estimated_run, measured_time)
         is_in_range = estimated_run.time_range.low <= measured_time <= estimated_run.time_range.high
         if is_phase_assumed and estimated_run.phase != "training" and not is_in_range:

@@ -88,6 +88,7 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
             *_exchange_notes(plan),
             *unpriced_notes([] if plan.training_times is None else plan.training_times.unpriced_options),
             *([] if order_position is None else [_order_position_text(order_position)]),
+            *_micro_batch_notes(plan),
             f"assumed: {plan.assumed_batch}, {plan.step_tokens:,} tokens a step" if plan.assumed_batch else "",
             f"assumed: a micro-batch of each device, {plan.step_tokens:,} tokens a step; pre-training, and "
             f"cost, take about {_usual_step_tokens_text(plan.devices)}: "
@@ -202,7 +203,7 @@ def _more_rows_hint(plan: LayoutPlan) -> str:
 
 
 def _comparison_notes(plan: LayoutPlan) -> list[str]:
-    """Returns a note per framework or micro-batch whose layouts are not listed: their fastest, or that none fits."""
+    """Returns a note per framework whose layouts are not listed: its fastest layout with its seconds, or none."""
     notes = []
     for compared_layout in plan.compared_layouts:
         candidate, compared_time = compared_layout.candidate, compared_layout.time_range
@@ -216,14 +217,19 @@ def _comparison_notes(plan: LayoutPlan) -> list[str]:
             f"not listed: layouts of {framework_text}; {'their fastest' if compared_time else 'one'} {time_text}, "
             f"{candidate_cell(candidate.layout, candidate.recompute, ())}"
         )
-    longer = plan.longer_micro_batches
-    if longer is not None and longer.candidate is not None and longer.time_range is not None:
-        notes.append(
-            f"not listed: micro-batches of {longer.micro_batch} sequences (--batch {longer.micro_batch}), which wait "
-            f"less for the host; their fastest layout takes {range_text(longer.time_range)} a step, "
-            f"{candidate_cell(longer.candidate.layout, longer.candidate.recompute, ())}"
-        )
     return notes
+
+
+def _micro_batch_notes(plan: LayoutPlan) -> list[str]:
+    """Returns a note on longer micro-batches, whose layouts are not listed, if the fastest of them is faster."""
+    longer = plan.longer_micro_batches
+    if longer is None or longer.candidate is None or longer.time_range is None:
+        return []
+    return [
+        f"not listed: micro-batches of {longer.micro_batch} sequences (--batch {longer.micro_batch}), which wait less "
+        f"for the host; their fastest layout takes {range_text(longer.time_range)} a step, "
+        f"{candidate_cell(longer.candidate.layout, longer.candidate.recompute, ())}"
+    ]
 
 
 def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:

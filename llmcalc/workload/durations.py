@@ -1,4 +1,4 @@
-"""Parses durations such as `8.1s`, `35ms` or `12min`, and measured rates such as `2,900 tok/s`."""
+"""Parses durations such as `8.1s`, `35ms` or `12min`, and measured rates such as `2,900 tok/s` or `296 TFLOP/s`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ LONGEST_SECONDS = 1e9
 
 MOST_TOKENS_PER_SECOND = 1e15
 """A rate that no run has."""
+
+MOST_DEVICE_TFLOPS, MOST_PERCENT = 1e6, 1e3
+"""Rates that no device has."""
 
 DURATION_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -44,6 +47,11 @@ TOKEN_RATE = re.compile(
 )
 """Tokens per second as logs print them; of one device where it says so."""
 
+FLOP_RATE = re.compile(
+    rf"({NUMBER_PATTERN})\s*(?:TFLOPs?(?:/s(?:ec)?)?(?:/(?:gpu|device|chip))?|(%)\s*MFU)", re.IGNORECASE
+)
+"""Model FLOPs per second as logs of training print them, always of one device, or their share of its peak."""
+
 
 @frozen
 class MeasuredTime:
@@ -52,24 +60,41 @@ class MeasuredTime:
     seconds: its seconds; None (default) if the rate is known instead.
     tokens_per_second: its tokens over its seconds; 0 (default) if the seconds are known.
     is_device_rate: whether the rate is that of one device, and not of all; false by default.
+    flops_per_second: model FLOPs of one device, with full pairs of attention, over its seconds; 0 (default) for none.
+    mfu: the same as a share of the device's peak; 0 (default) for none.
     """
 
     seconds: float | None = None
     tokens_per_second: float = 0.0
     is_device_rate: bool = False
+    flops_per_second: float = 0.0
+    mfu: float = 0.0
 
-    def seconds_of(self, token_count: int, device_count: int) -> float:
-        """Returns the seconds of a pass with this many tokens on all of its devices."""
+    def seconds_of(self, token_count: int, device_count: int, model_flops: int, peak: float) -> float:
+        """Returns the seconds of a pass with this many tokens on all of its devices.
+
+        model_flops: of the pass, with full pairs of attention. peak: FLOP/s of one device.
+        """
         if self.seconds is not None:
             return self.seconds
+        if self.flops_per_second or self.mfu:
+            return model_flops / device_count / (self.flops_per_second or self.mfu * peak)
         return token_count / self.tokens_per_second / (device_count if self.is_device_rate else 1)
 
 
 def parse_measured_time(option_name: str, measured_text: Any) -> MeasuredTime:
-    """Parses a duration in seconds, or tokens per second: `8.1s`, `2900 tok/s`, `12k tokens/s`, `7,201 tps/gpu`.
+    """Parses a duration or a rate: `8.1s`, `2900 tok/s`, `12k tokens/s`, `7,201 tps/gpu`, `296 TFLOP/s`, `41% MFU`.
 
     Raises `InputError`, which names `option_name`, for other text.
     """
+    flop_match = FLOP_RATE.fullmatch(measured_text.strip()) if isinstance(measured_text, str) else None
+    if flop_match is not None:
+        amount = float(flop_match[1].replace(",", ""))
+        if not 0 < amount < (MOST_PERCENT if flop_match[2] else MOST_DEVICE_TFLOPS):
+            raise InputError(
+                f"{option_name}: {short_repr(measured_text)}; expected a rate such as 400 TFLOP/s or 41% MFU"
+            )
+        return MeasuredTime(mfu=amount / 100) if flop_match[2] else MeasuredTime(flops_per_second=amount * 1e12)
     rate_match = TOKEN_RATE.fullmatch(measured_text.strip()) if isinstance(measured_text, str) else None
     if rate_match is None:
         return MeasuredTime(parse_duration(option_name, measured_text))

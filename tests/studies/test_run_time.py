@@ -368,6 +368,10 @@ def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
     assert inside["seconds"] == pytest.approx(estimate, rel=1e-3)
     for rate in ("21845.3 tok/s", "21,845.3 tokens/s", "21.8453k tok/s", "1365.33 tps/GPU"):  # 16 sequences of 4,096
         assert answer(run, *words, "--measured", rate)["measured"]["seconds"] == pytest.approx(3.0, rel=1e-4)
+    full = answer(run, *words, "--measured", "3s")["measured"]["mfu"]["full"]  # of an H100's 989.4 TFLOP/s
+    tflops = f"{989.4 * full:.2f}"
+    for rate in (f"{tflops} TFLOP/s/GPU", f"{tflops}TFLOPS", f"{tflops} TFLOPs/s", f"{100 * full:.3f}% MFU"):
+        assert answer(run, *words, "--measured", rate)["measured"]["seconds"] == pytest.approx(3.0, rel=1e-3)
     slow = answer(run, *words, "--measured", f"{3 * estimate:.4f}s")["measured"]
     assert not slow["inside"]
     assert any("--overlap none" in line for line in slow["lines"])
@@ -566,6 +570,7 @@ REFUSED = {
     "time gpt2 --hardware h100 --phase inference": "expected prefill (a prompt) or decode (a token)",
     "time gpt2 --hardware h100 --measured soon": "--measured: 'soon'; expected a duration",
     "time gpt2 --hardware h100 --measured 0tok/s": "--measured: '0tok/s'; expected a rate such as 2900 tok/s",
+    "time gpt2 --hardware h100 --measured 0TFLOPS": "--measured: '0TFLOPS'; expected a rate such as 400 TFLOP/s",
     "time gpt2 --hardware h100 --measured 7,5tok/s": "--measured: '7,5tok/s'; expected a duration",
     "time gpt2 --hardware h100 --measured -1": "--measured",
     "time gpt2 --hardware h100 --by-node 99": "--by-node: 99 is too large; expected at most 8",
