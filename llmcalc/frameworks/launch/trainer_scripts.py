@@ -240,7 +240,7 @@ TRAINER_SCRIPTS = (
         field_names("use_liger model_name max_seq_length"),
         field_names("dataset"),
         _arguments_of_liger,
-        absent_arguments=frozenset({"model_name_or_path"}),  # which TRL's scripts need
+        absent_arguments=frozenset({"model_name_or_path", "model_id", "data_path"}),  # of TRL's and other scripts
     ),
     TrainerScript(
         "PEFT's examples/sft/train.py",
@@ -325,14 +325,14 @@ TRAINER_SCRIPTS = (
     ),
     TrainerScript(
         "alpaca-lora's finetune.py",
-        ALPACA_LORA_SIGNS,
+        frozenset({"base_model"}),  # `data_path` is an argument of many scripts
         field_names("base_model batch_size micro_batch_size cutoff_len"),
         field_names("""
             data_path num_epochs val_set_size train_on_inputs add_eos_token prompt_template_name wandb_project
             wandb_run_name wandb_watch wandb_log_model
             """),
         _arguments_of_alpaca_lora,
-        absent_arguments=frozenset({"model_name_or_path"}),
+        absent_arguments=frozenset({"model_name_or_path", "per_device_train_batch_size"}),
     ),
 )
 """The scripts whose own arguments are read, in the order of recognition."""

@@ -831,6 +831,14 @@ def test_commands_of_alpaca_lora_train_beside_weights_of_8_bits(words: str, sett
     assert {name: launch.settings[name] for name in expected} == expected
 
 
+def test_paths_of_data_alone_are_no_alpaca_lora() -> None:
+    """`data_path` is an argument of many scripts; 2U1/Qwen-VL-Series-Finetune, scripts/finetune_cls.sh, is one."""
+    words = "train_cls.py --data_path x --bf16 True --fp16 False --per_device_train_batch_size 2 --max_length 64"
+    settings = launch_from_text(f"python {words} --output_dir o", "x.sh").settings
+    assert not {"base", "lora_rank"} & {*settings}
+    assert (settings["batch"], settings["seq"]) == (2, 64)
+
+
 def test_a_script_of_liger_is_known_by_use_liger_without_the_trainers_model() -> None:
     words = "torchrun --nproc-per-node=4 training.py --bf16 --per_device_train_batch_size 64 --learning_rate 6e-6"
     launch = launch_from_text(f"{words} --output_dir out --use_liger True", "run.sh")
