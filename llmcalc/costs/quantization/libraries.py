@@ -81,22 +81,20 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
         raise scheme_fields.value_error("packing_format", packing_format, "auto_round:auto_gptq or auto_round:auto_awq")
     bits, group_size = scheme_fields.get("bits"), scheme_fields.get_group_size("group_size", 128)
 
-    def storage_format_of(
-        module_fields: ConfigFields, bits_field: str, bits: Any, group_size: int | None
-    ) -> LinearFormat | None:
+    def storage_format_of(module_fields: ConfigFields, bits: Any, group_size: int | None) -> LinearFormat | None:
         if bits is not None and type(bits) is int and bits >= 16:
             return None
         data_type = module_fields.get("data_type", default_type)
         module_fields.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
         if data_type != "int":
-            module_fields.check_choice(bits_field, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
+            module_fields.check_choice("bits", bits, *((4, 8) if data_type == "mx_fp" else (4,)))
             scale_block = 32 if data_type == "mx_fp" else 16
             if group_size != scale_block:
                 raise module_fields.value_error("group_size", group_size, f"{scale_block}, the block of {data_type}")
             if bits == 8:
                 return FP8((1, scale_block), 1)
             return FP4(scale_block, *((1, static_scales) if data_type == "nv_fp" else ()))
-        module_fields.check_choice(bits_field, bits, 2, 3, 4, 8)
+        module_fields.check_choice("bits", bits, 2, 3, 4, 8)
         if "awq" in packing_format:
             return AWQ(group_size, bits)
         return GPTQ(bits, group_size, has_group_indices="gptqmodel" in packing_format)
@@ -104,15 +102,11 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
     module_groups: list[LayerGroup] = []
     extra_config = scheme_fields.get_table("extra_config") or NO_FIELDS
     for module_pattern, module_fields in extra_config.get_tables("a table of fields for each module"):
-        other_format = storage_format_of(
-            module_fields,
-            "bits",
-            module_fields.get("bits", bits),
-            module_fields.get_group_size("group_size", group_size),
-        )
+        module_group_size = module_fields.get_group_size("group_size", group_size)
+        other_format = storage_format_of(module_fields, module_fields.get("bits", bits), module_group_size)
         list_entry = f"re:{module_pattern}" if set(module_pattern) & PATTERN_CHARACTERS else module_pattern
         module_groups.append(LayerGroup(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
-    default_format = storage_format_of(scheme_fields, "bits", bits, group_size)
+    default_format = storage_format_of(scheme_fields, bits, group_size)
     number_prefix = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
     scheme_label = f"auto-round-{number_prefix}{bits}" + ("" if group_size is None else f"-g{group_size}")
     return LinearScheme(

@@ -38,7 +38,7 @@ from ...parts import (
     stack_of_kinds,
 )
 from ..deepseek.deepseek import LATENT_WRITERS, SIGMOID_ROUTING, latent_attention
-from .mamba import layer_interval, layers_of_kind
+from .mamba import full_attention_layers, layer_interval
 
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 
@@ -364,7 +364,7 @@ KIMI_LINEAR_DEFAULTS: dict[str, Any] = {
 }
 
 QWEN_WRITERS: FieldWriters = {
-    "full_attention_interval": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
+    "full_attention_interval": lambda s: layer_interval(s, full_attention_layers(s)),
     "mtp_num_hidden_layers": "num_nextn_predict_layers",
 }
 

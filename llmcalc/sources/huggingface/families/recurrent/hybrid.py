@@ -28,9 +28,9 @@ from .mamba import (
     IGNORED_FIELDS,
     MAMBA_2_WRITERS,
     MAMBA_WRITERS,
+    full_attention_layers,
     inner_width,
     layer_interval,
-    layers_of_kind,
     state_space_field,
     step_rank,
 )
@@ -212,8 +212,8 @@ FAMILIES = {
         field_writers={
             **MAMBA_WRITERS,
             "mamba_dt_rank": state_space_field("time_step_rank"),
-            "attn_layer_period": lambda s: layer_interval(s, layers_of_kind(s, "full_attention")),
-            "attn_layer_offset": lambda s: _first_layer_index(layers_of_kind(s, "full_attention")),
+            "attn_layer_period": lambda s: layer_interval(s, full_attention_layers(s)),
+            "attn_layer_offset": lambda s: _first_layer_index(full_attention_layers(s)),
             "expert_layer_period": lambda s: layer_interval(s, s.expert_layers()),
             "expert_layer_offset": lambda s: _first_layer_index(s.expert_layers()),
             "num_experts": lambda s: max(1, s.usual_value("num_experts")),
@@ -227,7 +227,7 @@ FAMILIES = {
         IGNORED_FIELDS | MULTIPLIER_FIELDS,
         field_writers={
             **MAMBA_2_WRITERS,
-            "attn_layer_indices": lambda s: layers_of_kind(s, "full_attention"),
+            "attn_layer_indices": full_attention_layers,
             **PARTIAL_ROTARY_WRITER,
         },
         modules=HYBRID_MODULES,

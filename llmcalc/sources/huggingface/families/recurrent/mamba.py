@@ -89,10 +89,9 @@ def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int
     return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(config_values.layers)
 
 
-def layers_of_kind(config_values: ConfigValues, wanted_kind: str) -> list[int]:
-    """Returns the indices of the layers of a kind."""
-    layer_kinds = config_values.layer_kinds()
-    return [layer_index for layer_index, layer_kind in enumerate(layer_kinds) if layer_kind == wanted_kind]
+def full_attention_layers(config_values: ConfigValues) -> list[int]:
+    """Returns the indices of the layers with full attention."""
+    return [index for index, layer_kind in enumerate(config_values.layer_kinds()) if layer_kind == "full_attention"]
 
 
 def inner_width(config_values: ConfigValues) -> int:
