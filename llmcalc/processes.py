@@ -131,6 +131,11 @@ class ForkedCalls(Generic[Task, Result]):
         self._waiting_tasks.pop(task, None)
         return self._results.pop(task) if task in self._results else self._function(task)
 
+    def forget(self, tasks: Iterable[Task]) -> None:
+        """Forgets calls whose results nobody will ask for, unless they have started."""
+        for task in tasks:
+            self._waiting_tasks.pop(task, None)
+
     def close(self) -> None:
         """Ends the worker processes, even during a call."""
         workers, self._workers = self._workers, []

@@ -161,6 +161,8 @@ class Framework:
     launch_file: the kind of launch file that is its own; None (default) for none.
     plugin: how files of accelerate and of the Trainer ask for it; None (default) where they cannot.
     replays_every_micro_batch: whether each micro-batch of a pipeline is replayed, however many; false by default.
+    replays_stages_alone: whether the ranks of a pipeline's stages are replayed without what other stages have recorded,
+        so that several processes may replay them; false by default.
     runs_inference: whether it runs passes without gradients; false by default.
     selective_recompute: the value of `--recompute` that `selective` stands for.
     stack_name: (launch file or None, whether torch.compile runs, whether ranks may exchange tokens of experts) → the
@@ -202,6 +204,7 @@ class Framework:
     launch_file: LaunchFile | None = None
     plugin: Plugin | None = None
     replays_every_micro_batch: bool = False
+    replays_stages_alone: bool = False
     runs_inference: bool = False
     selective_recompute: str = "attention"
     stack_name: Callable[[Launch | None, bool, bool], str] = lambda launched_run, is_compiled, exchanges_tokens: (

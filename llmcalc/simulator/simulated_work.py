@@ -6,7 +6,7 @@ counts once in a search, whichever process or earlier search has made it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -28,6 +28,15 @@ class CountedWork(NamedTuple):
     def total(self) -> int:
         """The work of the run and of its recordings, each of which counts once."""
         return self.unshared_units + sum(dict(self.recordings).values())
+
+
+def sum_of_work(works: Iterable[CountedWork]) -> CountedWork:
+    """Returns the work of several runs, which may share recordings."""
+    work_list = list(works)
+    return CountedWork(
+        sum(work.unshared_units for work in work_list),
+        tuple(recording for work in work_list for recording in work.recordings),
+    )
 
 
 class SimulatedWork:

@@ -6,7 +6,8 @@ processes estimate layouts before they replay some.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ from ..frameworks.peak_estimate import Measurements
 from ..frameworks.ranks import Cluster
 from ..parallel.layout import Layout
 from ..processes import ForkedCalls, usable_processes
-from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
+from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget, sum_of_work
 from .layout_candidates import Candidate
 
 
@@ -63,36 +64,85 @@ class ReplayedLayout(NamedTuple):
     work: CountedWork
 
 
+class StageTask(NamedTuple):
+    """The task of replaying ranks of one pipeline stage of a layout, which share recorded passes."""
+
+    run: LayoutRun
+    ranks: tuple[int, ...]
+
+
+class RankReplay(NamedTuple):
+    """The bytes of a replayed rank, and the work of the replay."""
+
+    bytes: int
+    work: CountedWork
+
+
 def replay_layout(model_memory: Memory, framework: Framework, version: str, replay_task: ReplayTask) -> ReplayedLayout:
     """Replays the ranks of a layout that may need the most, on the allocator as in `llmcalc memory`.
 
     The work is not counted, but returned. model_memory: the model and its run, with the number of its micro-batches.
     """
-    layout, cuda_runtime = replay_task.run.layout, model_memory.cuda_runtime
-    first_stage_bytes, first_stage_work = 0, CountedWork(0)
-    cluster = Cluster.with_framework(model_memory, layout, framework, version)
+    cluster = Cluster.with_framework(model_memory, replay_task.run.layout, framework, version)
+    return _largest_replay(framework, replay_task, cluster.ranks_that_may_need_most, partial(_replay_rank, cluster))
+
+
+def replay_stage(
+    model_memory: Memory, framework: Framework, version: str, stage_task: StageTask
+) -> dict[int, RankReplay]:
+    """Replays ranks of a stage: rank → its replay, whose work is not counted. Arguments as of `replay_layout`."""
+    cluster = Cluster.with_framework(model_memory, stage_task.run.layout, framework, version)
+    return {rank: _replay_rank(cluster, rank) for rank in stage_task.ranks}
+
+
+def _replay_rank(cluster: Cluster, rank: int) -> RankReplay:
+    """Replays a rank. The work is not counted, but returned."""
     with SIMULATED_WORK.count_separately() as counted_work:
-        if replay_task.first_stage is not None:
-            first_stage_bytes = cluster.rank_memory(
-                layout.rank(pp=replay_task.first_stage), cuda_runtime
-            ).device.device_bytes
-            first_stage_work = counted_work()
-            if replay_task.byte_limit is not None and first_stage_bytes > replay_task.byte_limit:
-                return ReplayedLayout(first_stage_bytes, first_stage_work, first_stage_bytes, first_stage_work)
-        largest_bytes = first_stage_bytes
-        for rank in cluster.ranks_that_may_need_most:
-            if largest_bytes and replay_task.work_limit is not None and counted_work().total > replay_task.work_limit:
+        device_bytes = cluster.rank_memory(rank, cluster.memory.cuda_runtime).device.device_bytes
+        return RankReplay(device_bytes, counted_work())
+
+
+def _largest_replay(
+    framework: Framework, replay_task: ReplayTask, ranks: Sequence[int], replay_rank: Callable[[int], RankReplay]
+) -> ReplayedLayout:
+    """Returns the replay of the largest of a layout's ranks, without those that surely need no more than another.
+
+    ranks: those that may need the most. replay_rank: rank → its replay. Work before an error is counted.
+    """
+    layout, first_stage = replay_task.run.layout, replay_task.first_stage
+    replays: dict[int, RankReplay] = {}
+
+    def work_so_far() -> CountedWork:
+        return sum_of_work(replay.work for replay in replays.values())
+
+    try:
+        if first_stage is None:
+            first_replay = RankReplay(0, CountedWork(0))
+        else:
+            first_rank = layout.rank(pp=first_stage)
+            first_replay = replays[first_rank] = replay_rank(first_rank)
+            if replay_task.byte_limit is not None and first_replay.bytes > replay_task.byte_limit:
+                return ReplayedLayout(*first_replay, *first_replay)
+        largest_bytes = first_replay.bytes
+        for rank in ranks:
+            if largest_bytes and replay_task.work_limit is not None and work_so_far().total > replay_task.work_limit:
                 break
-            if replay_task.first_stage is not None:
+            if rank in replays:
+                continue
+            if first_stage is not None:
                 upper_bound = framework.estimate_errors.upper_bound_of_stage(
                     replay_task.stage_peaks[layout.coordinates(rank).pp],
-                    replay_task.stage_peaks[replay_task.first_stage],
-                    first_stage_bytes,
+                    replay_task.stage_peaks[first_stage],
+                    first_replay.bytes,
                 )
                 if upper_bound <= largest_bytes:
                     continue
-            largest_bytes = max(largest_bytes, cluster.rank_memory(rank, cuda_runtime).device.device_bytes)
-        return ReplayedLayout(first_stage_bytes, first_stage_work, largest_bytes, counted_work())
+            replays[rank] = replay_rank(rank)
+            largest_bytes = max(largest_bytes, replays[rank].bytes)
+    except InputError:
+        SIMULATED_WORK.add(work_so_far())
+        raise
+    return ReplayedLayout(*first_replay, largest_bytes, work_so_far())
 
 
 class EstimateTask(NamedTuple):
@@ -126,7 +176,7 @@ EstimateLayouts: TypeAlias = Callable[[EstimateTask], dict[int, EstimatedLayout]
 """(task) → number of a layout → its estimate, for the first layouts of the task."""
 
 
-SearchTask: TypeAlias = ReplayTask | EstimateTask
+SearchTask: TypeAlias = ReplayTask | StageTask | EstimateTask
 """A task that another process may run."""
 
 
@@ -156,6 +206,7 @@ class LayoutReplays:
         self._calls: ForkedCalls[SearchTask, Any] = ForkedCalls(self._run_task, usable_processes())
         self._estimate_layouts: EstimateLayouts | None = None
         self._begun: dict[LayoutRun, ReplayTask] = {}
+        self._begun_stages: dict[LayoutRun, dict[int, StageTask]] = {}
 
     def __enter__(self) -> LayoutReplays:
         return self
@@ -189,12 +240,43 @@ class LayoutReplays:
         """
         if not self._calls.can_fork:
             return
+        tasks: list[tuple[SearchTask, Hashable]] = []
         for run_index, layout_run in enumerate(layout_runs):
             if layout_run not in self._begun:
                 self._begun[layout_run] = self._replay_task(
                     layout_run, byte_limit, has_no_limit=byte_limit is None and run_index == 0
                 )
-        self._calls.begin((self._begun[layout_run], _pass_sizes(layout_run)) for layout_run in layout_runs)
+                self._begun_stages[layout_run] = self._stage_tasks(self._begun[layout_run])
+            layout_tasks = self._begun_stages[layout_run].values() or (self._begun[layout_run],)
+            tasks += [(layout_task, _pass_sizes(layout_run)) for layout_task in layout_tasks]
+        self._calls.begin(tasks)
+
+    def _stage_tasks(self, replay_task: ReplayTask) -> dict[int, StageTask]:
+        """Returns the tasks of a layout that will probably fit: pipeline stage → its task, the largest stage first.
+
+        Stages that surely need no more than the largest are left out. The result is empty for a single task.
+        """
+        layout, stage_peaks, first_stage = replay_task.run.layout, replay_task.stage_peaks, replay_task.first_stage
+        if (
+            first_stage is None
+            or replay_task.byte_limit is None
+            or (largest_peak := stage_peaks[first_stage]) > replay_task.byte_limit
+            or not self._framework.replays_stages_alone
+        ):
+            return {}
+        ranks_by_stage = {first_stage: {layout.rank(pp=first_stage)}}
+        for rank in self._cluster(replay_task.run).ranks_that_may_need_most:
+            stage = layout.coordinates(rank).pp
+            upper_bound = self._framework.estimate_errors.upper_bound_of_stage(
+                stage_peaks[stage], largest_peak, largest_peak
+            )
+            if upper_bound > largest_peak:
+                ranks_by_stage.setdefault(stage, set()).add(rank)
+        return {stage: StageTask(replay_task.run, tuple(sorted(ranks))) for stage, ranks in ranks_by_stage.items()}
+
+    def _cluster(self, layout_run: LayoutRun) -> Cluster:
+        model_memory = self._memory_of_run(layout_run.micro_batches, layout_run.recompute)
+        return Cluster.with_framework(model_memory, layout_run.layout, self._framework, self._version)
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank, replayed on the simulated allocator.
@@ -212,12 +294,29 @@ class LayoutReplays:
                 and (running_limit is None or (byte_limit is not None and running_limit >= byte_limit))
             ):
                 replay_task = running_task  # it ended early only where this one would
-        replayed_layout: ReplayedLayout = self._calls.result(replay_task)
+        replayed_layout = self._replayed_layout(replay_task, self._begun_stages.pop(layout_run, {}))
         if byte_limit is not None and replayed_layout.first_rank_bytes > byte_limit:
             SIMULATED_WORK.add(replayed_layout.first_rank_work)
             return replayed_layout.first_rank_bytes
         SIMULATED_WORK.add(replayed_layout.work)
         return replayed_layout.bytes
+
+    def _replayed_layout(self, replay_task: ReplayTask, stage_tasks: Mapping[int, StageTask]) -> ReplayedLayout:
+        """Returns a replayed layout, from the tasks of its stages if they have begun."""
+        if not stage_tasks:
+            replayed_layout: ReplayedLayout = self._calls.result(replay_task)
+            return replayed_layout
+        replays: dict[int, RankReplay] = {}
+
+        def replay_rank(rank: int) -> RankReplay:
+            if rank not in replays:
+                replays.update(self._calls.result(stage_tasks[replay_task.run.layout.coordinates(rank).pp]))
+            return replays[rank]
+
+        ranks = sorted(rank for stage_task in stage_tasks.values() for rank in stage_task.ranks)
+        replayed_layout = _largest_replay(self._framework, replay_task, ranks, replay_rank)
+        self._calls.forget(stage_tasks.values())
+        return replayed_layout
 
     def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
         """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
@@ -226,15 +325,16 @@ class LayoutReplays:
 
     def _run_task(self, task: SearchTask) -> Any:
         """Runs a task, possibly in another process. Who asks for the result counts its work."""
-        if isinstance(task, ReplayTask):
-            return self._replay(task)
+        if isinstance(task, (ReplayTask, StageTask)):
+            model_memory = self._memory_of_run(task.run.micro_batches, task.run.recompute)
+            run_arguments = model_memory, self._framework, self._version
+            return (
+                replay_layout(*run_arguments, task)
+                if isinstance(task, ReplayTask)
+                else replay_stage(*run_arguments, task)
+            )
         assert self._estimate_layouts is not None
         return self._estimate_layouts(task)
-
-    def _replay(self, replay_task: ReplayTask) -> ReplayedLayout:
-        """Replays a task's layout."""
-        model_memory = self._memory_of_run(replay_task.run.micro_batches, replay_task.run.recompute)
-        return replay_layout(model_memory, self._framework, self._version, replay_task)
 
 
 def _pass_sizes(layout_run: LayoutRun) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory
 from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON, LayoutOrder, RankedLayouts, search_budget
-from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
+from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, RankReplay, ReplayedLayout, ReplayTask, StageTask
 from llmcalc.studies.plan import IncompleteSearchError, LayoutEstimates, plan_of
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.in_process import shared_answer
@@ -1084,11 +1084,63 @@ class BegunCalls:
 def test_a_begun_replay_that_may_end_too_early_is_not_used(
     begun_limit: int | None, limit: int | None, largest: int
 ) -> None:
-    replays = LayoutReplays(framework_of("megatron"), "", lambda *_: None, lambda *_: [1, 2], search_budget())
+    replays = LayoutReplays(framework_of("torch"), "", lambda *_: None, lambda *_: [1, 2], search_budget())
     replays._calls = BegunCalls()
     run = LayoutRun(Layout(pp=2), 2, CONFIGURED_RECOMPUTE)
     replays.begin([run], begun_limit)
     assert replays.bytes(*run, byte_limit=limit) == largest
+
+
+class BegunStages:
+    """Calls in other processes, whose ranks have some bytes each. asked: the ranks whose replays were asked for."""
+
+    can_fork = True
+
+    def __init__(self, bytes_by_rank: dict[int, int]) -> None:
+        self.bytes_by_rank = bytes_by_rank
+        self.begun: list[StageTask] = []
+        self.asked: list[int] = []
+        self.forgotten: list[StageTask] = []
+
+    def begin(self, tasks: Any) -> None:
+        self.begun += [task for task, _ in tasks]
+
+    def result(self, task: StageTask) -> dict[int, RankReplay]:
+        self.asked += task.ranks
+        return {rank: RankReplay(self.bytes_by_rank[rank], CountedWork(10**rank)) for rank in task.ranks}
+
+    def forget(self, tasks: Any) -> None:
+        self.forgotten += tasks
+
+
+@pytest.mark.parametrize(
+    ("peaks", "bytes_of_ranks", "begun", "asked", "largest", "units"),
+    [
+        ((100, 60, 90), (110, 60, 115), [(0,), (2,)], [0, 2], 115, 101),  # the second stage surely needs less
+        ((90, 100, 90), (95, 185, 95), [(1,), (0,), (2,)], [1], 185, 10),  # and here the others, by its replay
+        ((100, 90, 90), (210, 90, 90), [(0,), (1,), (2,)], [0], 210, 1),  # which exceeds the limit
+    ],
+)
+def test_stages_of_a_layout_are_replayed_apart(
+    peaks: tuple[int, ...],
+    bytes_of_ranks: tuple[int, ...],
+    begun: list[tuple[int, ...]],
+    asked: list[int],
+    largest: int,
+    units: int,
+) -> None:
+    """Three processes have a stage each, and the work of ranks counts as if one process had replayed the layout."""
+    model, megatron = memory(load(SMALL).model, Settings("training", seq=128)), framework_of("megatron")
+    run = LayoutRun(Layout(pp=3, pp_layout=(2, 1, 3)), 3, CONFIGURED_RECOMPUTE)
+    replays = LayoutReplays(megatron, "", lambda count, _: model.with_changes(num_microbatches=count), lambda *_: peaks,
+                            search_budget())  # fmt: skip
+    replays._calls = calls = BegunStages(dict(enumerate(bytes_of_ranks)))
+    replays.begin([run], 200)
+    assert [task.ranks for task in calls.begun] == begun
+    units_before = SIMULATED_WORK.units
+    assert replays.bytes(*run, byte_limit=200) == largest
+    assert (calls.asked, SIMULATED_WORK.units - units_before) == (asked, units)
+    assert {task.ranks for task in calls.forgotten} == set(begun)
 
 
 def test_a_framework_that_a_plan_does_not_try_is_named_where_nothing_fits(run: Any) -> None:

@@ -29,6 +29,7 @@ FRAMEWORK = Framework(
         with_options=LazyFunction(__package__, "launch_options:with_options"),
     ),
     plugin=Plugin("MEGATRON_LM", "megatron_lm_config", LazyFunction(__package__, "plugin:read_accelerate")),
+    replays_stages_alone=True,
     default_attention="flash",
     nccl_is_known=False,
     document_values=LazyFunction(__package__, "run:document"),
