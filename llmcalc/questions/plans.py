@@ -213,7 +213,7 @@ def _planned_answer(
             suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
         raise InputError(_impossible_layouts_text(plan, suggestion, layout.undivided_devices_text))
     if global_batch is not None:
-        plan = replace(plan, longer_micro_batches=_longer_micro_batches(run_question, plan, time_settings))
+        plan = replace(plan, longer_micro_batches=longer_micro_batches(run_question, plan, time_settings))
     if not plan.ranked_layouts.feasible:
         plan = replace(plan, untried_frameworks=untried_frameworks(run_question, plan.framework.name))
     return ReportedAnswer(plan, lambda: report(preset, plan, requested_sizes), bool(plan.ranked_layouts.feasible))
@@ -325,7 +325,7 @@ LONGER_MICRO_BATCHES = 2, 3, 4, 6, 8
 """Sequences of a micro-batch that a plan compares with one, where its fastest layout waits for the host."""
 
 
-def _longer_micro_batches(
+def longer_micro_batches(
     run_question: RunQuestion, plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
 ) -> ComparedLayout | None:
     """Returns the fastest layout with more than one sequence in a micro-batch, if it is faster than the plan's first.

@@ -148,6 +148,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         is_planned_first = run_question.layout.is_undivided and (run_question.layout.devices or 1) > 1
         fastest_layout_plan = _fastest_fitting_layout(run_question, options) if is_planned_first else None
         needed_bytes, chosen_options = 0, ""
+        notes: list[str] = []
         try:
             micro_batches = micro_batch_count_of_run(run_memory, layout, options.global_batch)
             if options.global_batch is not None or run_memory.settings.num_microbatches is not None:
@@ -164,6 +165,8 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
             run_memory = fastest_layout_plan.estimates.with_recompute(layout_candidate.recompute).memory
             layout, micro_batches = layout_candidate.layout, layout_candidate.micro_batches
             chosen_options = f"{layout_candidate.options} {fastest_layout_plan.assumed_batch}".strip()
+            if options.global_batch is not None:
+                notes = _micro_batch_notes(run_question, options, fastest_layout_plan)
         time_settings_of_run = time_settings(run_question, framework_record, options)
     adapters = run_memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
@@ -180,9 +183,21 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         timed_run,
         resident_bytes=needed_bytes,
         chosen_options=chosen_options,
+        engine_notes=(*timed_run.engine_notes, *notes),
         is_planned=is_planned,
         has_stated_micro_batches=is_planned_first and run_question.settings.num_microbatches is not None,
     )
+
+
+def _micro_batch_notes(run_question: RunQuestion, options: TimeOptions, plan: LayoutPlan) -> list[str]:
+    """Returns a note on longer micro-batches with which the fastest layout of a plan is faster, if there are some."""
+    from ..reports.plan import micro_batch_notes
+    from .plans import longer_micro_batches
+
+    longer = longer_micro_batches(
+        run_question, plan, lambda framework_record: time_settings(run_question, framework_record, options)
+    )
+    return micro_batch_notes(replace(plan, longer_micro_batches=longer))
 
 
 def _check_schedule(

@@ -88,7 +88,7 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
             *_exchange_notes(plan),
             *unpriced_notes([] if plan.training_times is None else plan.training_times.unpriced_options),
             *([] if order_position is None else [_order_position_text(order_position)]),
-            *_micro_batch_notes(plan),
+            *micro_batch_notes(plan),
             f"assumed: {plan.assumed_batch}, {plan.step_tokens:,} tokens a step" if plan.assumed_batch else "",
             f"assumed: a micro-batch of each device, {plan.step_tokens:,} tokens a step; pre-training, and "
             f"cost, take about {_usual_step_tokens_text(plan.devices)}: "
@@ -220,14 +220,14 @@ def _comparison_notes(plan: LayoutPlan) -> list[str]:
     return notes
 
 
-def _micro_batch_notes(plan: LayoutPlan) -> list[str]:
+def micro_batch_notes(plan: LayoutPlan) -> list[str]:
     """Returns a note on longer micro-batches, whose layouts are not listed, if the fastest of them is faster."""
     longer = plan.longer_micro_batches
     if longer is None or longer.candidate is None or longer.time_range is None:
         return []
     return [
-        f"not listed: micro-batches of {longer.micro_batch} sequences (--batch {longer.micro_batch}), which wait less "
-        f"for the host; their fastest layout takes {range_text(longer.time_range)} a step, "
+        f"micro-batches of {longer.micro_batch} sequences (--batch {longer.micro_batch}) wait less for the host; their "
+        f"fastest layout takes {range_text(longer.time_range)} a step, "
         f"{candidate_cell(longer.candidate.layout, longer.candidate.recompute, ())}"
     ]
 

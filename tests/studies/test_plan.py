@@ -633,8 +633,9 @@ def test_a_plan_whose_layouts_wait_for_the_host_names_longer_micro_batches(run: 
     (first_row,) = asked(run, *words, *batch, "--batch", str(longer["batch"]), "--rows", "1")["feasible"]
     assert longer == {"batch": longer["batch"], **first_row}
     assert longer["batch"] > 1
-    note = f"micro-batches of {longer['batch']} sequences (--batch {longer['batch']}), which wait less for the host"
+    note = f"micro-batches of {longer['batch']} sequences (--batch {longer['batch']}) wait less for the host"
     assert note in " ".join(run(*words, *batch).out.split())
+    assert note in " ".join(run("time", *words[1:], *batch).out.split())
     for without in ((*batch, "--batch", "1"), (*batch, "--by", "memory"), ()):
         assert asked(run, *words, *without)["longer_micro_batches"] is None
 
