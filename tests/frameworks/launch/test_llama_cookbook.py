@@ -19,7 +19,7 @@ def launch_of(arguments: str, command: str = TORCHRUN) -> Launch:
 
 @pytest.mark.parametrize("arguments", ["", "--fsdp_config.pure_bf16 --use_fast_kernels", "--low_cpu_fsdp"])
 def test_full_training_has_weights_of_16_bits_under_fsdp(arguments: str) -> None:
-    """`torch_dtype="auto"`; packed samples of 4,096 tokens and checkpoints are defaults (src/llama_cookbook/configs)."""
+    """`torch_dtype="auto"`; packed samples of 4,096 tokens and checkpoints are defaults (configs)."""
     launch = launch_of(arguments)
     assert (launch.framework, launch.layout.dp, launch.layout.zero) == ("fsdp2", 4, 3)
     assert (launch.settings["batch"], launch.settings["seq"], launch.settings["recompute"]) == (4, 4096, "full")
