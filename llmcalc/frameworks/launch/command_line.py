@@ -99,8 +99,21 @@ def typed_launch(typed_text: str) -> TypedLaunch:
     if not command_words:
         raise InputError("--launch: no file; expected NAME=VALUE … FILE ARGUMENTS")
     if not variables and not _file_exists(command_words[0]):
+        _check_program(command_words)
         return TypedLaunch(typed_text, {}, ())
     return TypedLaunch(command_words[0], variables, tuple(command_words[1:]))
+
+
+def _check_program(command_words: Sequence[str]) -> None:
+    """Raises `InputError` for words that are a command with options, not the name of a file."""
+    program = command_words[0]
+    is_path = re.search(r"[/\\]|\.(sh|bash|slurm|sbatch|bat|cmd|ps1|ya?ml|json|toml|py|ipynb|txt)$", program)
+    if is_path is None and any(word.startswith("--") for word in command_words[1:]):
+        raise InputError(
+            f"{LAUNCH_OPTION}: {printable(program)[:60]}: neither a file nor a program whose commands are read; "
+            "expected FILE ARGUMENTS, a command such as torchrun train.py …, or TARGET with --phase training and the "
+            "run's settings, such as --batch 4 --seq 2048 --recompute full"
+        )
 
 
 LAUNCH_OPTION = "--launch"

@@ -184,6 +184,13 @@ LAUNCH_FILE_BY_PROGRAM = dict(
             **COMMAND_FUNCTIONS,
         ),
         _program_file(
+            "llama_cookbook",
+            "llama-cookbook",
+            "0.0.5",
+            "a command of llama-cookbook's finetuning.py",
+            **COMMAND_FUNCTIONS,
+        ),
+        _program_file(
             "megatron_bridge",
             "Megatron-Bridge",
             "main (2026-08)",

@@ -20,7 +20,7 @@ TORCH_FOLDER = "torch"
 EXPECTED_LOGS = (
     "a start-up log or an out-of-memory message of vLLM, SGLang, TensorRT-LLM, llama.cpp, Ollama, torch, Megatron-LM, "
     "DeepSpeed, torchtitan, torchtune, LitGPT, axolotl, Unsloth, ms-swift, verl, NeMo, NeMo-Automodel, nanochat, "
-    "XTuner or the Trainer"
+    "XTuner, llama-cookbook or the Trainer"
 )
 
 

@@ -4,7 +4,7 @@ The trainers are transformers' Trainer, torchtune (training/memory.py, `log_memo
 axolotl (core/trainers/base.py, `log`; before 2025 utils/bench.py, `log_gpu_memory_usage`), verl (in GiB,
 workers/fsdp_workers.py and megatron_workers.py), NeMo 2 (in bytes), LitGPT (its recipes, in units of 10^9 bytes),
 NeMo-Automodel (in GiB, recipes/llm/train_ft.py), ms-swift, nanochat (scripts/base_train.py), XTuner
-(v1/train/trainer.py) and Unsloth's notebooks.
+(v1/train/trainer.py), llama-cookbook (in whole GiB, utils/memory_utils.py) and Unsloth's notebooks.
 
 A message says what was requested, what the device has and what is free, each process's memory, and what of this
 process's memory torch has allocated, and has reserved without a use.
@@ -76,6 +76,8 @@ PEAK_PATTERNS = (
     line_pattern("perf/max_memory_reserved_gb:", rf"reserved_gb: ?(?P<verl_peak_reserved>{_NUMBER})"),
     line_pattern("max memory allocated (GB): ", rf"\): (?P<verl_peak_allocated>{_NUMBER})"),
     line_pattern("max memory reserved (GB): ", rf"\): (?P<verl_peak_reserved>{_NUMBER})"),
+    line_pattern("Max CUDA memory allocated was ", rf"was (?P<cookbook_peak_allocated>{_NUMBER}) GB"),
+    line_pattern("Max CUDA memory reserved was ", rf"was (?P<cookbook_peak_reserved>{_NUMBER}) GB"),
     line_pattern("Peak memory usage: ", rf": (?P<nanochat_peak_allocated>{MEMORY_AMOUNT})"),
     line_pattern(" max_memory: ", rf": (?P<xtuner_peak_allocated>{MEMORY_AMOUNT})"),
     line_pattern(" reserved_memory: ", rf": (?P<xtuner_peak_reserved>{MEMORY_AMOUNT})"),
@@ -97,6 +99,7 @@ PEAK_TERMS = {
     "nemo": ("NeMo", 1, "micro_batch_size"),
     "automodel": ("NeMo-Automodel", 2**30, "step_scheduler.local_batch_size"),
     "metrics": ("torchtune", 2**30, "batch_size"),
+    "cookbook": ("llama-cookbook", 2**30, "--batch_size_training"),
     "nanochat": ("nanochat", 0, "--device-batch-size"),
     "xtuner": ("XTuner", 0, "pack_max_length"),
 }

@@ -68,6 +68,12 @@ def test_other_texts_name_a_file_that_is_missing(text: str) -> None:
         llmcalc.memory(launch=text)
 
 
+@pytest.mark.parametrize("program", ["autotrain llm", "xtuner train a", "mlx_lm.lora"])
+def test_a_program_that_is_not_known_is_no_missing_file(program: str) -> None:
+    with pytest.raises(InputError, match=rf"--launch: {program.split(maxsplit=1)[0]}: neither a file nor a program"):
+        llmcalc.memory(launch=f"{program} --model gpt2 --train")
+
+
 def test_a_trainers_command_starts_no_server(run: Callable[..., Result]) -> None:
     error = run("fit", "--launch", "llamafactory-cli train sft.yaml").error
     assert "starts no server of an engine; for a training run: llmcalc memory --launch" in error

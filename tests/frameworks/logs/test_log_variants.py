@@ -188,6 +188,11 @@ NEWER: dict[str, tuple[str, dict[str, int]]] = {
         "[RANK 0] Step 2/9 time: 0.88 text_tokens: 4037.0 max_memory: 16.0 GB reserved_memory: 20.75 GB tgs: 1",
         {"peak_allocated": 37 * GIB // 2, "peak_reserved": 83 * GIB // 4},
     ),
+    # meta-llama/llama-cookbook, pull request 650: whole GiB
+    "llama-cookbook": (
+        "Max CUDA memory allocated was 19 GB\nMax CUDA memory reserved was 29 GB\nPeak active CUDA memory was 23 GB",
+        {"peak_allocated": 19 * GIB, "peak_reserved": 29 * GIB},
+    ),
     # c10/cuda/CUDACachingAllocator.cpp of torch 2.14, without the exception's message
     "torch's warning": (
         "[W906 15:02:06.204334026 CUDACachingAllocator.cpp:3934] memory allocation failed with OOM on device 0 while "
