@@ -27,7 +27,7 @@ class LibraryName:
     scheme: the scheme of tags without a format; `none` for 16 bits.
     presets: tag → preset, where the tag's name does not say it.
     schemes: tag → scheme, where it is not `scheme`.
-    context_lengths: tag → context length of the file in tokens, where it is not the preset's.
+    context_lengths: tag → context length of the file in tokens, where it is not the preset's or not that of its size.
     """
 
     latest: str
@@ -55,7 +55,9 @@ LIBRARY_NAMES = {
     "bge-large": LibraryName("335m", "none"),
     "bge-m3": LibraryName("567m", "none"),
     "codegemma": LibraryName("7b", "q4_0", presets={"code": "gemma-2b", "2b": "gemma-2b", "7b": "gemma-7b"}),
-    "codellama": LibraryName("7b", "q4_0", presets={"python": "codellama-7b-python"}, context_lengths={"70b": 2048}),
+    "codellama": LibraryName(
+        "7b", "q4_0", presets={"python": "codellama-7b-python"}, context_lengths={"70b": 2048, "70b-code": 16384}
+    ),
     "codestral": LibraryName("22b", "q4_0"),
     "cogito": LibraryName(
         "8b",
@@ -110,10 +112,19 @@ LIBRARY_NAMES = {
     "gemma3": LibraryName("4b", schemes={"270m": "q8_0"}),
     "gemma3n": LibraryName("e4b"),
     "gemma4": LibraryName("e4b"),
-    "glm4": LibraryName("9b", "q4_0", context_lengths={"9b": 131072}),
+    "glm4": LibraryName("9b", "q4_0", context_lengths={"9b": 131072, "9b-text": 8192}),
     "gpt-oss": LibraryName("20b"),
     "gpt-oss-safeguard": LibraryName("20b", presets={"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"}),
-    "granite-code": LibraryName("3b", "q4_0", context_lengths={"3b": 128000, "8b": 128000}),
+    "granite-code": LibraryName(
+        "3b",
+        "q4_0",
+        context_lengths={  # 3b and 8b have the ids of 3b-instruct-128k-q4_0 and 8b-instruct-128k-q4_0
+            "3b": 128000,
+            "8b": 128000,
+            **dict.fromkeys(("3b-base", "3b-instruct"), 2048),
+            **dict.fromkeys(("8b-base", "8b-instruct"), 4096),
+        },
+    ),
     "granite3-dense": LibraryName("2b"),
     "granite3-moe": LibraryName("1b"),
     "granite3.1-dense": LibraryName("8b"),
@@ -178,7 +189,7 @@ LIBRARY_NAMES = {
     "muse-glimmer": LibraryName("30b"),
     "mxbai-embed-large": LibraryName("335m", "none"),
     "nemotron": LibraryName("70b", presets={"70b": "llama3.1-70b"}),
-    "nemotron-3-nano": LibraryName("30b", context_lengths={"30b": 1048576}),
+    "nemotron-3-nano": LibraryName("30b", context_lengths=dict.fromkeys(("30b", "30b-a3b"), 1048576)),
     "nemotron-3-super": LibraryName("120b"),
     "nemotron-3.5-lightning": LibraryName("30b", presets={"30b": "nemotron-3.5-lightning"}),
     "nemotron-cascade-2": LibraryName("30b", presets={"30b": "nemotron-3-nano-30b-a3b"}),
