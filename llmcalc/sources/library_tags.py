@@ -27,7 +27,8 @@ class LibraryName:
     scheme: the scheme of tags without a format; `none` for 16 bits.
     presets: tag → preset, where the tag's name does not say it.
     schemes: tag → scheme, where it is not `scheme`.
-    context_lengths: tag → context length of the file in tokens, where it is not the preset's or not that of its size.
+    context_lengths: tag → context length of the file in tokens, where it is not the preset's or not that of its size. A tag
+        that ends in a hyphen stands for those that go on with a format, where they are another version's.
     """
 
     latest: str
@@ -121,8 +122,8 @@ LIBRARY_NAMES = {
         context_lengths={  # 3b and 8b have the ids of 3b-instruct-128k-q4_0 and 8b-instruct-128k-q4_0
             "3b": 128000,
             "8b": 128000,
-            **dict.fromkeys(("3b-base", "3b-instruct"), 2048),
-            **dict.fromkeys(("8b-base", "8b-instruct"), 4096),
+            **dict.fromkeys(("3b-base", "3b-instruct-"), 2048),
+            **dict.fromkeys(("8b-base", "8b-instruct-"), 4096),
         },
     ),
     "granite3-dense": LibraryName("2b"),
@@ -175,7 +176,7 @@ LIBRARY_NAMES = {
             "v0.2": "mistral-7b-v0.2",
         },
         schemes=dict.fromkeys(("7b-text", "instruct", "v0.1", "v0.2"), "q4_0"),
-        context_lengths={"7b-text": 16384},
+        context_lengths={"text": 16384, "7b-text": 16384, "7b-text-": 32768},
     ),
     "mistral-large": LibraryName("123b"),
     "mistral-medium-3.5": LibraryName("128b"),

@@ -133,12 +133,14 @@ def library_context(name: str) -> int | None:
 
     It is that of the tag without its format: that of `codellama:70b` for `codellama:70b-instruct-q4_K_M`.
     """
-    name = re.sub(rf"(?<=:)(.*?)-?{_GGUF_TYPE}$", r"\1", name.partition("?")[0].lower())
-    library_tag = _library_tag(name)
+    tag_with_format = name.partition("?")[0].lower()
+    name = re.sub(rf"(?<=:)(.*?)-?{_GGUF_TYPE}$", r"\1", tag_with_format)
+    library_tag, tag = _library_tag(name), name.partition(":")[2]
     if library_tag is None:
         return None
     entry, size_tag = library_tag
-    return entry.context_lengths.get(name.partition(":")[2], entry.context_lengths.get(size_tag))
+    tags = tag if name == tag_with_format else f"{tag}-", tag, size_tag
+    return next((entry.context_lengths[tag] for tag in tags if tag in entry.context_lengths), None)
 
 
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")

@@ -319,7 +319,9 @@ def test_tags_without_a_format_have_the_format_and_context_that_the_library_list
         ("codellama:70b-code-q4_0", 16_384),
         ("granite4:tiny-h-q4_K_M", 2**20),
         ("granite-code:3b-instruct-q4_0", 2048),  # 3b has the id of 3b-instruct-128k-q4_0
+        ("granite-code:3b-instruct", 128_000),
         ("granite-code:8b-base", 4096),
+        ("mistral:7b-text-q4_0", 32_768),
         ("glm4:9b-chat-q8_0", 131_072),
         ("glm4:9b-text-fp16", 8192),
         ("nemotron-3-nano:30b-a3b-q8_0", 2**20),
