@@ -402,8 +402,11 @@ def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardwar
     None for another engine, and where the buffers are not known.
     """
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
-    device_bytes = None if usual_engine is None else usual_engine.device_bytes(int(run_memory.states.workload.batch))
-    return None if device_bytes is None else MemoryFit(hardware, device_bytes)
+    if usual_engine is None:
+        return None
+    device_bytes = usual_engine.device_bytes(int(run_memory.states.workload.batch))
+    engine_name = usual_engine.engine_record.name
+    return None if device_bytes is None else MemoryFit(hardware, device_bytes, engine_name=engine_name)
 
 
 def option_under_usual_engine(
