@@ -191,7 +191,7 @@ class TestEachAccelerator:
         for value, whole, divisor in re.findall(r"= ([0-9_]+)  # ([0-9.e+]+)[a-z/ ]* / ([0-9]+)$", text, re.MULTILINE):
             assert int(value) * int(divisor) == float(whole)
         for value, units, flop, clock, base in re.findall(
-            r"= ([0-9_]+)  # ([0-9]+) (?:SM|CU|GPU cores|Xe cores|core) x ([0-9]+) FLOP x ([0-9_]+) Hz(, the base clock)?$",
+            r"= ([0-9_]+)  # ([0-9]+) (?:SM|CU|[a-zA-Z]+ cores|core) x ([0-9]+) FLOP x ([0-9_]+) Hz(, the base.*)?$",
             text,
             re.MULTILINE,
         ):
