@@ -149,7 +149,7 @@ class TestEachAccelerator:
         if hardware.driver_total is not None:  # 0.1 to 0.7 GiB below what nvidia-smi shows
             assert 0.9 <= hardware.driver_total / hardware.memory_bytes <= 1
         if hardware.usable_memory_bytes is not None:
-            assert 0.66 <= hardware.usable_memory_bytes / hardware.memory_bytes <= 1
+            assert 0.5 <= hardware.usable_memory_bytes / hardware.memory_bytes <= 1  # half on a Steam Deck
         if hardware.interconnect is not None:  # a link is slower than the memory
             assert 10**10 <= hardware.interconnect.bandwidth_per_direction < hardware.memory_bandwidth
             assert 2 <= (hardware.interconnect.domain_size or 2) <= 10_000
