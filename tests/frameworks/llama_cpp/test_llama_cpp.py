@@ -109,11 +109,11 @@ def test_a_processor_has_no_gpus_for_layers(words: str, error: str) -> None:
 
 
 def test_changes_on_a_processor_are_those_of_its_memory() -> None:
-    document = command("memory", "llama3.1:8b", "--engine", "llama.cpp", "--hardware", "raspberry-pi-5").document_with(1)
+    words = ("memory", "llama3.1:8b", "--engine", "llama.cpp", "--hardware")
+    document = command(*words, "raspberry-pi-5", "--format", "json").document_with(1)
     starting_changes = [change["flag"] for change in document["changes"] if change["starts"]]
     assert starting_changes == ["-ctk q8_0 -ctv q8_0 -fa on", "-c 91904"]
-    words = ("memory", "llama3.1:8b", "--engine", "llama.cpp", "--hardware", "ryzen-9-7950x")
-    assert "More room in the host's memory" in command(*words).out
+    assert "More room in the host's memory" in command(*words, "ryzen-9-7950x").out
 
 
 def test_a_cache_of_an_indexer() -> None:
