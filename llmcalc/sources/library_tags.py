@@ -27,8 +27,8 @@ class LibraryName:
     scheme: the scheme of tags without a format; `none` for 16 bits.
     presets: tag → preset, where the tag's name does not say it.
     schemes: tag → scheme, where it is not `scheme`.
-    context_lengths: tag → context length of the file in tokens, where it is not the preset's or that of its size. A tag
-        that ends in a hyphen stands for those that go on with a format, where they are another version's.
+    context_lengths: tag → context length of the file in tokens, where it is not the preset's or that of its size.
+        A tag that ends in a hyphen stands for those that go on with a format, where they are another version's.
     """
 
     latest: str

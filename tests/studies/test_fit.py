@@ -22,7 +22,7 @@ from llmcalc.studies.fit import (
     largest_run,
 )
 from tests.contracts.test_parts import decoder
-from tests.in_process import shared_answer
+from tests.in_process import command, shared_answer
 from tests.samples import in_one_test
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
