@@ -390,7 +390,8 @@ def _engine_that_divides_layers(
 ) -> UsualEngine | None:
     """Returns the usual engine of a run if only whole layers are divided among devices; otherwise None."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
-    is_several_computers = is_whole_computer(hardware) and layout_request.devices != 1
+    is_several_computers = is_whole_computer(hardware) and (layout_request.devices or 1) > 1
+    is_several_computers |= hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
     if not divides_layers or is_several_computers:
         return None
     return UsualEngine.of_run(preset, run_memory, hardware, default_context)
