@@ -277,12 +277,14 @@ class MemoryFit:
 
     needed_bytes: bytes required, with the estimated fragmentation.
     fragmentation: bytes of them that are the allocator's free blocks, an estimate; default 0.
+    engine_name: the engine whose buffers they are; empty (default) for the kernels of torch.
     left_bytes: the headroom in bytes; negative for a shortfall.
     """
 
     hardware: Hardware
     needed_bytes: int
     fragmentation: int = 0
+    engine_name: str = ""
 
     @property
     def capacity_bytes(self) -> int:

@@ -260,7 +260,7 @@ def _inference_memory(
     """Counts the weights, adapters and cache of inference."""
     weight_format, stored_bytes = dtype(run_settings.dtype or published_dtype), None
     scheme = quantization_scheme(run_settings, model_config)
-    if run_settings.quantize is not None and run_settings.dtype is None:  # `none` has 16 bits, as published or widened
+    if run_settings.quantize is not None and run_settings.dtype is None:  # `none`: as published, or at least 16 bits
         weight_format = _unquantized_format(run_settings, published_dtype)
     if scheme is not None:
         weight_format = _unquantized_format(run_settings, published_dtype)

@@ -189,7 +189,7 @@ def _planned_answer(
             else partial(comparison.layouts, framework_of(run_layout).name),
         ),
     )
-    plan = first_fitting_plan(list(plans))
+    plan = replace(first_fitting_plan(list(plans)), published_step_tokens=preset.training.step_tokens)
     if plans_all_frameworks and plan.training_times is not None and not plan.other_plans:
         compared_layouts = comparison.layouts(
             plan.framework.name, plan.training_times.settings.stack, plan.global_batch

@@ -627,7 +627,7 @@ def _llama_cpp_layout(
     It divides layers where only a number of accelerators is stated, as `fit` has it (--split-mode of
     tools/server/README.md, whose default is `layer`).
     """
-    from ..studies.fit_options import WHOLE_COMPUTERS
+    from ..studies.fit_serving import WHOLE_COMPUTERS
     from .usual_engines import divided_by_layers, replica_under_usual_engine
 
     device_request = replace(layout_request, devices=layout_request.devices or layout_request.layout().world_size)

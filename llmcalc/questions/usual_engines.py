@@ -34,8 +34,8 @@ from ..studies.fit import (
     largest_fitting_number,
     single_setting_changes,
 )
-from ..studies.fit_options import MOST_SPLIT_DEVICES, WHOLE_COMPUTERS, HardwareOption, is_whole_computer
-from ..studies.fit_serving import ReplicaFit, ServingFitAnswer
+from ..studies.fit_options import MOST_SPLIT_DEVICES, HardwareOption
+from ..studies.fit_serving import WHOLE_COMPUTERS, ReplicaFit, ServingFitAnswer, is_whole_computer
 from ..units import DTYPE_BITS, dtype
 
 FORMAT_SETTINGS = "dtype", "kv_dtype", "quantize"
@@ -390,7 +390,8 @@ def _engine_that_divides_layers(
 ) -> UsualEngine | None:
     """Returns the usual engine of a run if only whole layers are divided among devices; otherwise None."""
     divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
-    is_several_computers = hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
+    is_several_computers = is_whole_computer(hardware) and (layout_request.devices or 1) > 1
+    is_several_computers |= hardware.vendor in WHOLE_COMPUTERS and layout_request.devices != 1
     if not divides_layers or is_several_computers:
         return None
     return UsualEngine.of_run(preset, run_memory, hardware, default_context)
@@ -402,8 +403,11 @@ def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardwar
     None for another engine, and where the buffers are not known.
     """
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
-    device_bytes = None if usual_engine is None else usual_engine.device_bytes(int(run_memory.states.workload.batch))
-    return None if device_bytes is None else MemoryFit(hardware, device_bytes)
+    if usual_engine is None:
+        return None
+    device_bytes = usual_engine.device_bytes(int(run_memory.states.workload.batch))
+    engine_name = usual_engine.engine_record.name
+    return None if device_bytes is None else MemoryFit(hardware, device_bytes, engine_name=engine_name)
 
 
 def option_under_usual_engine(

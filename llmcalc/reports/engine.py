@@ -362,7 +362,9 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
 
 
 def _changes_table(engine_use: EngineUse) -> Table:
-    device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
+    term_devices = {term.device for term in engine_use.memory.terms}
+    device_text = "on the GPUs" if term_devices - {None, "", HOST_DEVICE} else "for the cache"
+    device_text = "in the host's memory" if term_devices == {HOST_DEVICE} else device_text
     engine_memory = engine_use.memory
     title = f"More room {device_text}" if engine_memory.can_start else "What would make it start"
     omits_equal_rows = engine_memory.can_start and not engine_memory.host  # of a cache that fills what is left

@@ -17,11 +17,9 @@ from ..studies.fit_options import (
     MOST_COMPUTERS,
     MOST_DEVICES,
     MOST_SPLIT_DEVICES,
-    WHOLE_COMPUTERS,
     HardwareOption,
-    is_whole_computer,
 )
-from ..studies.fit_serving import ServingFitAnswer
+from ..studies.fit_serving import WHOLE_COMPUTERS, ServingFitAnswer, is_whole_computer
 from ..studies.timed_run import TimedRun
 from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import fit_verdict_text, verdict_notes

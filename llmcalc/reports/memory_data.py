@@ -67,6 +67,7 @@ def verdicts_data(accelerator_fits: Sequence[MemoryFit]) -> list[dict[str, Any]]
             "device_bytes": accelerator_fit.needed_bytes,
             "left_bytes": accelerator_fit.left_bytes,
             "verdict": accelerator_fit.verdict,
+            "engine": accelerator_fit.engine_name or None,
         }
         for accelerator_fit in accelerator_fits
     ]

@@ -91,7 +91,7 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
             *micro_batch_notes(plan),
             f"assumed: {plan.assumed_batch}, {plan.step_tokens:,} tokens a step" if plan.assumed_batch else "",
             f"assumed: a micro-batch of each device, {plan.step_tokens:,} tokens a step; pre-training, and "
-            f"cost, take about {_usual_step_tokens_text(plan.devices)}: "
+            f"cost, take about {_usual_step_tokens_text(plan)}: "
             f"--global-batch {plan.batch_of_cost}"
             if plan.batch_of_cost
             else "",
@@ -249,9 +249,11 @@ def _fitting_layouts_text(ranked_layouts: RankedLayouts) -> str:
     return f"{first_text} of {layout_count:,} layouts, counted in full, {fits_verb}"
 
 
-def _usual_step_tokens_text(devices: int) -> str:
-    """Writes the usual number of tokens of a training step: `4M`, or `1,024 of each device` on many devices."""
-    return "4M" if usual_step_tokens(devices) == STEP_TOKENS else f"{LEAST_DEVICE_TOKENS:,} of each device"
+def _usual_step_tokens_text(plan: LayoutPlan) -> str:
+    """Writes the usual number of tokens of a training step: as published, `4M`, or `1,024 of each device` on many."""
+    if plan.published_step_tokens:
+        return f"{units.count(plan.published_step_tokens)}, as published"
+    return "4M" if usual_step_tokens(plan.devices) == STEP_TOKENS else f"{LEAST_DEVICE_TOKENS:,} of each device"
 
 
 def _layout_row(

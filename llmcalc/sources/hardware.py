@@ -322,14 +322,18 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
         )
     for pattern in (PROCESSOR_WORD, SMALL_COMPUTER_WORD):
         if pattern.search(typed_name):
-            processors = ", ".join(name for name in hardware_names() if load_hardware(name).is_processor)
+            names = [name for name in hardware_names() if load_hardware(name).is_processor]
+            family_pattern = re.compile(rf"{re.escape(normalized(typed_name))}(?![a-z])")
+            names = [name for name in names if family_pattern.match(normalized(name))] or names
+            processors = ", ".join(names)
             size_match = re.search(r"([1-9][0-9]{0,4})\s*gi?b", typed_name, re.IGNORECASE)
             memory_text = f"{size_match[1] if size_match else 32}GiB"
             raise InputError(
                 f"--hardware: {typed_name}: no figures are known of it; expected its memory alone, such as "
                 f"{memory_text}, a processor with figures ({processors}), or for times a .toml file with "
                 "like = 'ryzen-9-7950x', memory_bytes, memory_bandwidth (channels x 8 bytes x rate) and "
-                "peak_flops = { float32 = cores x 32 x clock }"
+                "peak_flops = { float32 = cores x FLOP per clock (16 for 128-bit units, 32 for AVX2, 64 for AVX-512) "
+                "x clock }"
             )
     hardware_by_spelling = {
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
@@ -407,7 +411,7 @@ def _hardware_of_memory_size(typed_name: str) -> Hardware | None:
 
 def _with_memory_size(hardware: Hardware, memory_gib: int, typed_name: str) -> Hardware:
     """Returns the accelerator with this memory size; raises `InputError` if it is not sold with it."""
-    if hardware.is_processor:  # its computer has any memory
+    if hardware.is_processor and not hardware.configurations:  # its computer has any memory
         bandwidth = hardware.memory_bandwidth
         memory_size = MemoryConfiguration(memory_bytes=memory_gib * 2**30, memory_bandwidth=bandwidth)
         return with_configuration(hardware, memory_size)

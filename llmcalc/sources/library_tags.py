@@ -27,7 +27,8 @@ class LibraryName:
     scheme: the scheme of tags without a format; `none` for 16 bits.
     presets: tag → preset, where the tag's name does not say it.
     schemes: tag → scheme, where it is not `scheme`.
-    context_lengths: tag → context length of the file in tokens, where it is not the preset's.
+    context_lengths: tag → context length of the file in tokens, where it is not the preset's or that of its size.
+        A tag that ends in a hyphen stands for those that go on with a format, where they are another version's.
     """
 
     latest: str
@@ -55,7 +56,9 @@ LIBRARY_NAMES = {
     "bge-large": LibraryName("335m", "none"),
     "bge-m3": LibraryName("567m", "none"),
     "codegemma": LibraryName("7b", "q4_0", presets={"code": "gemma-2b", "2b": "gemma-2b", "7b": "gemma-7b"}),
-    "codellama": LibraryName("7b", "q4_0", presets={"python": "codellama-7b-python"}, context_lengths={"70b": 2048}),
+    "codellama": LibraryName(
+        "7b", "q4_0", presets={"python": "codellama-7b-python"}, context_lengths={"70b": 2048, "70b-code": 16384}
+    ),
     "codestral": LibraryName("22b", "q4_0"),
     "cogito": LibraryName(
         "8b",
@@ -110,10 +113,19 @@ LIBRARY_NAMES = {
     "gemma3": LibraryName("4b", schemes={"270m": "q8_0"}),
     "gemma3n": LibraryName("e4b"),
     "gemma4": LibraryName("e4b"),
-    "glm4": LibraryName("9b", "q4_0", context_lengths={"9b": 131072}),
+    "glm4": LibraryName("9b", "q4_0", context_lengths={"9b": 131072, "9b-text": 8192}),
     "gpt-oss": LibraryName("20b"),
     "gpt-oss-safeguard": LibraryName("20b", presets={"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"}),
-    "granite-code": LibraryName("3b", "q4_0", context_lengths={"3b": 128000, "8b": 128000}),
+    "granite-code": LibraryName(
+        "3b",
+        "q4_0",
+        context_lengths={  # 3b and 8b have the ids of 3b-instruct-128k-q4_0 and 8b-instruct-128k-q4_0
+            "3b": 128000,
+            "8b": 128000,
+            **dict.fromkeys(("3b-base", "3b-instruct-"), 2048),
+            **dict.fromkeys(("8b-base", "8b-instruct-"), 4096),
+        },
+    ),
     "granite3-dense": LibraryName("2b"),
     "granite3-moe": LibraryName("1b"),
     "granite3.1-dense": LibraryName("8b"),
@@ -164,7 +176,7 @@ LIBRARY_NAMES = {
             "v0.2": "mistral-7b-v0.2",
         },
         schemes=dict.fromkeys(("7b-text", "instruct", "v0.1", "v0.2"), "q4_0"),
-        context_lengths={"7b-text": 16384},
+        context_lengths={"text": 16384, "7b-text": 16384, "7b-text-": 32768},
     ),
     "mistral-large": LibraryName("123b"),
     "mistral-medium-3.5": LibraryName("128b"),
@@ -178,7 +190,7 @@ LIBRARY_NAMES = {
     "muse-glimmer": LibraryName("30b"),
     "mxbai-embed-large": LibraryName("335m", "none"),
     "nemotron": LibraryName("70b", presets={"70b": "llama3.1-70b"}),
-    "nemotron-3-nano": LibraryName("30b", context_lengths={"30b": 1048576}),
+    "nemotron-3-nano": LibraryName("30b", context_lengths=dict.fromkeys(("30b", "30b-a3b"), 1048576)),
     "nemotron-3-super": LibraryName("120b"),
     "nemotron-3.5-lightning": LibraryName("30b", presets={"30b": "nemotron-3.5-lightning"}),
     "nemotron-cascade-2": LibraryName("30b", presets={"30b": "nemotron-3-nano-30b-a3b"}),

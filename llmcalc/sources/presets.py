@@ -96,7 +96,8 @@ def _library_tag(name: str) -> tuple[LibraryName, str] | None:
     """Returns a name's entry in Ollama's library with its tag, without words that change no size; None for other names.
 
     `latest` and no tag are the tag of the size that `latest` has. A name without a tag is not the library's if it is a
-    preset's, or an alias of another model than `latest`. Overrides (`?`) are ignored.
+    preset's, an alias of another model than `latest`, or a model's of which a later version is published, such as
+    `mistral-large`. Overrides (`?`) are ignored.
     """
     library_name, _, tag = name.partition("?")[0].lower().partition(":")
     entry = LIBRARY_NAMES.get(library_name)
@@ -106,7 +107,18 @@ def _library_tag(name: str) -> tuple[LibraryName, str] | None:
     preset_with_alias = None if tag else _preset_of_spelling(library_name)
     size_name = f"{library_name}:{size_tag}"
     newest = entry.presets.get(size_tag) or _preset_of_spelling(size_name) or _preset_of_tag(size_name)
-    return (entry, size_tag) if preset_with_alias in (None, newest) else None
+    if preset_with_alias not in (None, newest) or (not tag and newest and _has_later_version(library_name, newest)):
+        return None
+    return entry, size_tag
+
+
+@cache
+def _has_later_version(library_name: str, preset_name: str) -> bool:
+    """Whether a preset `library_name-VERSION`, without a size, was released after another preset."""
+    version_pattern = re.compile(rf"{re.escape(library_name)}-v?[0-9]+(?:\.[0-9]+)?")
+    released = load_preset(preset_name).released or ""
+    versions = filter(version_pattern.fullmatch, model_names())
+    return any((load_preset(version).released or "") > released for version in versions)
 
 
 def library_scheme(name: str) -> str | None:
@@ -117,9 +129,18 @@ def library_scheme(name: str) -> str | None:
 
 
 def library_context(name: str) -> int | None:
-    """Returns the context length in tokens of a tag in Ollama's library where it is not the preset's."""
-    library_tag = _library_tag(name)
-    return None if library_tag is None else library_tag[0].context_lengths.get(library_tag[1])
+    """Returns the context length in tokens of a tag in Ollama's library where it is not the preset's.
+
+    It is that of the tag without its format: that of `codellama:70b` for `codellama:70b-instruct-q4_K_M`.
+    """
+    tag_with_format = name.partition("?")[0].lower()
+    name = re.sub(rf"(?<=:)(.*?)-?{_GGUF_TYPE}$", r"\1", tag_with_format)
+    library_tag, tag = _library_tag(name), name.partition(":")[2]
+    if library_tag is None:
+        return None
+    entry, size_tag = library_tag
+    tags = tag if name == tag_with_format else f"{tag}-", tag, size_tag
+    return next((entry.context_lengths[tag] for tag in tags if tag in entry.context_lengths), None)
 
 
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")

@@ -179,7 +179,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
     tagged_checkpoint = checkpoint_of_tag(model_target)
     if tagged_checkpoint is not None:
         preset = tagged_checkpoint[0].name
-        return preset, preset, read_preset(preset)
+        return preset, preset, _with_context_of_tag(read_preset(preset), model_target)
     if is_hub_id(model_target):
         return _describe_hub_model(model_target, head, allow_unknown)
     preset = find_by_repository(model_target)

@@ -20,13 +20,10 @@ from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from .fit import SettingChange, cli_options, devices_option, least_static_bytes
-from .fit_serving import serving_layouts
+from .fit_serving import is_whole_computer, serving_layouts
 
 MOST_DEVICES = 64
 """Largest number of accelerators that is tried."""
-
-WHOLE_COMPUTERS = ("Apple",)
-"""Vendors whose chips are each a computer of its own."""
 
 MOST_COMPUTERS = 4
 """Largest number of such computers: those that MLX's documentation joins, each by a Thunderbolt cable to every other
@@ -232,11 +229,6 @@ def hardware_options(
             ),
         )
     )
-
-
-def is_whole_computer(hardware: Hardware) -> bool:
-    """Whether each accelerator of a kind is in a separate computer: Apple's chips, processors, and laptop GPUs."""
-    return hardware.vendor in WHOLE_COMPUTERS or hardware.is_processor or hardware.is_laptop_gpu
 
 
 def _runs_on_usual_number(

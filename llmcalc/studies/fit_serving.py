@@ -25,8 +25,21 @@ from .timed_run import TimedRun
 NODE_DEVICES = 8
 """Largest tensor-parallel group that is tried: devices that share the fastest link."""
 
+WHOLE_COMPUTERS = ("Apple",)
+"""Vendors whose chips are each a computer of its own."""
+
 MOST_TRIED_DEVICES = 2**10
 """Largest number of accelerators that is tried."""
+
+
+def is_whole_computer(hardware: Hardware) -> bool:
+    """Whether each accelerator of a kind is in a separate computer: Apple's chips, processors, and laptop GPUs."""
+    return hardware.vendor in WHOLE_COMPUTERS or hardware.is_processor or hardware.is_laptop_gpu
+
+
+def _cannot_join(hardware: Hardware) -> bool:
+    """Whether no replica is divided among accelerators of a kind: separate computers without a link, but Macs (MLX)."""
+    return is_whole_computer(hardware) and hardware.interconnect is None and hardware.vendor not in WHOLE_COMPUTERS
 
 
 @frozen
@@ -150,6 +163,13 @@ def serving_replicas(
     work_budget, best_replica = WorkBudget(WORK_OF_SEARCH), None
     uncounted_layouts = [] if uncounted_layouts is None else uncounted_layouts
     layouts = list(serving_layouts(model_memory, layout_request, layout_request.devices, uncounted_layouts))
+    if is_whole_computer(hardware) and hardware.interconnect is None and replace(layout_request, dp=None).is_undivided:
+        layouts_of_computers = [layout for layout in layouts if layout.replica_devices == 1]
+        fits_on_one = any(
+            _replica_of_layout(model_memory, hardware, layout).fit.verdict != "no" for layout in layouts_of_computers
+        )
+        if fits_on_one or _cannot_join(hardware):
+            layouts = layouts_of_computers
     for layout in layouts:
         if tried_replicas and work_budget.is_spent():
             break
@@ -227,6 +247,8 @@ def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout)
 def _layout_on_more_devices(model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:
     """Returns the first layout that fits on twice the number of accelerators, four times the number, and so on."""
     assert layout_request.devices is not None
+    if _cannot_join(hardware):
+        return None
     devices = 2 * layout_request.devices
     while devices <= MOST_TRIED_DEVICES:
         for layout in serving_layouts(model_memory, replace(layout_request, dp=None), devices):

@@ -132,6 +132,7 @@ class LayoutPlan:
     is_batch_assumed: whether nobody stated the global batch.
     version: the framework's version; empty for the newest.
     untried_frameworks: sentences on usual frameworks that cannot train the model, for a run without a layout that fits.
+    published_step_tokens: tokens of the model's published training step; None (default) if not known.
     longer_micro_batches: the fastest layout with more sequences in a micro-batch, if it is faster than the first.
     """
 
@@ -150,6 +151,7 @@ class LayoutPlan:
     version: str = ""
     untried_frameworks: tuple[str, ...] = ()
     longer_micro_batches: ComparedLayout | None = None
+    published_step_tokens: int | None = None
 
     @property
     def assumed_batch(self) -> str:
@@ -163,7 +165,7 @@ class LayoutPlan:
         model_memory, tokens = self.memory, int(self.memory.states.workload.seq)
         if not self.is_batch_assumed or not is_pretraining(model_memory.spec, model_memory.settings.lora_rank):
             return 0
-        batch = usual_batch(tokens, self.devices)
+        batch = usual_batch(tokens, self.devices, self.published_step_tokens)
         return batch if batch > self.global_batch else 0
 
     @property

@@ -355,7 +355,11 @@ USAGE = {
     "fit gemma3-4b --hardware iphone": "--hardware: iphone: no figures are known of it; expected its memory alone",
     "fit gemma3-4b --hardware 64gb-ram": "expected its memory alone, such as 64GiB, a processor with figures (epyc-",
     "time gemma3-4b --hardware ryzen-5950x": "or for times a .toml file with like = 'ryzen-9-7950x', memory_bytes, "
-    "memory_bandwidth (channels x 8 bytes x rate) and peak_flops = { float32 = cores x 32 x clock }",
+    "memory_bandwidth (channels x 8 bytes x rate) and peak_flops = { float32 = cores x FLOP per clock "
+    "(16 for 128-bit units, 32 for AVX2, 64 for AVX-512) x clock }",
+    "time gemma3-4b --hardware epyc": "a processor with figures (epyc-9354, epyc-9554, epyc-9654), or for times",
+    "memory gemma3-4b --hardware raspberry-pi-5-64gb": "does not sell the Raspberry Pi 5 with 64 GB; expected one of "
+    "raspberry-pi-5-1gb, raspberry-pi-5-2gb, ",
     "memory qwen3-8b --engine vllm --hardware ryzen-9-7950x": "expected a GPU of NVIDIA",
     "compare h100 h200": "'h100' is an accelerator; expected a model's name (llmcalc hardware has their figures",
     "memory llama3-8b --ep 2 --devices 2": "--ep 2: the model has no routed experts to divide; remove it",

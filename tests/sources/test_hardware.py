@@ -149,7 +149,7 @@ class TestEachAccelerator:
         if hardware.driver_total is not None:  # 0.1 to 0.7 GiB below what nvidia-smi shows
             assert 0.9 <= hardware.driver_total / hardware.memory_bytes <= 1
         if hardware.usable_memory_bytes is not None:
-            assert 0.66 <= hardware.usable_memory_bytes / hardware.memory_bytes <= 1
+            assert 0.5 <= hardware.usable_memory_bytes / hardware.memory_bytes <= 1  # half on a Steam Deck
         if hardware.interconnect is not None:  # a link is slower than the memory
             assert 10**10 <= hardware.interconnect.bandwidth_per_direction < hardware.memory_bandwidth
             assert 2 <= (hardware.interconnect.domain_size or 2) <= 10_000
@@ -190,14 +190,14 @@ class TestEachAccelerator:
         text = (presets_dir() / "hardware" / f"{name}.toml").read_text()
         for value, whole, divisor in re.findall(r"= ([0-9_]+)  # ([0-9.e+]+)[a-z/ ]* / ([0-9]+)$", text, re.MULTILINE):
             assert int(value) * int(divisor) == float(whole)
-        for value, units, flop, clock in re.findall(
-            r"= ([0-9_]+)  # ([0-9]+) (?:SM|CU|GPU cores|Xe cores|core) x ([0-9]+) FLOP x ([0-9_]+) Hz$",
+        for value, units, flop, clock, base in re.findall(
+            r"= ([0-9_]+)  # ([0-9]+) (?:SM|CU|[a-zA-Z]+ cores|core) x ([0-9]+) FLOP x ([0-9_]+) Hz(, the base.*)?$",
             text,
             re.MULTILINE,
         ):
             assert int(value) == int(units) * int(flop) * int(clock)
             assert load_hardware(name).compute_units.count == int(units)
-            assert load_hardware(name).boost_clock_hz == int(clock)
+            assert load_hardware(name).boost_clock_hz == (None if base else int(clock))
         for value, links, rate in re.findall(r"= ([0-9_]+)  # ([0-9]+) links x ([0-9.]+) GB/s$", text, re.MULTILINE):
             assert int(value) == int(links) * float(rate) * 10**9
         for value, bits, rate in re.findall(r"= ([0-9_]+)  # ([0-9]+) bits x ([0-9e]+) bit/s / 8$", text, re.MULTILINE):

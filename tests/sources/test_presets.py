@@ -312,6 +312,29 @@ def test_tags_without_a_format_have_the_format_and_context_that_the_library_list
             assert longest_sequence(load(tag).model) == pytest.approx(context, rel=0.03), tag
 
 
+@pytest.mark.parametrize(
+    ("tag", "context"),
+    [
+        ("codellama:70b-instruct-q4_K_M", 2048),
+        ("codellama:70b-code-q4_0", 16_384),
+        ("granite4:tiny-h-q4_K_M", 2**20),
+        ("granite-code:3b-instruct-q4_0", 2048),  # 3b has the id of 3b-instruct-128k-q4_0
+        ("granite-code:3b-instruct", 128_000),
+        ("granite-code:8b-base", 4096),
+        ("mistral:7b-text-q4_0", 32_768),
+        ("glm4:9b-chat-q8_0", 131_072),
+        ("glm4:9b-text-fp16", 8192),
+        ("nemotron-3-nano:30b-a3b-q8_0", 2**20),
+        ("qwen2-math:7b-instruct-q8_0", 4096),
+        ("deepseek-coder-v2:236b-instruct-q8_0", 4096),
+        ("llama3.1:8b-instruct-q4_K_M", 131_072),
+    ],
+)
+def test_a_tag_with_a_format_has_the_context_of_its_file(tag: str, context: int) -> None:
+    """The contexts in data/models.json, the source of `sources/library_tags.py`."""
+    assert longest_sequence(load(tag).model) == context
+
+
 def causes_of_size(listed_tag: tuple[str, float, str, float]) -> list[str]:
     """Returns the format, whether it is a mixture, and names of models with encoders or tensors of 16 bits."""
     tag, _, scheme, _ = listed_tag

@@ -22,7 +22,7 @@ from llmcalc.studies.fit import (
     largest_run,
 )
 from tests.contracts.test_parts import decoder
-from tests.in_process import shared_answer
+from tests.in_process import command, shared_answer
 from tests.samples import in_one_test
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
@@ -423,3 +423,10 @@ def test_fit_on_one_device_counts_the_framework_of_memory(run: Any) -> None:
     fitting = run("fit", *words[:3], "--hardware", "h100", "--devices", "1", "--format", "json").document
     assert (fitting["needed_devices"], fitting["needed_framework"]) == (1, "torch")
     assert "1 device under torch" in " ".join(run("memory", *words, "--devices", "1").out.split())
+
+
+def test_separate_computers_without_a_link_have_replicas_alone() -> None:
+    """Two boards, or two Macs on each of which the model fits; MLX divides a larger model among Macs."""
+    for hardware in ("raspberry-pi-5", "m4-max"):
+        document = command("fit", "llama3.1:8b", "--hardware", hardware, "--devices", "2", "--format", "json").document
+        assert [option["layout"]["dp"] for option in document["layouts"]] == [2], hardware

@@ -411,6 +411,9 @@ def test_a_step_smaller_than_that_of_cost_is_said_to_be(run: Any) -> None:
     assert "assumed: a micro-batch of each device, 256 tokens a step" in note
     cost = run("cost", *words[:-2], "--tokens", "1B", "--framework", "megatron").out
     assert f"--global-batch {stated}" in " ".join(cost.split())
+    words_of_published_step = ("olmo2-13b", "--devices", "64", "--seq", "4096", "--hardware", "h100", "--rows", "1")
+    notes = " ".join(asked(run, "plan", *words_of_published_step)["notes"])
+    assert "cost, take about 8.39 M, as published: --global-batch 2048" in notes  # as the preset states
     for more in (("--global-batch", "2"), ("--lora-rank", "4")):
         assert not [note for note in asked(run, "plan", *words, *more)["notes"] if note.startswith("assumed")]
 

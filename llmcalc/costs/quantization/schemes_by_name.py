@@ -199,8 +199,8 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
     if re.fullmatch(r"(?:bf|bfloat)16|f(?:p|loat)?(?:16|32)", scheme_label):
         dtype_text = f"{'bf' if scheme_label[0] == 'b' else 'fp'}{scheme_label[-2:]}"
         raise InputError(
-            f"--quantize {scheme_name[:40]}: is not quantized; expected none, weights in 16 bits, or --dtype "
-            f"{dtype_text}"
+            f"--quantize {scheme_name[:40]}: is not quantized; expected none, the published weights, or 16 bits where "
+            f"those are narrower; or --dtype {dtype_text}"
         )
     bits_match = re.fullmatch(
         r"(?:bnb|bitsandbytes|(?:bnb|int|uint|q|w)?[-_]?(?P<bits>[48])[-_]?(?:bits?)?)", scheme_label

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...sources.preset import Preset
-from ..engines.engine import EngineMemory
+from ..engines.engine import HOST_DEVICE, EngineMemory
 from .engine_memory import engine_memory
 from .layer_fit import fit_server, is_all_on_gpus
 from .server import BufferSizes, GgmlServer
@@ -37,7 +37,7 @@ def memory(server: GgmlServer) -> EngineMemory:
 
 
 def _fewest_free_bytes(server: GgmlServer) -> int:
-    """Returns the free bytes of the fullest GPU; negative if buffers do not fit.
+    """Returns the free bytes of the fullest GPU, or of a processor's memory; negative if buffers do not fit.
 
     The graphs are laid out only where tensors and caches alone leave room.
     """
@@ -48,7 +48,8 @@ def _fewest_free_bytes(server: GgmlServer) -> int:
 
 
 def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: BufferSizes) -> int:
-    return min((server.free_bytes - device_buffers.bytes_on(device) for device in server.devices), default=0)
+    devices = (HOST_DEVICE,) if server.hardware.is_processor else server.devices
+    return min((server.free_bytes - device_buffers.bytes_on(device) for device in devices), default=0)
 
 
 def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
@@ -56,7 +57,7 @@ def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
 
     The context stays the server's: a default one is a slot's times the slots with --fit, and that of all without.
     """
-    layer_flags = {} if server.has_stated_gpu_layers else {"n_gpu_layers": "all"}
+    layer_flags = {} if server.has_stated_gpu_layers or not server.devices else {"n_gpu_layers": "all"}
     context_flags = {"ctx_size": server.context_tokens} if server.has_automatic_context else {}
     return server.with_flags(fit="off", **(context_flags | layer_flags | flags))
 
@@ -110,7 +111,7 @@ def most_layers(server: GgmlServer) -> int | None:
 
 
 def longest_context(server: GgmlServer) -> int | None:
-    """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
+    """Returns the longest context (-c) in tokens for which everything fits, a multiple of 256."""
     step_count = max(1, server.context_tokens // 256)
     fitting_step_count = _largest_fitting_value(
         1,
@@ -121,22 +122,25 @@ def longest_context(server: GgmlServer) -> int | None:
 
 
 def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields flag changes that free memory of the GPUs, the cheapest first, as (typed text, flag values).
+    """Yields flag changes that free memory of the GPUs or a processor, the cheapest first, as (typed text, values).
 
-    They are tried with all layers on the GPUs, where the user does not say how many.
+    They are tried with all layers on the GPUs, where there are any and the user does not say how many.
     """
     cache_flags = {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
-    layer_flags, typed_layer_flag = ({}, "") if server.has_stated_gpu_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
+    places_all_layers = server.devices and not server.has_stated_gpu_layers
+    layer_flags, typed_layer_flag = ({"n_gpu_layers": "all"}, "-ngl all ") if places_all_layers else ({}, "")
     has_free_memory = _fewest_free_bytes(_server_with_fit_off(server)) >= 0
     if server.micro_batch_tokens > SMALL_MICRO_BATCH and not has_free_memory:
         yield f"{typed_layer_flag}-ub {SMALL_MICRO_BATCH}", layer_flags | {"ubatch_size": SMALL_MICRO_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
         yield f"{typed_layer_flag}-ctk {SMALL_CACHE_TYPE} -ctv {SMALL_CACHE_TYPE} -fa on", layer_flags | cache_flags
-    if has_free_memory or not server.devices:
+    if has_free_memory:
         return
     fitting_context = longest_context(server)
     if fitting_context is not None and fitting_context < server.context_tokens:
         yield f"{typed_layer_flag}-c {fitting_context}", layer_flags | {"ctx_size": fitting_context}
+    if not server.devices:
+        return
     host_experts = fewest_host_experts(server)
     if host_experts:
         yield f"{typed_layer_flag}-ncmoe {host_experts}", layer_flags | {"n_cpu_moe": host_experts}
@@ -177,15 +181,15 @@ def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict
 
 
 def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    flag_sets: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
+    flag_sets: list[dict[str, Any]] = [{"n_gpu_layers": "all"} if server.devices else {}]
     if _fewest_free_bytes(_server_with_fit_off(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:
             flag_sets.append(
                 flag_sets[0] | {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
             )
-        host_experts = fewest_host_experts(server)
+        host_experts = fewest_host_experts(server) if server.devices else None
         flag_sets += [flag_sets[0] | {"n_cpu_moe": host_experts}] if host_experts else []
-        gpu_layers = most_layers(server)
+        gpu_layers = most_layers(server) if server.devices else None
         flag_sets += [{"n_gpu_layers": gpu_layers}] if gpu_layers is not None else []
     for trial_flags in flag_sets:
         try:

@@ -136,7 +136,8 @@ def _cache_origin(server: GgmlServer) -> str:
 def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
     """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit.
 
-    On a processor all buffers are in its memory; what does not fit there is swapped.
+    On a processor all buffers are in its memory; what does not fit there is swapped. So it is with the buffers of GPU
+    and host where both have one memory.
     """
     host_bytes = device_buffers.bytes_on(HOST_DEVICE)
     if server.hardware.is_processor and host_bytes > server.free_bytes:
@@ -148,6 +149,10 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
             error_text = messages.get(f"no_memory_{device.rstrip('0123456789')}", messages["no_memory"])
             free_gib = server.free_bytes / GIB
             return f"{error_text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
+    total_bytes = sum(device_buffers.bytes_on(device) for device in (*server.devices, HOST_DEVICE))
+    memory_bytes = server.hardware.memory_bytes
+    if server.hardware.unified_memory and total_bytes > memory_bytes:
+        return f"GPU and host need {total_bytes / GIB:.2f} GiB and have {memory_bytes / GIB:.2f} GiB of memory in all"
     return ""
 
 

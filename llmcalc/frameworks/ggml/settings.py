@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
+from ...accelerator import Hardware
 from ...errors import InputError
 from ...frozen import frozen
 from ...sources.presets import is_library_tag
@@ -305,6 +307,20 @@ class GgmlSettings(EngineServer):
         """Whether the server adjusts unset flags to free memory (--fit)."""
         flag_text = self.flags.get("fit")
         return self.rules.fits if flag_text is None else str(flag_text) in ("on", "true", "True")
+
+
+def refuse_gpu_flags(hardware: Hardware, flags: Mapping[str, Any]) -> None:
+    """Raises `InputError` for flags of llama-server that place layers on GPUs, on a processor."""
+    if not hardware.is_processor:
+        return
+    values_without_gpu = {"n_gpu_layers": ("auto", "-1", "0"), "device": ("none", "0"), "tensor_split": ()}
+    for flag_name, values in values_without_gpu.items():
+        value = str(flags.get(flag_name))
+        if flag_name in flags and value not in values:
+            typed_flag = f"--{flag_name.replace('_', '-')} {value[:40]}"
+            if value.replace(",", "").isdecimal() and flag_name == "device":  # the numbers of `--devices`
+                typed_flag = f"--devices {value.count(',') + 1}"
+            raise InputError(f"{typed_flag}: {hardware.title} is a processor, without GPUs that take layers; remove it")
 
 
 def round_up(cell_count: int, divisor: int) -> int:

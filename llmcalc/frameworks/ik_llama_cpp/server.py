@@ -12,6 +12,7 @@ from ..engines.engine import EngineVersion
 from ..engines.versions import read_engine_record
 from ..ggml.architectures import check_architecture
 from ..ggml.server import GgmlServer
+from ..ggml.settings import refuse_gpu_flags
 from ..ggml.versions import GgmlEngineRecord
 
 
@@ -40,4 +41,5 @@ def create_server(
     Raises `InputError` for flags that contradict each other, and for a model that the version does not run.
     """
     check_model(preset, engine_version)
+    refuse_gpu_flags(hardware, flags)
     return IkLlamaCppServer(preset, hardware, engine_version, flags, read_record())

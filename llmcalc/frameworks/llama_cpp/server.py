@@ -15,6 +15,7 @@ from ..engines.versions import read_engine_record
 from ..ggml.architectures import check_architecture, check_encoder
 from ..ggml.encoder import has_encoder
 from ..ggml.server import GgmlServer
+from ..ggml.settings import refuse_gpu_flags
 from ..ggml.versions import GgmlEngineRecord
 
 ENCODER_OF_REPOSITORY = "F16"
@@ -40,6 +41,7 @@ def create_server(
     Raises `InputError` for flags that contradict each other, and for a model that the version does not run.
     """
     check_model(preset, engine_version)
+    refuse_gpu_flags(hardware, flags)
     encoder_file = flags.get("mmproj") or flags.get("mmproj_url")
     if encoder_file:
         check_encoder(preset, read_record(), engine_version, str(encoder_file))

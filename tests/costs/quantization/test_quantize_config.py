@@ -330,7 +330,7 @@ def test_a_division_that_leaves_part_of_a_block_is_named(run: Any) -> None:
         ("int4", DENSE, r"Did you mean q4_k_m \(llama.cpp\), awq-int4-g128 \(vLLM\), nf4 \(bitsandbytes\), mlx"),
         ("bnb-4bit", DENSE, r"Did you mean q4_k_m \(llama.cpp\)"),
         ("8bit", DENSE, r"Did you mean q8_0 \(llama.cpp\), fp8 \(vLLM\), int8 \(bitsandbytes\)"),
-        ("f16", DENSE, "--quantize f16: is not quantized; expected none, weights in 16 bits, or --dtype fp16"),
+        ("f16", DENSE, "expected none, the published weights, or 16 bits where those are narrower; or --dtype fp16"),
         ("bfloat16", DENSE, "or --dtype bf16"),
         ("bf32", DENSE, "--quantize bf32: unknown scheme"),
         ("awq-int4-g0", DENSE, "a group of 0; expected 1 to"),

@@ -96,6 +96,26 @@ def test_no_change_splits_layers_among_gpus_that_a_mac_has_not() -> None:
     assert "-ts" not in command(*f"{line}m2-max-32gb".split()).out
 
 
+@in_one_test
+@pytest.mark.parametrize(
+    ("words", "error"), [("--devices 2", "--devices 2"), ("--n-gpu-layers 10", "--n-gpu-layers 10"), ("-ts 1,1", "-ts")]
+)
+def test_a_processor_has_no_gpus_for_layers(words: str, error: str) -> None:
+    """common/arg.cpp: -ngl is the number of layers in VRAM; without one llama.cpp ignores it."""
+    words_on_processor = ("memory", "llama3.1:8b", "--engine", "llama.cpp", "--hardware", "raspberry-pi-5")
+    message = command(*words_on_processor, *words.split()).error
+    assert "Raspberry Pi 5 is a processor, without GPUs that take layers; remove it" in message
+    assert error.replace("-ts", "--tensor-split 1,1") in message
+
+
+def test_changes_on_a_processor_are_those_of_its_memory() -> None:
+    words = ("memory", "llama3.1:8b", "--engine", "llama.cpp", "--hardware")
+    document = command(*words, "raspberry-pi-5", "--format", "json").document_with(1)
+    starting_changes = [change["flag"] for change in document["changes"] if change["starts"]]
+    assert starting_changes == ["-ctk q8_0 -ctv q8_0 -fa on", "-c 91904"]
+    assert "More room in the host's memory" in command(*words, "ryzen-9-7950x").out
+
+
 def test_a_cache_of_an_indexer() -> None:
     # the log of a server of GLM-5.2 with 4,096 cells: 351 MiB of 78 layers' latents, 21 MiB of 21 layers' index keys
     glm = {"target": "glm-5.2", "cpu_moe": True, "ctx_size": 4096, "parallel": 1}

@@ -153,6 +153,13 @@ def test_a_processor_has_all_buffers_in_its_memory() -> None:
     assert 8 < fitting["decoding"][0]["tokens_per_second"] < 16
 
 
+def test_gpu_and_host_of_one_memory_share_it() -> None:
+    """39.6 GiB of a file fit in no memory of 16 GiB, whatever part of it a GPU may have."""
+    for hardware in ("steam-deck", "m4-16gb"):
+        result = llmcalc.memory("llama3.1:70b", hardware=hardware, engine="ollama").result
+        assert result.message == "GPU and host need 41.18 GiB and have 16.00 GiB of memory in all", hardware
+
+
 def test_num_gpu_says_how_many_layers_are_on_the_gpu() -> None:
     assert server_memory(num_gpu=0, num_ctx=4096).bytes_of("model_buffer", "CUDA0") == 0
     assert server_memory(num_gpu=99, num_ctx=4096).bytes_of("kv_buffer", "CPU") == 0
