@@ -6,7 +6,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.launch_types import Launch
-from llmcalc.frameworks.launch.read import read_launch
+from llmcalc.frameworks.launch.read_launch_file import read_launch
 
 TORCHRUN = "torchrun --nnodes 1 --nproc_per_node 4 finetuning.py --enable_fsdp"
 FILES = "--dist_checkpoint_root_folder model_checkpoints --dist_checkpoint_folder fine-tuned --output_dir o"
