@@ -765,7 +765,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
                 version,
                 launched_run.framework_settings,
                 launched_run.frozen_model,
-                loads_encoders=launched_run.loads_encoders,
+                encoders=launched_run.encoders,
             )
         elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
