@@ -758,6 +758,9 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         check_layout=check_of_layouts(run_memory, framework_record, layout),
     ):
         if launched_run is not None:
+            from ..sources.text_class import has_text_class
+
+            lacks_encoders = launched_run.loads_causal_class and has_text_class(run_question.preset)
             cluster = Cluster.with_framework(
                 run_memory,
                 launched_run.layout,
@@ -765,7 +768,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
                 version,
                 launched_run.framework_settings,
                 launched_run.frozen_model,
-                encoders=launched_run.encoders,
+                encoders=None if lacks_encoders else launched_run.encoders,
             )
         elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas

@@ -245,7 +245,11 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             _sharding_settings(reader, distributed_table, layout, float8_settings) if is_sharded else None,
         )
         return reader.create_launch(
-            "fsdp2" if is_sharded else "torch", launch_settings, model_name=model_name, software_stack=SOFTWARE_STACK
+            "fsdp2" if is_sharded else "torch",
+            launch_settings,
+            model_name=model_name,
+            software_stack=SOFTWARE_STACK,
+            loads_causal_class=f"{MODEL_CLASSES[0]}." in str(model_table.get(TARGET_KEY))[:120],
         )
 
 

@@ -93,6 +93,7 @@ class Launch:
     encoders: use of the encoders of images and sound of a model that has them; None (default) if the program does not
         load them.
     trains_encoders: whether the file has them trained or frozen; None (default) for the program's default.
+    loads_causal_class: whether `AutoModelForCausalLM` loads the model, a class that may lack them; false by default.
     """
 
     name_in_errors: str
@@ -127,6 +128,7 @@ class Launch:
     accelerator_name: str = ""
     encoders: LoadedEncoders | None = None
     trains_encoders: bool | None = None
+    loads_causal_class: bool = False
 
     def error_in_file_terms(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""

@@ -35,7 +35,8 @@ ARGUMENTS_READ = field_names("""
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
     quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
     disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output
-    freeze_vision_tower freeze_trainable_layers freeze_trainable_modules freeze_extra_modules use_adam_mini use_muon pissa_init use_galore
+    freeze_vision_tower
+    freeze_trainable_layers freeze_trainable_modules freeze_extra_modules use_adam_mini use_muon pissa_init use_galore
     galore_rank galore_target galore_layerwise galore_proj_type
     use_apollo apollo_rank apollo_target apollo_layerwise apollo_proj apollo_proj_type
     """)

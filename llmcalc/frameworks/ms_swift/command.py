@@ -44,7 +44,8 @@ ARGUMENTS_READ = field_names("""
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
     bnb_4bit_use_double_quant use_liger_kernel liger_kernel_config optim bf16 fp16 torch_compile
-    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm freeze_vit enable_dft_loss optimizer
+    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm freeze_vit
+    enable_dft_loss optimizer
     """)
 
 FORWARDED_ARGUMENTS = (

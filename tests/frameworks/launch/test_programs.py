@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_la
 from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
+from llmcalc.sources.text_class import has_text_class
 from llmcalc.workload.loaded_encoders import LoadedEncoders
 from tests.builders import with_other_causes
 from tests.launch_shares import ANSWERED, outcome
@@ -357,7 +359,28 @@ def test_arguments_that_freeze_encoders(name: str, frozen: dict[str, Any], train
             launch = launch_from_text((FILES / "verl_fsdp.sh").read_text().rstrip() + words, "verl.sh")
         else:
             launch = changed("axolotl_full_fsdp2.yaml" if name == "axolotl" else "automodel_lora.yaml", **arguments)
-        assert launch.encoders is not None and launch.encoders.is_trained == is_trained
+        assert launch.encoders is not None
+        assert launch.encoders.is_trained == is_trained
+
+
+def test_a_text_class_of_a_model_has_no_encoders(tmp_path: Path) -> None:
+    """transformers/models/auto/modeling_auto.py: `AutoModelForCausalLM` has classes without encoders of some types."""
+    path = tmp_path / "train.py"
+    for class_name, model_name, has_encoders in (
+        ("AutoModelForCausalLM", "Qwen/Qwen3.5-4B", False),
+        ("AutoModelForImageTextToText", "Qwen/Qwen3.5-4B", True),
+        ("AutoModelForCausalLM", "google/gemma-3-4b-it", True),
+    ):
+        path.write_text(
+            f"from transformers import {class_name}\nfrom trl import SFTConfig, SFTTrainer\n"
+            f'model = {class_name}.from_pretrained("{model_name}")\n'
+            "SFTTrainer(model=model, args=SFTConfig(max_length=64, per_device_train_batch_size=1)).train()\n"
+        )
+        terms = {term["name"] for term in llmcalc.memory(launch=str(path)).document["memory"]["terms"]}
+        assert ("encoders: weights" in terms) == has_encoders
+    for name, model_type in (("qwen3.5-35b-a3b", "qwen3_5_moe"), ("llama4-scout", "llama4")):
+        assert has_text_class(llmcalc.load(name))
+        assert has_text_class(replace(llmcalc.load(name), config={"model_type": model_type}))
 
 
 def test_a_frozen_copy_has_the_encoders_too_and_unsloth_quantizes_none() -> None:
