@@ -94,6 +94,8 @@ class Launch:
         load them.
     trains_encoders: whether the file has them trained or frozen; None (default) for the program's default.
     loads_causal_class: whether `AutoModelForCausalLM` loads the model, a class that may lack them; false by default.
+    unread_files_text: the end of a message, on files that a script sources and that are not here; empty (default) for
+        none.
     """
 
     name_in_errors: str
@@ -129,6 +131,7 @@ class Launch:
     encoders: LoadedEncoders | None = None
     trains_encoders: bool | None = None
     loads_causal_class: bool = False
+    unread_files_text: str = ""
 
     def error_in_file_terms(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""

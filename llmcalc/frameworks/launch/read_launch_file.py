@@ -406,7 +406,8 @@ def _read_script(
             f"{error_text}; the script takes arguments, as in --launch "
             f"'{source_file.name_in_errors} ARG1 … ARG{script.missing_argument}'"
         ) from None
-    return replace(launched_run, notes=(*launched_run.notes, *notes))
+    unread_files_text = f"; {_unread_files_text(script.unread_files)}" if script.unread_files else ""
+    return replace(launched_run, notes=(*launched_run.notes, *notes), unread_files_text=unread_files_text)
 
 
 def _read_training_command(

@@ -76,9 +76,7 @@ PEAK_PATTERNS = (
     line_pattern("perf/max_memory_reserved_gb:", rf"reserved_gb: ?(?P<verl_peak_reserved>{_NUMBER})"),
     line_pattern("max memory allocated (GB): ", rf"\): (?P<verl_peak_allocated>{_NUMBER})"),
     line_pattern("max memory reserved (GB): ", rf"\): (?P<verl_peak_reserved>{_NUMBER})"),
-    line_pattern(
-        "Peak memory usage: ", rf"(?m:^)Peak memory usage: (?P<nanochat_peak_allocated>{_NUMBER}MiB)(?=\s*$)"
-    ),
+    line_pattern("Peak memory usage: ", rf"(?m:^)Peak memory usage: (?P<nanochat_peak_allocated>{_NUMBER}MiB)(?=\s*$)"),
     line_pattern(
         " max_memory: ",
         rf" max_memory: (?P<xtuner_peak_allocated>{MEMORY_AMOUNT})"

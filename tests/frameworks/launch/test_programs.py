@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import llmcalc
+from llmcalc.arguments import load
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
@@ -379,8 +380,9 @@ def test_a_text_class_of_a_model_has_no_encoders(tmp_path: Path) -> None:
         terms = {term["name"] for term in llmcalc.memory(launch=str(path)).document["memory"]["terms"]}
         assert ("encoders: weights" in terms) == has_encoders
     for name, model_type in (("qwen3.5-35b-a3b", "qwen3_5_moe"), ("llama4-scout", "llama4")):
-        assert has_text_class(llmcalc.load(name))
-        assert has_text_class(replace(llmcalc.load(name), config={"model_type": model_type}))
+        preset = load(name)
+        assert has_text_class(preset)
+        assert has_text_class(replace(preset, config={"model_type": model_type}))
 
 
 def test_a_frozen_copy_has_the_encoders_too_and_unsloth_quantizes_none() -> None:
