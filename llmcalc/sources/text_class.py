@@ -5,13 +5,13 @@ from __future__ import annotations
 from ..errors import InputError
 from .preset import Preset
 
-TYPES_WITH_TEXT_CLASS = frozenset("emu3 llama4 mllama qwen3_5 qwen3_5_moe".split())
+TYPES_WITH_TEXT_CLASS = frozenset({"emu3", "llama4", "mllama", "qwen3_5", "qwen3_5_moe"})
 """Types of models with encoders whose class is `…ForCausalLM` without them.
 
 Source: transformers/models/auto/modeling_auto.py, `MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`.
 """
 
-TEXT_TYPES = frozenset("llama4_text mllama_text_model qwen3_5_text qwen3_next".split())
+TEXT_TYPES = frozenset({"llama4_text", "mllama_text_model", "qwen3_5_text", "qwen3_next"})
 """Types of the text models of these, as `to_config` names them without encoders."""
 
 

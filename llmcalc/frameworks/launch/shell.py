@@ -480,8 +480,8 @@ class StatementReader(WordReader):
     def end_script(self, command_name: str) -> None:
         """Ends a sourced file at `return`, and the script itself at `exit`, outside functions and subshells.
 
-        Where a branch is uncertain, the rest of a sourced file is. An uncertain `exit` is a failure, after which nothing
-        is trained, and has no effect here.
+        Where a branch is uncertain, the rest of a sourced file is. An uncertain `exit` is a failure, after which
+        nothing is trained, and has no effect here.
         """
         ends_file = command_name == "return" if self.script.sourced_file else command_name == "exit" and not self.depth
         if not ends_file or self.subshell_depth or any(branch.is_group for branch in self.branches):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import yaml
 
 import llmcalc
-from llmcalc.arguments import load
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
@@ -20,6 +18,7 @@ from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_la
 from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
+from llmcalc.sources.presets import known_model
 from llmcalc.sources.text_class import has_text_class
 from llmcalc.workload.loaded_encoders import LoadedEncoders
 from tests.builders import with_other_causes
@@ -380,9 +379,10 @@ def test_a_text_class_of_a_model_has_no_encoders(tmp_path: Path) -> None:
         terms = {term["name"] for term in llmcalc.memory(launch=str(path)).document["memory"]["terms"]}
         assert ("encoders: weights" in terms) == has_encoders
     for name, model_type in (("qwen3.5-35b-a3b", "qwen3_5_moe"), ("llama4-scout", "llama4")):
-        preset = load(name)
+        preset = known_model(name)
+        assert preset is not None
         assert has_text_class(preset)
-        assert has_text_class(replace(preset, config={"model_type": model_type}))
+        assert has_text_class(preset.model_copy(update={"config": {"model_type": model_type}}))
 
 
 def test_a_frozen_copy_has_the_encoders_too_and_unsloth_quantizes_none() -> None:
