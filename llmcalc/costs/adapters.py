@@ -13,6 +13,7 @@ from ..flow.module_names import ModuleNames
 from ..flow.tree import Node, NodePosition
 from ..frozen import frozen
 from ..ops import ExpertLinear, Linear, ParamTensor
+from ..optional import TOWERS
 from ..workload.lora import (
     ALL_LINEAR,
     JOINED_PROJECTIONS,
@@ -30,6 +31,9 @@ FROZEN_WEIGHT_FORMATS: tuple[FrozenWeightFormat, ...] = get_args(FrozenWeightFor
 
 DEFAULT_TARGETS = ("q_proj", "v_proj")
 """PEFT's layers with adapters for most models (peft/utils/constants.py)."""
+
+ENCODER_INPUT_NAME = "patch_embedding"
+"""An encoder's product with pixels or frames, which classes of transformers compute as a convolution."""
 
 
 @frozen
@@ -140,23 +144,22 @@ class LowRankAdapters:
     def quantized_base(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
         """Returns (number of quantized weights, bytes with scales).
 
-        These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
-        with `quantized_experts`. A shared matrix is counted at its owner. Routers are parameters of transformers'
-        classes, not linear layers, which bitsandbytes leaves as they are. Mamba-2's output projection stays, too.
+        These are the matrices of linear layers in the layers and in included encoders, an output head with
+        `quantized_head`, and routed experts with `quantized_experts`. A shared matrix is counted at its owner. Routers
+        are parameters of transformers' classes, not linear layers, which bitsandbytes leaves as they are. So are most
+        encoders' convolutions over pixels. Mamba-2's output projection stays, too.
         """
         weight_count: Number = 0
         total_bytes: Number = 0
         if self.base_format == "none":
             return weight_count, total_bytes
-        head_layers = [
+        outer_layers = [
             [layer]
             for layer in linear_layers(node_tree, included_parts, is_in_layers=False)
-            if layer[0].kind == "lm_head"
+            if (layer[0].kind == "lm_head" and self.quantized_head)
+            or (layer[0].optional_part == TOWERS.name and layer[0].node.name != ENCODER_INPUT_NAME)
         ]
-        for joint_layers in [
-            *self._layer_products(node_tree, included_parts),
-            *(head_layers if self.quantized_head else []),
-        ]:
+        for joint_layers in [*self._layer_products(node_tree, included_parts), *outer_layers]:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:
                 counted_op = node_position.counted_op

@@ -21,6 +21,7 @@ from ..parallel.rank_model import RankModel
 from ..simulator.event_log import RecordedEvents
 from ..simulator.lowering import UnsupportedKernel
 from ..workload.execution import AttentionImplementation
+from ..workload.loaded_encoders import LoadedEncoders
 from . import static as resident
 from .cuda_runtime import HOPPER_RUNTIME, LARGE_GPU_WORKSPACE_BYTES, CudaRuntime
 from .device_memory import (
@@ -319,28 +320,32 @@ class Memory:
         )
         return [*paged_cache_bytes, *stored_weight_bytes, *self.bytes_of_other_models]
 
-    def tower_bytes(self, *, loads_towers: bool = False) -> list[UnreplayedBytes]:
+    def tower_bytes(self, loaded_encoders: LoadedEncoders | None = None) -> list[UnreplayedBytes]:
         """Returns the bytes of image and audio encoders, which the replay of the text model does not run.
 
-        loads_towers: whether the run has their weights even if they are not included; false by default. Included ones
-            are trained with the model, the others frozen.
+        loaded_encoders: the use of encoders that are not included; None (default) if the run does not load them.
+            Included ones are trained with the model.
         """
         memory_use, parameter_count = self.states, self.states.parameter_count
-        is_included = TOWERS.name in parameter_count.include
-        if not is_included and not (loads_towers and TOWERS.name in parameter_count.left_out):
+        if TOWERS.name in parameter_count.include:
+            loaded_encoders = LoadedEncoders()
+        elif loaded_encoders is None or TOWERS.name not in parameter_count.left_out:
             return []
+        if memory_use.adapters is not None and not loaded_encoders.is_quantized:
+            memory_use = replace(memory_use, adapters=replace(memory_use.adapters, base_format="none"))
         parts_without_towers = parameter_count.include - {TOWERS.name}
         weight_bytes, bytes_without_towers = (
             replace(memory_use, parameter_count=replace(parameter_count, include=parts)).weights
             for parts in (parts_without_towers | {TOWERS.name}, parts_without_towers)
         )
         weights = [UnreplayedBytes("weights", weight_bytes - bytes_without_towers)]
-        if memory_use.optimizer is None or memory_use.adapters is not None or not is_included:
+        trains_all_weights = memory_use.adapters is None and memory_use.first_trained_layer is None
+        if memory_use.optimizer is None or not trains_all_weights or not loaded_encoders.is_trained:
             return weights
         text_tensors = list(trained_tensors(parameter_count.tree, parts_without_towers))
         tower_tensors = [
             tensor
-            for tensor in trained_tensors(parameter_count.tree, parameter_count.include)
+            for tensor in trained_tensors(parameter_count.tree, parts_without_towers | {TOWERS.name})
             if tensor not in text_tensors
         ]
         tower_elements = total_elements(tower_tensors)

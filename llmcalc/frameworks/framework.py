@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..parallel.layout_request import LayoutRequest
     from ..parallel.messages import GradientRules, Message
     from ..workload.execution import AttentionImplementation, CrossEntropy
+    from ..workload.loaded_encoders import LoadedEncoders
     from .frozen_model import FrozenModel, SecondLoss
     from .peak_estimate import PeakEstimate
 
@@ -38,8 +39,7 @@ class RunOnRanks:
     version: the framework's version, a date or a tag; empty (default) for the newest known.
     framework_settings: the framework's own settings from a launch file; None (default) without one.
     frozen: a frozen copy of the model on the same devices; None (default) without one.
-    loads_encoders: whether the program loads encoders of images and sound that the run does not include; false by
-        default.
+    encoders: use of encoders of images and sound that the run does not include; None (default) if they are not loaded.
     """
 
     memory: Memory
@@ -47,7 +47,7 @@ class RunOnRanks:
     version: str = ""
     framework_settings: Any = None
     frozen: FrozenModel | SecondLoss | None = None
-    loads_encoders: bool = False
+    encoders: LoadedEncoders | None = None
     _recorded_ranks: dict[CudaRuntime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     _settings: dict[CudaRuntime, Any] = field(default_factory=dict, repr=False, compare=False)
 

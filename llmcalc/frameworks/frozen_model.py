@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from ..algebra import ceil_div
 from ..frozen import frozen
+from ..optional import TOWERS
 from ..units import DTYPE_BITS
 
 if TYPE_CHECKING:
     from ..device_memory.device_memory import DeviceMemory
     from ..device_memory.estimate import Memory
     from ..parallel.layout import Layout
+    from ..workload.loaded_encoders import LoadedEncoders
 
 
 @frozen
@@ -108,16 +110,18 @@ class EncoderBytes:
     """Bytes of the encoders of images and sound on a rank, of one kind of memory.
 
     kind: weights, gradients or optimizer. bytes: their number.
+    model_name: the frozen model that has them; empty (default) for the trained model.
     """
 
     kind: str
     bytes: int
+    model_name: str = ""
     source: str = "the class of the model in transformers, which loads them"
 
     @property
     def name(self) -> str:
         """The name in reports."""
-        return f"encoders: {self.kind}"
+        return f"{self.model_name} encoders: {self.kind}".lstrip()
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
         """Returns the bytes, which add to the memory of the training run."""
@@ -128,17 +132,31 @@ SHARDED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
 """Kind of memory → the ZeRO stage from which on replicas divide it."""
 
 
-def encoders_on_rank(memory_estimate: Memory, layout: Layout, *, loads_encoders: bool) -> list[EncoderBytes]:
+def encoders_on_rank(
+    memory_estimate: Memory,
+    layout: Layout,
+    loaded_encoders: LoadedEncoders | None,
+    frozen_model: FrozenModel | SecondLoss | None = None,
+) -> list[EncoderBytes]:
     """Returns the encoders' bytes on a rank of the first pipeline stage. Ranks of tensor parallelism have all of them.
 
-    loads_encoders: whether the program loads their weights even if the run does not include them.
+    loaded_encoders: use of encoders that the run does not include; None if they are not loaded.
+    frozen_model: a copy of the trained model, which has the encoders too; None (default) without one.
     """
     shard_count = layout.dp // layout.hsdp_replicas
-    return [
+    rank_bytes = [
         EncoderBytes(kind, ceil_div(encoder_bytes.bytes, shard_count if layout.zero >= stage else 1))
-        for encoder_bytes in memory_estimate.tower_bytes(loads_towers=loads_encoders)
+        for encoder_bytes in memory_estimate.tower_bytes(loaded_encoders)
         for kind, stage in [(encoder_bytes.kind, SHARDED_FROM_STAGE[encoder_bytes.kind])]
     ]
+    if not rank_bytes or not isinstance(frozen_model, FrozenModel) or isinstance(frozen_model, Teacher):
+        return rank_bytes
+    states = memory_estimate.states
+    if frozen_model.is_divided_as_trained:
+        copy_bytes = rank_bytes[0].bytes
+    else:  # `FrozenModel.weight_bytes` counts included encoders
+        copy_bytes = frozen_model.weight_bytes(states.parameter_count.left_out.get(TOWERS.name, 0), states.dtype)
+    return [*rank_bytes, EncoderBytes("weights", copy_bytes, frozen_model.name)] if copy_bytes else rank_bytes
 
 
 @frozen

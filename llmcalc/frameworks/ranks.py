@@ -23,6 +23,7 @@ from ..parallel.layout import Layout, stages
 from ..parallel.messages import Message, rank_messages
 from ..units import DTYPE_BITS
 from ..workload.execution import AttentionImplementation
+from ..workload.loaded_encoders import LoadedEncoders
 from .framework import Framework, RunOnRanks
 from .frozen_model import EncoderBytes, FrozenModel, SecondLoss, encoders_on_rank
 from .inference_rank import check_serving, inference_rank, rank_memory
@@ -66,7 +67,7 @@ class Cluster:
         framework_settings: Any = None,
         frozen_model: FrozenModel | SecondLoss | None = None,
         *,
-        loads_encoders: bool = False,
+        encoders: LoadedEncoders | None = None,
     ) -> Cluster:
         """Returns the memory of a layout's devices. framework: record or name.
 
@@ -74,7 +75,7 @@ class Cluster:
         """
         selected_framework = framework if isinstance(framework, Framework) else framework_named(framework)
         return Cluster(
-            RunOnRanks(memory_estimate, layout, framework_version, framework_settings, frozen_model, loads_encoders),
+            RunOnRanks(memory_estimate, layout, framework_version, framework_settings, frozen_model, encoders),
             selected_framework,
         )
 
@@ -202,7 +203,7 @@ class Cluster:
             [] if self.run.frozen is None else [*self.run.frozen.parts]
         )
         if self.trains and stage == 0:
-            parts += encoders_on_rank(self.memory, self.layout, loads_encoders=self.run.loads_encoders)
+            parts += encoders_on_rank(self.memory, self.layout, self.run.encoders, self.run.frozen)
         for part in parts:
             memory = _with_part(memory, part, part.additional_bytes(self.memory, run_memory))
         return RankMemory(rank, stage, memory)

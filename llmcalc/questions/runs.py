@@ -410,7 +410,13 @@ def memory_question(
                 f"{option(field)}: {launched_run.name_in_errors} defines the model that it trains; remove the option"
             )
     if launched_run.spec is None:
-        preset = model_of_file(target, launched_run.model_name, launched_run.name_in_errors, read_model)
+        preset = model_of_file(
+            target,
+            launched_run.model_name,
+            launched_run.name_in_errors,
+            read_model,
+            error_end=launched_run.unread_files_text,
+        )
         model_notes = (note for note in preset.notes if launched_run.name_in_errors in note)
         launched_run = replace(launched_run, notes=(*launched_run.notes, *model_notes))
         if (
@@ -494,11 +500,14 @@ def model_of_file(
     place_in_error: str,
     read_model: Callable[[Any], Preset],
     find_by_name: Callable[[str], Preset | None] = _model_in_named_format,
+    *,
+    error_end: str = "",
 ) -> Preset:
     """Returns the TARGET, or the model that a launch file names.
 
     model_name: the model's name in the file; empty if it names none. place_in_error: the file's name in messages.
     find_by_name: finds the model of a folder that is not here by the folder's name.
+    error_end: the end of the message about a name that a script computes; empty by default.
     Raises `InputError` if there is no TARGET and the file names no model that can be read.
     """
     if target not in (None, ""):
@@ -507,7 +516,7 @@ def model_of_file(
         raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
     computed_name_error = InputError(
         f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the "
-        "model's name"
+        f"model's name{error_end}"
     )
     if not is_plain_model_name(model_name):
         raise computed_name_error
@@ -758,6 +767,9 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
         check_layout=check_of_layouts(run_memory, framework_record, layout),
     ):
         if launched_run is not None:
+            from ..sources.text_class import has_text_class
+
+            lacks_encoders = launched_run.loads_causal_class and has_text_class(run_question.preset)
             cluster = Cluster.with_framework(
                 run_memory,
                 launched_run.layout,
@@ -765,7 +777,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
                 version,
                 launched_run.framework_settings,
                 launched_run.frozen_model,
-                loads_encoders=launched_run.loads_encoders,
+                encoders=None if lacks_encoders else launched_run.encoders,
             )
         elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas

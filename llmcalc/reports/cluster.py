@@ -233,10 +233,12 @@ def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
     tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
-    if cluster.run.loads_encoders:
+    if cluster.run.encoders is not None:
+        kinds = {encoder_bytes.kind for encoder_bytes in cluster.memory.tower_bytes(cluster.run.encoders)}
+        counted_text = "weights, gradients and states are" if "optimizer" in kinds else "frozen weights are"
         return [
-            f"encoders of images and sound: their weights are counted ({tower_elements:,} parameters), not their "
-            f"activations, nor gradients and states of trained ones ({TOWERS.option})"
+            f"encoders of images and sound: their {counted_text} counted ({tower_elements:,} parameters), not their "
+            "activations"
         ]
     return [f"not counted: encoders of images and sound, {tower_elements:,} parameters"]
 

@@ -133,3 +133,23 @@ def test_the_output_projection_of_mamba_2_stays_in_16_bits_and_passes_its_adapte
         op.n_in * op.n_out * int(place.copies) for place, op in linear_layers(model.tree(), frozenset())
     )
     assert linear_weights - quantized_weights == 36 * 1536 * 1024
+
+
+def test_linear_layers_of_encoders_are_quantized_with_the_layers() -> None:
+    """bitsandbytes replaces every `nn.Linear` but tied ones and the head (transformers/quantizers/base.py)."""
+    transformers = pytest.importorskip("transformers")
+    from torch import device, nn
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+
+    assert transformers
+    vision_config = Qwen2_5_VLVisionConfig(hidden_size=1280, intermediate_size=3420, depth=32, out_hidden_size=2048)
+    with device("meta"):
+        encoder = Qwen2_5_VisionTransformerPretrainedModel(vision_config)
+    linear_weights = sum(layer.weight.numel() for layer in encoder.modules() if isinstance(layer, nn.Linear))
+    tree = llmcalc.load("qwen2.5-vl-3b").model.tree()
+    adapters = LowRankAdapters(8, frozenset({"q_proj"}), base_format="nf4")
+    (text_weights, _), (all_weights, _) = (
+        adapters.quantized_base(tree, parts) for parts in (frozenset[str](), frozenset({"towers"}))
+    )
+    assert all_weights - text_weights == linear_weights

@@ -45,13 +45,13 @@ RECIPES = (
 
 TABLES_READ = field_names("""
     recipe model step_scheduler distributed peft quantization optimizer loss_fn dataset packed_sequence benchmark
-    compile tokenizer fp8
+    compile tokenizer fp8 freeze_config
     """)
 
 TABLES_IGNORED = field_names("""
     dist_env rng seed ci checkpoint wandb logger mlflow comet slurm skypilot nemo_run validation_dataset
     validation_dataloader _validation_dataset _validation_dataloader lr_scheduler dataloader clip_grad_norm moe_metrics
-    nvtx processor freeze_config tool_call_eval autopipeline parallelizer prewarm embedding_row_repair neftune
+    nvtx processor tool_call_eval autopipeline parallelizer prewarm embedding_row_repair neftune
     _dsv4_tulu3_chat_template longalign
     """)
 """Tables that change no memory of a training step of the language model, or only little."""
@@ -202,6 +202,8 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         _check_tables(reader, config)
         model_table = reader.table(config, "model")
         model_name = _model_name(reader, model_table)
+        if config.get("freeze_config") is not None:
+            reader.read_frozen_encoders(reader.table(config, "freeze_config"), "freeze_vision_tower", is_frozen=True)
         if _is_classifier(config, model_table):
             reader.score_label_count = reader.integer(model_table, "num_labels", 2)
         distributed_table = reader.table(config, "distributed")
@@ -243,7 +245,11 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             _sharding_settings(reader, distributed_table, layout, float8_settings) if is_sharded else None,
         )
         return reader.create_launch(
-            "fsdp2" if is_sharded else "torch", launch_settings, model_name=model_name, software_stack=SOFTWARE_STACK
+            "fsdp2" if is_sharded else "torch",
+            launch_settings,
+            model_name=model_name,
+            software_stack=SOFTWARE_STACK,
+            loads_causal_class=f"{MODEL_CLASSES[0]}." in str(model_table.get(TARGET_KEY))[:120],
         )
 
 

@@ -39,6 +39,7 @@ KEYS_READ = field_names("""
     base_model micro_batch_size gradient_accumulation_steps sequence_len optimizer bf16 fp16 bfloat16 float16 float32
     load_in_4bit load_in_8bit adapter lora_r lora_target_modules lora_target_linear lora_target_parameters
     lora_modules_to_save lora_dropout gradient_checkpointing gradient_checkpointing_kwargs attn_implementation
+    freeze_mm_modules
     flash_attention sdp_attention flex_attention xformers_attention eager_attention torch_compile deepspeed fsdp
     fsdp_config fsdp_version plugins liger_rms_norm liger_layer_norm liger_glu_activation liger_rope
     liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy chunked_cross_entropy
@@ -88,7 +89,7 @@ KEYS_IGNORED = field_names("""
     additional_special_tokens async_prefetch
     axolotl_config_path bench_split bos_token comet_api_key comet_experiment_config comet_experiment_key comet_mode
     comet_online comet_workspace context_length data_files device do_bench_eval dpo_label_smoothing
-    dpo_use_weighting eos_token eval_sequence_len evaluation_strategy experts_implementation freeze_mm_modules
+    dpo_use_weighting eos_token eval_sequence_len evaluation_strategy experts_implementation
     fsdp_final_state_dict_type generate_samples generation_do_sample generation_max_new_tokens
     generation_prompt_ratio generation_temperature generation_top_k generation_top_p gradio_max_new_tokens
     gradio_server_name gradio_server_port gradio_share gradio_temperature gradio_title heads_k_stride include_tkps
@@ -165,6 +166,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_if_set(config, REFUSED_KEYS)
         _check_trained_patterns(reader, config)
         add_noise_note(reader, config)
+        reader.read_frozen_encoders(config, "freeze_mm_modules")
         reader.requests_expandable_segments = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         if config.get("expert_parallel_size") not in (None, 1, 0):
             reader.refuse("expert_parallel_size", "it is modelled as 1")

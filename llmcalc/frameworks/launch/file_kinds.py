@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypedDict
 
-from ...sources.huggingface.family import field_names
+from ...workload.loaded_encoders import LoadedEncoders
 from ..framework import LazyFunction
 from ..registry import FRAMEWORK_NAMES, framework
 from ..trl.commands import COMMANDS as TRL_COMMANDS
@@ -56,14 +56,19 @@ NO_COMMAND_FUNCTIONS: Mapping[str, Table] = {}
 """No commands with arguments that are keys of config files."""
 
 
-PROGRAMS_THAT_LOAD_ENCODERS = field_names("""
-    automodel axolotl llama_factory megatron_bridge ms_swift oumi trl unsloth verl
-    """)
-"""Programs that load the whole class of a model with encoders, whatever it is trained on.
+ENCODERS_BY_PROGRAM: Mapping[str, LoadedEncoders] = {
+    **dict.fromkeys(("automodel", "axolotl", "megatron_bridge", "oumi", "trl", "verl"), LoadedEncoders()),
+    **dict.fromkeys(("llama_factory", "ms_swift"), LoadedEncoders(is_trained=False)),
+    "unsloth": LoadedEncoders(is_quantized=False),
+}
+"""Program that loads the whole class of a model with encoders, whatever it is trained on → its use of the encoders.
 
-Source: axolotl/loaders/model.py, `_set_auto_model_loader`; llamafactory/model/loader.py; megatron/bridge/models;
-swift/model/register.py; oumi/builders/models.py; trl/trainer/utils.py, `create_model_from_path`;
-unsloth/models/loader.py; verl/utils/model.py, `get_hf_auto_model_class`.
+Source: nemo_automodel/_transformers/auto_model.py and infrastructure.py, `apply_parameter_freezing`;
+axolotl/loaders/model.py, `_set_auto_model_loader`; llamafactory/model/loader.py and hparams/finetuning_args.py,
+`freeze_vision_tower`; megatron/bridge/models, `freeze_vision_model`; swift/model/register.py and
+arguments/tuner_args.py, `freeze_vit`; oumi/builders/models.py; trl/trainer/utils.py, `create_model_from_path`;
+unsloth/models/loader.py and unsloth_zoo/peft_utils.py, `SKIP_QUANTIZATION_MODULES`; verl/utils/model.py,
+`get_hf_auto_model_class`, and workers/config/actor.py, `freeze_vision_tower`.
 """
 
 
@@ -92,7 +97,6 @@ def _program_file(
     reader_package = f"{FRAMEWORKS_PACKAGE}.{folder_name}"
     functions: dict[str, Any] = {name: LazyFunction(reader_package, path) for name, path in reader_functions.items()}
     program_kind = kind_name or folder_name.replace("_", "-")
-    loads_encoders = folder_name in PROGRAMS_THAT_LOAD_ENCODERS
     return folder_name, LaunchFile(
         program_kind,
         title or f"a config of {program}",
@@ -100,7 +104,7 @@ def _program_file(
         version=version,
         commands=commands,
         launcher=launcher,
-        loads_encoders=loads_encoders,
+        encoders=ENCODERS_BY_PROGRAM.get(folder_name),
         **functions,
     )
 

@@ -24,8 +24,16 @@ REPLICA_SPECS = ("pytorchReplicaSpecs", "replicaSpecs")
 
 GPU_RESOURCE = re.compile(r"(nvidia|amd)\.com/gpu")
 
+MOST_COMPARED_LINES, SHORTEST_COMMAND = 50, 8
+"""Lines of a script, and characters of a line, by which the script is found in the file."""
+
+SHELLS = ("bash", "sh", "zsh", "dash", "ash")
+
 MOST_PODS = 100_000
 """Largest number of replicas, or of processes of one."""
+
+LONGEST_VALUE = 10_000
+"""Largest number of characters of a variable, in whose value others are replaced."""
 
 VARIABLE_IN_MANIFEST = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
 
@@ -36,11 +44,13 @@ class JobScript(NamedTuple):
     text: the script that its first container runs, with its environment.
     processes_per_pod: processes that torchrun starts on a pod, or its GPUs; None if the manifest leaves it open.
     pod_count: pods that run the command; None if the manifest leaves it open.
+    first_line_number: the line of the file on which the script begins; 1 (default) where it is not found.
     """
 
     text: str
     processes_per_pod: int | None
     pod_count: int | None
+    first_line_number: int = 1
 
     @property
     def launcher_words(self) -> list[str]:
@@ -65,7 +75,19 @@ def job_script(file_text: str, name_in_errors: str, typed_variables: Mapping[str
     scripts = [script for text in texts for script in _scripts_of_manifest(parse_yaml(text, name_in_errors))]
     if len(scripts) > 1:
         raise InputError(f"{name_in_errors}: {len(scripts)} jobs; expected a file with the one that trains")
-    return scripts[0] if scripts else None
+    if not scripts:
+        return None
+    return scripts[0]._replace(first_line_number=_first_line_of_script(scripts[0].text, file_text))
+
+
+def _first_line_of_script(script_text: str, file_text: str) -> int:
+    """Returns the line of a file from which a script's lines are counted, by a line of the file in it; 1 for none."""
+    file_lines = [line.strip() for line in file_text.splitlines()]
+    for script_line_index, script_line in enumerate(script_text.splitlines()[:MOST_COMPARED_LINES]):
+        for file_line_index, file_line in enumerate(file_lines):
+            if len(file_line) >= SHORTEST_COMMAND and file_line in script_line:
+                return max(1, file_line_index + 1 - script_line_index)
+    return 1
 
 
 def _scripts_of_manifest(manifest: Any) -> Iterator[JobScript]:
@@ -123,20 +145,26 @@ def _command_words(container: Mapping[str, Any]) -> list[str]:
 
 def _script_text(container: Mapping[str, Any]) -> str:
     """Returns the script of a container's command, after the assignments of its environment."""
-    environment = environment_variables(container.get("env"))
-    words = [
-        re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: f"${{{match[1]}}}" if match[1] in environment else match[0], word)
-        for word in _command_words(container)
-    ]
+    environment: dict[str, str] = {}
+
+    def with_values(text: str) -> str:
+        """Replaces `$(NAME)` of the variables before it, as Kubernetes does. A shell alone replaces `$NAME`."""
+        return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), text)
+
+    for name, text in environment_variables(container.get("env")).items():
+        environment[name] = with_values(text)[:LONGEST_VALUE]
     assignments = [
-        f"export {name}={_quoted(text)}" for name, text in environment.items() if re.fullmatch(r"[A-Za-z_]\w*", name)
+        f"export {name}={text if VARIABLE_IN_MANIFEST.fullmatch(text) else shlex.quote(text)}"
+        for name, text in environment.items()
+        if re.fullmatch(r"[A-Za-z_]\w*", name)
     ]
-    command = " ".join(map(_quoted, words))
-    return "\n".join([*assignments, command])
+    words = [*map(with_values, _command_words(container))]
+    is_shell = words[0].rpartition("/")[2] in SHELLS and any(re.fullmatch(r"-\w*c\w*", word) for word in words[1:4])
+    return "\n".join([*assignments, shlex.join(words) if is_shell else " ".join(map(_quoted, words))])
 
 
 def _quoted(word: str) -> str:
-    """Returns a word as a shell reads it, with its variables."""
+    """Returns a word as a shell reads it, with the variables that `envsubst` replaces."""
     return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"' if "$" in word and "\n" not in word else shlex.quote(word)
 
 

@@ -24,6 +24,7 @@ from ..frozen_model import FrozenModel, SecondLoss
 
 if TYPE_CHECKING:
     from ...model import ModelSpec
+    from ...workload.loaded_encoders import LoadedEncoders
     from .rollout import Rollout
 
 Table: TypeAlias = Mapping[str, Any]
@@ -89,8 +90,12 @@ class Launch:
         framework's.
     accelerator_name: the accelerator on which the file starts the run, by its name with the memory size; empty
         (default) if it names none, or several.
-    loads_encoders: whether the program loads the encoders of images and sound of a model that has them; false by
-        default.
+    encoders: use of the encoders of images and sound of a model that has them; None (default) if the program does not
+        load them.
+    trains_encoders: whether the file has them trained or frozen; None (default) for the program's default.
+    loads_causal_class: whether `AutoModelForCausalLM` loads the model, a class that may lack them; false by default.
+    unread_files_text: the end of a message, on files that a script sources and that are not here; empty (default) for
+        none.
     """
 
     name_in_errors: str
@@ -123,7 +128,10 @@ class Launch:
     logits_per_chunk: int | None = None
     software_stack: str = ""
     accelerator_name: str = ""
-    loads_encoders: bool = False
+    encoders: LoadedEncoders | None = None
+    trains_encoders: bool | None = None
+    loads_causal_class: bool = False
+    unread_files_text: str = ""
 
     def error_in_file_terms(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
@@ -323,7 +331,7 @@ class LaunchFile:
         (default) for none.
     with_launcher: (a command of the installed program) → the command with the launcher that it starts; by default the
         same.
-    loads_encoders: as in `Launch`.
+    encoders: as in `Launch`.
     """
 
     name: str
@@ -345,7 +353,7 @@ class LaunchFile:
     commands: Mapping[str, Table] = field(default_factory=dict)
     launcher: str = ""
     with_launcher: Callable[[CommandLine], CommandLine] = lambda command_line: command_line
-    loads_encoders: bool = False
+    encoders: LoadedEncoders | None = None
 
 
 class LaunchSettings(NamedTuple):
@@ -395,7 +403,7 @@ class LaunchReader:
     requests_expandable_segments: whether the program asks torch's allocator for expandable segments, where the
         environment does not say; false by default.
     end_stage_layers, ends_counted_as_layers, layers_per_stage, rounds_stages_up, counts_longest_samples,
-        calls_torch_attention, score_label_count, logits_per_chunk: as in `Launch`.
+        calls_torch_attention, score_label_count, logits_per_chunk, trains_encoders: as in `Launch`.
     """
 
     source: LaunchSource
@@ -414,6 +422,7 @@ class LaunchReader:
     calls_torch_attention: bool = False
     score_label_count: int | None = None
     logits_per_chunk: int | None = None
+    trains_encoders: bool | None = None
 
     @property
     def name_in_errors(self) -> str:
@@ -555,6 +564,16 @@ class LaunchReader:
             return False
         return read_boolean(self, argument_name, self.value(config, argument_name, default_flag))
 
+    def read_frozen_encoders(self, config: Table, argument_name: str, is_frozen: bool | None = None) -> None:
+        """Records whether the run trains encoders of images and sound, by the argument that freezes them.
+
+        is_frozen: the value of an absent argument; None (default) for the program's default.
+        """
+        if config.get(argument_name) is not None:
+            is_frozen = self.flag(config, argument_name)
+        if is_frozen is not None:
+            self.trains_encoders = not is_frozen
+
     def argument_error(self, argument_name: str, description: str) -> InputError:
         """Creates the error about an argument, with the file's name."""
         return InputError(f"{self.name_in_errors}: {argument_name}: {description}")
@@ -647,6 +666,7 @@ class LaunchReader:
             written_options=dict(self.written_options),
             score_label_count=self.score_label_count,
             logits_per_chunk=self.logits_per_chunk,
+            trains_encoders=self.trains_encoders,
             **launch_fields,
         )
 
@@ -661,6 +681,7 @@ class LaunchReader:
             score_label_count=launched_run.score_label_count
             if self.score_label_count is None
             else self.score_label_count,
+            trains_encoders=launched_run.trains_encoders if self.trains_encoders is None else self.trains_encoders,
         )
 
     def _allocator(self) -> dict[str, str]:

@@ -64,12 +64,15 @@ def read_with_options(
 
 def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
     """Returns the training run with the launch file's kind, its program, and the program's version."""
+    encoders = launch_file.encoders
+    if encoders is not None and launched_run.trains_encoders is not None:
+        encoders = replace(encoders, is_trained=launched_run.trains_encoders)
     return replace(
         _without_master_format(launched_run),
         kind=launch_file.name,
         program=launch_file.program or launch_file.title,
         version=launch_file.version or launched_run.version,
-        loads_encoders=launch_file.loads_encoders,
+        encoders=encoders,
     )
 
 

@@ -150,7 +150,14 @@ def launch_from_text(
         return replace(launched_run, accelerator_name=task_script.accelerator_name)
     job = job_script(file_text, name_in_errors, shell_variables or {})
     if job is not None:
-        shell_script = read_script(job.text, name_in_errors, shell_variables, arguments)
+        shell_script = read_script(
+            job.text,
+            name_in_errors,
+            shell_variables,
+            arguments,
+            read_sourced_file=_sourced_file_reader(launch_source.read_text),
+            first_line_number=job.first_line_number,
+        )
         return _read_script(shell_script, launch_source, job.launcher_words, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         read_sourced_file = _sourced_file_reader(launch_source.read_text)
@@ -399,7 +406,8 @@ def _read_script(
             f"{error_text}; the script takes arguments, as in --launch "
             f"'{source_file.name_in_errors} ARG1 … ARG{script.missing_argument}'"
         ) from None
-    return replace(launched_run, notes=(*launched_run.notes, *notes))
+    unread_files_text = f"; {_unread_files_text(script.unread_files)}" if script.unread_files else ""
+    return replace(launched_run, notes=(*launched_run.notes, *notes), unread_files_text=unread_files_text)
 
 
 def _read_training_command(

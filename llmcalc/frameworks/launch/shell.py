@@ -55,6 +55,7 @@ CONDITION_COMMANDS = ("[", "[[", "test")
 FOLDER_COMMANDS = ("cd", "pushd", "popd")
 VARIABLE_COMMANDS = ("read", "unset", "mapfile", "readarray")
 SOURCING_COMMANDS = ("source", ".")
+ENDING_COMMANDS = ("return", "exit")
 EXPORT_ALL_OPTIONS = {("-a",): True, ("-o", "allexport"): True, ("+a",): False, ("+o", "allexport"): False}
 """Words behind `set` → whether variables that are set are exported from there on."""
 
@@ -119,6 +120,7 @@ class StatementReader(WordReader):
     joining_operator: the sign between the last command and the next one, && or ||; empty for another separator.
     has_succeeded: whether the last command of a list joined by && and || succeeds; None if unresolved.
     is_negated: whether a ! stands before the current command.
+    subshell_depth: number of open parentheses around the current command.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class StatementReader(WordReader):
         self.joining_operator = ""
         self.has_succeeded: bool | None = None
         self.is_negated = False
+        self.subshell_depth = 0
 
     def read_all(self) -> None:
         while self.position < len(self.text):
@@ -173,6 +176,8 @@ class StatementReader(WordReader):
             statement_words, assignments
         ):
             self.apply_command(statement_words, assignments, start_line, separator)
+        if separator in ("(", ")"):
+            self.subshell_depth = max(0, self.subshell_depth + (1 if separator == "(" else -1))
         if statement_words or assignments or separator in ("(", ")"):
             self.joining_operator = separator * 2 if is_double_separator else ""
         if separator == ";;" and self.branches and self.branches[-1].case_text is not None:
@@ -341,7 +346,7 @@ class StatementReader(WordReader):
                 command_words[1][:80], command_words[3:] if command_words[2:3] == ["in"] else [mark_unresolved("$@")]
             )
         else:
-            branch = ShellBranch(None, earlier_branch_runs=None)
+            branch = ShellBranch(None, earlier_branch_runs=None, is_group=True)
         self.branches.append(branch)
 
     def loop_block(self, variable_name: str, loop_items: list[str]) -> ShellBranch:
@@ -427,6 +432,8 @@ class StatementReader(WordReader):
                 self.read_words(variable_names, assignments.get("IFS"))
         elif first_word in SOURCING_COMMANDS and command_words[1:]:
             self.read_sourced_file(command_words[1], command_words[2:], line_number)
+        elif first_word in ENDING_COMMANDS:
+            self.end_script(first_word)
         elif first_word == "set" and tuple(command_words[1:]) in EXPORT_ALL_OPTIONS:
             self.script.exports_assignments = EXPORT_ALL_OPTIONS[tuple(command_words[1:])]
         elif first_word in VARIABLE_COMMANDS:
@@ -469,6 +476,20 @@ class StatementReader(WordReader):
         except UnsplittableText:
             script.unread_files.append(printable(file_name))
         script.sourced_file, script.sourcing_line, script.variables["BASH_SOURCE"], script.arguments = outer_state
+
+    def end_script(self, command_name: str) -> None:
+        """Ends a sourced file at `return`, and the script itself at `exit`, outside functions and subshells.
+
+        Where a branch is uncertain, the rest of a sourced file is. An uncertain `exit` is a failure, after which
+        nothing is trained, and has no effect here.
+        """
+        ends_file = command_name == "return" if self.script.sourced_file else command_name == "exit" and not self.depth
+        if not ends_file or self.subshell_depth or any(branch.is_group for branch in self.branches):
+            return
+        if not self.joining_operator and not self.is_in_uncertain_branch():
+            self.position = len(self.text)
+        elif command_name == "return":
+            self.branches.insert(0, ShellBranch(None, earlier_branch_runs=None))
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
         """Records the variables that a skipped command would set, unless script arguments are missing."""

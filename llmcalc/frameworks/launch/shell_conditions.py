@@ -34,6 +34,7 @@ class ShellBranch:
     remaining_loop_values: the values that the variable of a loop has yet to take.
     joining_operator: the sign between a condition and the next one, & or |; empty after the last condition.
     condition_result: whether the conditions so far hold; None if unresolved.
+    is_group: whether it is a group of commands in braces, such as the body of a function; false by default.
     """
 
     is_executed: bool | None
@@ -45,6 +46,7 @@ class ShellBranch:
     remaining_loop_values: list[str] = field(default_factory=list)
     joining_operator: str = ""
     condition_result: bool | None = None
+    is_group: bool = False
 
     def enter_next_branch(self, condition_holds: bool | None) -> None:
         """Enters the next branch of an if or case block. condition_holds: None if unresolved."""

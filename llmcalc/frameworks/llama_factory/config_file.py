@@ -35,6 +35,7 @@ ARGUMENTS_READ = field_names("""
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
     quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
     disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output
+    freeze_vision_tower
     freeze_trainable_layers freeze_trainable_modules freeze_extra_modules use_adam_mini use_muon pissa_init use_galore
     galore_rank galore_target galore_layerwise galore_proj_type
     use_apollo apollo_rank apollo_target apollo_layerwise apollo_proj apollo_proj_type
@@ -48,7 +49,7 @@ ARGUMENTS_IGNORED = field_names("""
     video_maxlen lora_alpha use_rslora loraplus_lr_ratio loraplus_lr_embedding create_new_adapter
     adapter_name_or_path cache_dir low_cpu_mem_usage split_special_tokens resize_vocab ray_num_workers ray_run_name
     ray_storage_path placement_strategy resources_per_worker use_swanlab swanlab_project swanlab_run_name
-    include_effective_tokens_per_second use_eaft_loss freeze_vision_tower freeze_multi_modal_projector
+    include_effective_tokens_per_second use_eaft_loss freeze_multi_modal_projector
     save_only_model hf_hub_token ms_hub_token use_fast_tokenizer print_param_status pref_beta pref_loss pref_ftx
     early_stopping_steps use_dft_loss include_tokens_per_second badam_mode badam_switch_mode badam_switch_interval
     badam_verbose badam_update_ratio galore_scale apollo_scale oft_block_size oft_target pissa_iter
@@ -118,6 +119,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
     if is_version_1(config):
         return read_version_1(config, source_file)
     with reader_of(source_file) as reader:
+        reader.read_frozen_encoders(config, "freeze_vision_tower")
         if trains_with_megatron(config):
             return read_megatron(reader, config, IGNORED_TRAINER_ARGUMENTS | ARGUMENTS_IGNORED)
         config = with_launcher_arguments(config, source_file)

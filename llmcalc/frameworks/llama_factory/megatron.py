@@ -31,13 +31,13 @@ ARGUMENTS_READ = field_names("""
     model_name_or_path stage finetuning_type cutoff_len lora_rank lora_target lora_dropout bf16 mixed_precision
     per_device_train_batch_size gradient_accumulation_steps sequence_parallel use_distributed_optimizer
     virtual_pipeline_model_parallel_size expert_tensor_parallel_size recompute_granularity recompute_method
-    recompute_num_layers cross_entropy_loss_fusion bias_activation_fusion do_train
+    recompute_num_layers cross_entropy_loss_fusion bias_activation_fusion do_train freeze_vision_tower
     """)
 
 ARGUMENTS_IGNORED = field_names("""
     apply_rope_fusion masked_softmax_fusion overlap_param_gather overlap_grad_reduce
     moe_grouped_gemm moe_token_dispatcher_type moe_aux_loss_coeff moe_router_dtype calculate_per_token_loss
-    use_packed_sequences export_hf_on_finish freeze_vision_tower freeze_multi_modal_projector overlap_p2p_comm
+    use_packed_sequences export_hf_on_finish freeze_multi_modal_projector overlap_p2p_comm
     """)
 """Arguments of kernels and communication, which are counted as Megatron-Core's newest scripts choose them."""
 

@@ -273,6 +273,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     if has_one_stage and isinstance(config.get(STAGE_LAYOUT_KEY), UnknownValue):  # a function of stages: all in one
         config = {**config, STAGE_LAYOUT_KEY: None}
     reader.refuse_other_values(config, MODELLED_VALUES, suffix=" for a model that is named")
+    reader.read_frozen_encoders(config, "model.freeze_vision_model")
     if config.get("model.freeze_language_model") not in (False, None):  # gradients of the projector pass all layers
         reader.refuse(
             "model.freeze_language_model",

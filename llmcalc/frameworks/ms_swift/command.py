@@ -44,7 +44,8 @@ ARGUMENTS_READ = field_names("""
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
     bnb_4bit_use_double_quant use_liger_kernel liger_kernel_config optim bf16 fp16 torch_compile
-    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm enable_dft_loss optimizer
+    use_dora sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm freeze_vit
+    enable_dft_loss optimizer
     """)
 
 FORWARDED_ARGUMENTS = (
@@ -65,7 +66,7 @@ ARGUMENTS_IGNORED = field_names("""
     lora_alpha lora_bias use_rslora init_weights model_type model_revision task_type add_version
     create_checkpoint_symlink max_new_tokens temperature use_hf external_plugins custom_register_path model_kwargs
     lazy_tokenize packing_num_proc packing_strategy check_model acc_strategy train_dataloader_shuffle max_epochs
-    safe_serialization max_shard_size save_safetensors freeze_vit freeze_aligner vit_gradient_checkpointing
+    safe_serialization max_shard_size save_safetensors freeze_aligner vit_gradient_checkpointing
     bnb_4bit_compute_dtype bnb_4bit_quant_type swanlab_project swanlab_token swanlab_exp_name metric
     metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model enable_thinking
     add_non_thinking_prefix bnb_4bit_quant_storage data_seed use_logits_to_keep experts_impl norm_bbox max_pixels
@@ -282,6 +283,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
         reader.refuse("--enable_dft_loss", "a loss of all logits beside Liger-Kernel's in chunks is not modelled")
     if config.get("optimizer") not in (None, "default", "multimodal"):  # multimodal: other rates for encoders
         reader.refuse("--optimizer", f"ms-swift's own optimizer {short_repr(config['optimizer'])[:40]} is not modelled")
+    reader.read_frozen_encoders(config, "freeze_vit")
     if reader.flag(config, "freeze_llm"):
         reader.refuse("--freeze_llm", "training of an encoder beside frozen layers is not modelled")
 

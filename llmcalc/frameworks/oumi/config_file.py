@@ -151,6 +151,8 @@ def _model_arguments(reader: LaunchReader, values_by_key: Table, trainer_type: s
             reader.refuse(f"model.model_kwargs.{argument_name}"[:100], "it is modelled without")
     if _names_language_model(reader, values_by_key, "model.freeze_layers"):
         reader.refuse("model.freeze_layers", "layers of the language model that are not trained are not modelled")
+    if values_by_key.get("model.freeze_layers"):
+        reader.trains_encoders = False
     arguments: dict[str, Any] = {
         "model_name_or_path": str(values_by_key["model.model_name"])[:200],
         "dtype": reader.value(values_by_key, "model.torch_dtype_str", "auto"),

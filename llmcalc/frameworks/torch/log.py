@@ -78,9 +78,12 @@ PEAK_PATTERNS = (
     line_pattern("max memory reserved (GB): ", rf"\): (?P<verl_peak_reserved>{_NUMBER})"),
     line_pattern("Max CUDA memory allocated was ", rf"was (?P<cookbook_peak_allocated>{_NUMBER}) GB"),
     line_pattern("Max CUDA memory reserved was ", rf"was (?P<cookbook_peak_reserved>{_NUMBER}) GB"),
-    line_pattern("Peak memory usage: ", rf": (?P<nanochat_peak_allocated>{MEMORY_AMOUNT})"),
-    line_pattern(" max_memory: ", rf": (?P<xtuner_peak_allocated>{MEMORY_AMOUNT})"),
-    line_pattern(" reserved_memory: ", rf": (?P<xtuner_peak_reserved>{MEMORY_AMOUNT})"),
+    line_pattern("Peak memory usage: ", rf"(?m:^)Peak memory usage: (?P<nanochat_peak_allocated>{_NUMBER}MiB)(?=\s*$)"),
+    line_pattern(
+        " max_memory: ",
+        rf" max_memory: (?P<xtuner_peak_allocated>{MEMORY_AMOUNT})"
+        rf" reserved_memory: (?P<xtuner_peak_reserved>{MEMORY_AMOUNT}) tgs: ",
+    ),
     line_pattern(" | mem ", rf"mem (?P<automodel_peak_allocated>{_NUMBER}) GiB"),
     line_pattern("| max_memory_allocated: ", r"allocated: (?P<nemo_peak_allocated>[0-9]{1,15})\b"),
     line_pattern("| max_memory_reserved: ", r"reserved: (?P<nemo_peak_reserved>[0-9]{1,15})\b"),

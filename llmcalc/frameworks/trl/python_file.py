@@ -227,7 +227,14 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         unknown_arguments={**reader.unknown_arguments, **launched_run.unknown_arguments},
         notes=(*launched_run.notes, *notes),
         keeps_checkpoint_dtype=keeps_published_weights(launched_run, config),
+        loads_causal_class=_loads_causal_class(named_calls),
     )
+
+
+def _loads_causal_class(named_calls: list[NamedCall]) -> bool:
+    """Whether the file loads its model by `AutoModelForCausalLM`. A trainer loads one that it is named by its class."""
+    loading_nodes = [call.node for call in named_calls if call.name in LOADING_CALLS and call.node is not None]
+    return bool(loading_nodes) and "AutoModelForCausalLM" in dotted_name_of(loading_nodes[0].func).split(".")
 
 
 def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:

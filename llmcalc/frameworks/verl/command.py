@@ -211,6 +211,7 @@ def launch_of_overrides(
     reader.requests_expandable_segments = not is_easy_r1
     uses_megatron = _uses_megatron(reader, config, base_names)
     check_keys(reader, config)
+    reader.read_frozen_encoders(config, f"{ACTOR_PREFIX}.freeze_vision_tower")
     world_size = _training_device_count(reader, config)
     if uses_megatron:
         parallel_run = _megatron_run(reader, config, world_size)

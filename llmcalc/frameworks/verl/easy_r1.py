@@ -21,6 +21,7 @@ VERL_KEYS: Mapping[str, str] = {
     "worker.actor.model.enable_gradient_checkpointing": f"{MODEL_PREFIX}.enable_gradient_checkpointing",
     "worker.actor.model.lora.rank": f"{MODEL_PREFIX}.lora_rank",
     "worker.actor.model.lora.target_modules": f"{MODEL_PREFIX}.target_modules",
+    "worker.actor.model.freeze_vision_tower": f"{ACTOR_PREFIX}.freeze_vision_tower",
     "worker.actor.padding_free": f"{MODEL_PREFIX}.use_remove_padding",
     "worker.actor.ulysses_size": f"{ACTOR_PREFIX}.ulysses_sequence_parallel_size",
     "worker.actor.global_batch_size": f"{ACTOR_PREFIX}.ppo_mini_batch_size",
@@ -69,7 +70,7 @@ OPTIMIZER_KEY = "worker.actor.optim.strategy"
 KEYS_WITHOUT_MEMORY = re.compile(
     r"worker\.((actor|critic)\.(strategy|max_grad_norm|clip_ratio_\w+|loss_\w+|ppo_epochs|tau_\w+|cliprange_value"
     r"|optim\.(lr|betas|weight_decay|lr_\w+|min_lr_ratio|warmup_style)"
-    r"|model\.(tokenizer_path|trust_remote_code|freeze_vision_tower|lora\.(alpha|exclude_modules)))"
+    r"|model\.(tokenizer_path|trust_remote_code|lora\.(alpha|exclude_modules)))"
     r"|(actor|critic|ref)\.fsdp\.(enable_rank0_init|use_orig_params|mp_buffer_dtype)|ref\.strategy"
     r"|rollout\.(name|temperature|top_[pk]|seed|limit_images|dtype|ignore_eos|enable_chunked_prefill|disable_\w+"
     r"|val_override_config.*)|critic\..*|ref\.fsdp\.enable_full_shard|(reward|hybrid_engine).*)"

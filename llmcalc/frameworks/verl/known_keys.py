@@ -31,7 +31,7 @@ KEYS_WITHOUT_MEMORY = re.compile(
     r"actor\.(optim\.(lr|min_lr|weight_decay|clip_grad|total_training_steps|betas|warmup\w*|num_cycles)\w*"
     r"|optim\.override_optimizer_config\.overlap_cpu_optimizer_d2h_h2d"
     r"|kl_loss_\w+|clip_(ratio|cov)\w*|kl_cov_\w+|ppo_kl_coef|loss_mode|policy_loss\.\w+|loss_agg_mode|loss_scale_factor|grad_clip|tau_\w+|profiler\..*"
-    r"|checkpoint\..*|ppo_epochs|shuffle|data_loader_seed|freeze_vision_tower|tis_\w+|rollout_n|router_replay\.mode"
+    r"|checkpoint\..*|ppo_epochs|shuffle|data_loader_seed|tis_\w+|rollout_n|router_replay\.mode"
     r"|fsdp_config\.(use_orig_params|forward_prefetch|wrap_policy\..*|mixed_precision\.buffer_dtype)"
     r"|megatron\.(use_mbridge|vanilla_mbridge|use_dist_checkpointing|dist_checkpointing_\w+|seed|load_weight)"
     r"|megatron\.override_transformer_config\.(moe_router_\w+|moe_permute_fusion|gradient_accumulation_fusion"

@@ -120,3 +120,35 @@ def test_a_file_of_the_container_is_looked_up_by_the_end_of_its_path(tmp_path: P
     job = PLAIN_JOB.replace('args: ["--model', 'args: ["--config", "/app/configs/sft.yaml"] # ')
     (tmp_path / "kubernetes" / "job.yaml").write_text(job)
     assert read_launch(tmp_path / "kubernetes" / "job.yaml").settings["seq"] == 64
+
+
+SHELL_JOB = """kind: Job
+spec:
+  template:
+    spec:
+      containers:
+      - env:
+        - {name: MODEL, value: Qwen/Qwen3-0.6B}
+        - {name: RUN, value: 'a$b'}
+        command: [bash, -c]
+        args:
+        - |
+          source ./env.sh
+          BS=4
+          trl sft --model_name_or_path $(MODEL) --per_device_train_batch_size $BS --max_length $LENGTH --run_name $RUN
+"""
+
+
+def test_a_shell_replaces_its_variables_and_reads_files_beside_the_job(tmp_path: Path) -> None:
+    """kubernetes.io, tasks/inject-data-application/define-interdependent-environment-variables: `$(NAME)` alone."""
+    job_path = tmp_path / "job.yaml"
+    (tmp_path / "env.sh").write_text("LENGTH=64\n")
+    job_path.write_text(SHELL_JOB)
+    launch = read_launch(job_path)
+    assert (launch.model_name, launch.settings["batch"], launch.settings["seq"]) == ("Qwen/Qwen3-0.6B", 4, 64)
+    script = job_script(SHELL_JOB, "job.yaml", {})
+    assert script is not None
+    assert "RUN='a$b'" in script.text
+    job_path.write_text(SHELL_JOB.replace("BS=4", "BS='4"))
+    with pytest.raises(InputError, match=r"line 13: a quote ' that does not end"):
+        read_launch(job_path)

@@ -18,6 +18,9 @@ from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_la
 from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
+from llmcalc.sources.presets import known_model
+from llmcalc.sources.text_class import has_text_class
+from llmcalc.workload.loaded_encoders import LoadedEncoders
 from tests.builders import with_other_causes
 from tests.launch_shares import ANSWERED, outcome
 from tests.samples import in_one_test, with_rest
@@ -306,7 +309,93 @@ def test_programs_that_load_the_encoders_of_a_model(command: str, shards: int, b
     encoder_elements = llmcalc.params("qwen3-vl-2b", with_towers=True).total - llmcalc.params("qwen3-vl-2b").total
     assert terms.get("encoders: weights", 0) == encoder_elements * bits // 8 // shards
     if bits:
-        assert any("encoders of images and sound: their weights are counted" in note for note in document["notes"])
+        counted_text = "frozen weights" if "swift" in command else "weights, gradients and states"
+        assert any(f"their {counted_text} are counted" in note for note in document["notes"])
+
+
+FREEZES: dict[str, Any] = {
+    "trl sft": (True, {}),
+    "llamafactory-cli train --stage sft --finetuning_type full --template qwen3_vl --cutoff_len 64 --bf16 true": (
+        False,
+        {"--freeze_vision_tower false": True, "--freeze_vision_tower true": False},
+    ),
+    "swift sft --tuner_type full": (False, {"--freeze_vit false": True}),
+}
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("command", "is_trained"),
+    [
+        case
+        for command, (is_trained, arguments) in FREEZES.items()
+        for case in [
+            (command, is_trained),
+            *((f"{command} {argument}", other_value) for argument, other_value in arguments.items()),
+        ]
+    ],
+)
+def test_encoders_are_trained_or_frozen_as_the_program_does(command: str, is_trained: bool) -> None:
+    """LLaMA-Factory (hparams/finetuning_args.py) and ms-swift (arguments/tuner_args.py) freeze encoders by default."""
+    name_flag = "--model" if command.startswith("swift") else "--model_name_or_path"
+    document = llmcalc.memory(launch=f"{command} {name_flag} Qwen/Qwen3-VL-2B-Instruct", seq=64).document
+    assert ("encoders: optimizer" in {term["name"] for term in document["memory"]["terms"]}) == is_trained
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("name", "frozen", "trained"),
+    [
+        ("verl", {"actor_rollout_ref.actor.freeze_vision_tower": True}, {}),
+        ("axolotl", {"freeze_mm_modules": True}, {}),
+        ("automodel", {"freeze_config": {}}, {"freeze_config": {"freeze_vision_tower": False}}),
+    ],
+)
+def test_arguments_that_freeze_encoders(name: str, frozen: dict[str, Any], trained: dict[str, Any]) -> None:
+    """verl/workers/config/actor.py; nemo_automodel/components/utils/model_utils.py, `apply_parameter_freezing`."""
+    for arguments, is_trained in ((frozen, False), (trained, True)):
+        if name == "verl":
+            words = "".join(f" {key}={value}" for key, value in arguments.items())
+            launch = launch_from_text((FILES / "verl_fsdp.sh").read_text().rstrip() + words, "verl.sh")
+        else:
+            launch = changed("axolotl_full_fsdp2.yaml" if name == "axolotl" else "automodel_lora.yaml", **arguments)
+        assert launch.encoders is not None
+        assert launch.encoders.is_trained == is_trained
+
+
+def test_a_text_class_of_a_model_has_no_encoders(tmp_path: Path) -> None:
+    """transformers/models/auto/modeling_auto.py: `AutoModelForCausalLM` has classes without encoders of some types."""
+    path = tmp_path / "train.py"
+    for class_name, model_name, has_encoders in (
+        ("AutoModelForCausalLM", "Qwen/Qwen3.5-4B", False),
+        ("AutoModelForImageTextToText", "Qwen/Qwen3.5-4B", True),
+        ("AutoModelForCausalLM", "google/gemma-3-4b-it", True),
+    ):
+        path.write_text(
+            f"from transformers import {class_name}\nfrom trl import SFTConfig, SFTTrainer\n"
+            f'model = {class_name}.from_pretrained("{model_name}")\n'
+            "SFTTrainer(model=model, args=SFTConfig(max_length=64, per_device_train_batch_size=1)).train()\n"
+        )
+        terms = {term["name"] for term in llmcalc.memory(launch=str(path)).document["memory"]["terms"]}
+        assert ("encoders: weights" in terms) == has_encoders
+    for name, model_type in (("qwen3.5-35b-a3b", "qwen3_5_moe"), ("llama4-scout", "llama4")):
+        preset = known_model(name)
+        assert preset is not None
+        assert has_text_class(preset)
+        assert has_text_class(preset.model_copy(update={"config": {"model_type": model_type}}))
+
+
+def test_a_frozen_copy_has_the_encoders_too_and_unsloth_quantizes_none() -> None:
+    """trl/trainer/dpo_trainer.py loads the reference model by the same class."""
+    words = "trl dpo --model_name_or_path Qwen/Qwen3-VL-2B-Instruct --max_length 64"
+    terms = {term["name"]: term["bytes"] for term in llmcalc.memory(launch=words).document["memory"]["terms"]}
+    assert terms["reference model encoders: weights"] == terms["encoders: weights"]
+    adapters = llmcalc.memory("qwen3-vl-2b", "training", lora_rank=8, base="nf4", dtype="bf16", seq=64)
+    encoder_elements = llmcalc.params("qwen3-vl-2b", with_towers=True).total - llmcalc.params("qwen3-vl-2b").total
+    for is_quantized in (False, True):
+        weights, *others = adapters.memory.tower_bytes(LoadedEncoders(is_quantized=is_quantized))
+        assert not others
+        assert (weights.bytes == 2 * encoder_elements) != is_quantized
 
 
 def test_encoders_that_are_trained_are_divided_with_the_model() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.launch.shell import MOST_WORDS, read_script
@@ -316,6 +317,8 @@ SOURCED = {
     "itself.sh": "source itself.sh\n",
     "quote.sh": "A=1\nB='\n",
     ".env": "NPROC_PER_NODE=8\n",
+    "return.sh": "A=1\nf() {\n  return 1\n}\n(exit 2)\nif [ $A = 1 ]; then return; fi\nA=2\n",
+    "guard.sh": 'A=1\n[ -n "$(check)" ] && return\nA=2\n',
 }
 """The files beside a script, as bash finds them from its folder."""
 
@@ -346,6 +349,13 @@ def test_files_that_a_script_sources(text: str, wanted: list[str]) -> None:
 def test_sourced_variables_are_uncertain_where_the_command_is() -> None:
     script = with_sourced_files("A=7\nif check; then source env.sh; fi\nrun $A")
     assert is_unresolved(script.commands[-1].words[1])
+
+
+def test_a_return_ends_a_sourced_file_and_an_exit_the_script() -> None:
+    guards = "A=1\ncheck || exit 1\n(exit 2)\nif check; then exit 1; fi"
+    for text in ("source return.sh\nrun $A", f"{guards}\nrun $A\nexit 0\nrun 2"):
+        assert with_sourced_files(text).commands[-1].words == ("run", "1")
+    assert is_unresolved(with_sourced_files("source guard.sh\nrun $A").commands[-1].words[1])
 
 
 def test_sourced_variables_that_are_exported() -> None:
@@ -387,3 +397,6 @@ def test_files_beside_a_script_are_sourced(tmp_path: Path) -> None:
     (tmp_path / "conf" / "args.sh").unlink()
     with pytest.raises(InputError, match=r"LENGTH is not set in it.*; more\.sh or conf/args\.sh may set it, which"):
         read_launch(script_path)
+    script_path.write_text("source more.sh\ntrl sft --model_name_or_path $MODEL --max_length 64\n")
+    with pytest.raises(InputError, match=r"add TARGET, the model's name; more\.sh may set it, which"):
+        llmcalc.memory(launch=str(script_path))

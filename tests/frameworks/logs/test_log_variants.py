@@ -215,6 +215,19 @@ def test_newer_wordings_are_read(name: str, tmp_path: Path) -> None:
     assert read == expected
 
 
+def test_lines_that_only_resemble_a_programs_peak_are_left_out(tmp_path: Path) -> None:
+    """Any program may print `Peak memory usage: ` or a field `max_memory`."""
+    path = tmp_path / "train.log"
+    for text in (
+        "Peak memory usage: 75.2 GiB on rank 0",
+        "[0] Peak memory usage: 75422.00MiB",
+        "a max_memory: 18.5 GB",
+    ):
+        path.write_text(f"{text}\n")
+        with pytest.raises(InputError):
+            functions.explain_log(path)
+
+
 def test_ollamas_request_for_memory_states_the_context(tmp_path: Path) -> None:
     file = tmp_path / "ollama.log"
     file.write_text(NEWER["Ollama by device"][0])
