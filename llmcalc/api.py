@@ -547,8 +547,8 @@ def time(
     global_batch: sequences of a step of all devices; default a micro-batch of each replica.
     context: in prefill, tokens that are cached before the prompt. server: whether a server's time before the first
         token is added.
-    stack: software that is priced; default that of the framework or the engine. overlap: none, dp, tp or all.
-    nic: GB/s of each device's network. by_node: levels of the model's tree that the report lists.
+    stack: software that is priced; default that of the framework or the engine. overlap: none, all, or some of dp, tp
+        and ep ("dp,ep"). nic: GB/s of each device's network. by_node: levels of the model's tree that the report lists.
     measured: a measured time (8.1, "35ms") or rate of all devices ("2900 tok/s") or of one ("2900 tok/s/gpu", and model
         FLOPs with full pairs: "400 TFLOP/s", "41% MFU"), which the report compares with the range.
     calibrate: a .csv file of measured runs, on which the stack is fitted.

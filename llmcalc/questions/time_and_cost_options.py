@@ -145,7 +145,7 @@ OverlapSetting: TypeAlias = Annotated[
         "stack.",
         "Hardware",
         example="none",
-        metavar="none|dp|tp|ep|all",
+        metavar="none|all|dp,tp,ep",
     ),
 ]
 NicRate: TypeAlias = Annotated[

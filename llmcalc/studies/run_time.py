@@ -91,7 +91,7 @@ class TimeSettings:
     """The settings of a time estimate in addition to the settings of memory.
 
     stack: name of the stack.
-    overlap: messages that run beside products: none, dp, tp, all; None for the stack's own.
+    overlap: messages that run beside products: none, all, or some of dp, tp and ep with commas; None for the stack's.
     nic: bytes/s of a device's network; None for the accelerator's.
     product_format: number format of products in training; empty for that of the precision.
     overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
@@ -225,9 +225,9 @@ class TrainingTimes:
 
     def _ignored_overlap(self, layout: Layout) -> list[str]:
         """Returns a stated overlap of tensor-parallel messages that a layout without sequence parallelism ignores."""
-        overlap = self.settings.overlap
+        overlapped_groups = (self.settings.overlap or "").split(",")
         is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
-        return ["--overlap tp (it needs --sequence-parallel)"] if overlap == "tp" and is_ignored else []
+        return ["--overlap tp (it needs --sequence-parallel)"] if "tp" in overlapped_groups and is_ignored else []
 
     @property
     def _stops_early(self) -> bool:

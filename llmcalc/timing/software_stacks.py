@@ -9,8 +9,8 @@ from ..frozen import frozen
 from ..parallel.layout import Schedule
 from .timing_constants import MOST_SETTINGS, SoftwareStack, combined_stack, software_stacks
 
-OVERLAP_VALUES = ("none", "dp", "tp", "ep", "all")
-"""Values of `--overlap`: the messages that run beside products."""
+OVERLAPPED_GROUPS = ("dp", "tp", "ep")
+"""Values of `--overlap`, beside `none` and `all`: the messages that run beside products."""
 
 
 def stack_names(phase: str = "") -> list[str]:
@@ -210,15 +210,18 @@ def with_overlapped_groups(software_stack: SoftwareStack, overlapped_groups: fro
 
 
 def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> SoftwareStack:
-    """Returns a time stack with the stated overlap of each group's messages; unchanged for None.
+    """Returns a time stack with the stated overlap of each group's messages, such as `dp,ep`; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """
     if overlap is None:
         return software_stack
-    if overlap not in OVERLAP_VALUES:
-        raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAP_VALUES)}")
-    overlapped_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
+    overlapped_groups = {"none": (), "all": OVERLAPPED_GROUPS}.get(overlap, tuple(overlap.split(",")))
+    if not set(overlapped_groups) <= set(OVERLAPPED_GROUPS):
+        raise InputError(
+            f"--overlap: '{overlap}' is not known; expected none, all, or some of {', '.join(OVERLAPPED_GROUPS)} with "
+            "commas"
+        )
     return software_stack.model_copy(
         update={
             "hidden": {group_name: getattr(FULL_OVERLAP, group_name) for group_name in overlapped_groups},

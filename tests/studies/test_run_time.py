@@ -578,6 +578,7 @@ REFUSED = {
     "time gpt2 --hardware t4 --precision fp16": "expected no --precision, or autocast: bf16 has as many bytes",
     "time gpt2 --hardware h100 --nic fast": "--nic: 'fast'; expected GB/s",
     "time gpt2 --hardware h100 --overlap pp": "--overlap: 'pp' is not known",
+    "time gpt2 --hardware h100 --overlap dp,all": "expected none, all, or some of dp, tp, ep with commas",
     "time gpt2 --hardware h100 --phase training --stack vllm": "--stack vllm: is for inference",
     "time gpt2 --hardware h100 --phase decode --stack megatron": "--stack megatron: is for training",
     "time gpt2 --hardware h100 --engine tgi": "--engine 'tgi': not known",

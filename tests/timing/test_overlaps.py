@@ -17,7 +17,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import device_of
-from llmcalc.timing.software_stacks import find_stack, with_overlapped_groups
+from llmcalc.timing.software_stacks import find_stack, with_overlap, with_overlapped_groups
 from llmcalc.timing.step import StepPlan, training_step
 from llmcalc.timing.timing_constants import SoftwareStack
 from tests.frameworks.megatron.test_megatron_arguments import settings
@@ -54,6 +54,14 @@ def test_arguments_of_megatron_state_which_messages_overlap(
     assert megatron.overlapped_groups is not None
     assert set(megatron.overlapped_groups(launch) or ()) == groups
     assert megatron.stack_name(launch, False, False) == stack
+
+
+def test_an_option_names_several_groups_whose_messages_overlap() -> None:
+    megatron = find_stack("megatron")
+    both, alone = with_overlap(megatron, "dp,ep"), with_overlap(megatron, "ep")
+    assert set(both.hidden) == {"dp", "ep"}
+    assert both.hidden["ep"] == alone.hidden["ep"]
+    assert with_overlap(megatron, "ep,dp,tp") == with_overlap(megatron, "all")
 
 
 def test_weights_that_are_gathered_after_the_update_are_hidden_only_where_the_file_says_so() -> None:
@@ -206,6 +214,11 @@ def test_a_global_batch_that_an_interleaved_schedule_does_not_take_is_named() ->
 
 def test_an_overlap_that_needs_sequence_parallelism_is_named_without_it(run: Any) -> None:
     words = ("time", "llama3-8b", "--hardware", "h100", "--framework", "megatron", "--tp", "2", "--seq", "4k")
-    for options, is_named in ((("--overlap", "tp"), True), (("--overlap", "tp", "--sequence-parallel"), False)):
+    for options, is_named in (
+        (("--overlap", "tp"), True),
+        (("--overlap", "dp,tp"), True),
+        (("--overlap", "dp,ep"), False),
+        (("--overlap", "tp", "--sequence-parallel"), False),
+    ):
         text = " ".join(run(*words, *options, "--notes").out.split())
         assert ("timed as without --overlap tp (it needs --sequence-parallel)" in text) is is_named
