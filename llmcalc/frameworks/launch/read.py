@@ -22,6 +22,7 @@ from .command_line import (
     CONSOLE_PROGRAMS,
     LAUNCH_OPTION,
     NON_PROGRAM_COMMANDS,
+    check_is_no_command,
     is_training_command,
     parse_arguments,
     parse_command_line,
@@ -79,6 +80,7 @@ def read_launch(
             read_text=_text_reader(LAUNCH_OPTION, Path()),
         )
         return _read_script(shell_script, source_file, [], options)
+    check_is_no_command(str(launch_path))
     typed_parts = typed_launch(str(launch_path))
     name_in_errors = Path(typed_parts.path)
     return launch_from_text(
