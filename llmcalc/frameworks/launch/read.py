@@ -492,6 +492,10 @@ def _read_training_command(
             recipe_name = next(
                 (command_word for command_word in program_line.words if not command_word.startswith("-")), "NAME"
             )
+            recipe_path, command_source = f"recipes/configs/{recipe_name}.yaml", source_of_command(program_line)
+            if _can_read(command_source, recipe_path):  # in torchtune's repository
+                words = [recipe_path if word == recipe_name else word for word in program_line.words]
+                return _read_config(recipe_path, program_line._replace(words=words), command_source, options)
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
@@ -511,6 +515,17 @@ def _read_training_command(
             except InputError as error:
                 raise _error_about_unresolved_argument(error, command_words, name_in_errors) from None
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
+
+
+def _can_read(source_file: LaunchSource, path: str) -> bool:
+    """Whether a file that a launch file names is there."""
+    if source_file.read_text is None:
+        return False
+    try:
+        source_file.read_text(path)
+    except InputError:
+        return False
+    return True
 
 
 def _error_about_unresolved_argument(

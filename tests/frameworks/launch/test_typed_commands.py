@@ -78,9 +78,16 @@ def test_a_configuration_of_torchtitan_is_that_of_its_model(tmp_path: Path, monk
             read_launch(f"MODULE=llama3 CONFIG=llama3_debug {changed} ./run_train.sh")
 
 
-def test_a_recipe_that_comes_with_torchtune_is_asked_for() -> None:
+def test_a_recipe_that_comes_with_torchtune_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torchtune's repository it is below recipes/configs."""
+    command = "tune run lora_finetune_single_device --config llama3_1/8B_lora batch_size=4"
     with pytest.raises(InputError, match=r"expected a copy of it: tune cp llama3_1/8B_lora recipe\.yaml"):
-        read_launch("tune run lora_finetune_single_device --config llama3_1/8B_lora batch_size=4")
+        read_launch(command)
+    recipe = tmp_path / "recipes" / "configs" / "llama3_1" / "8B_lora.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text((Path(__file__).parents[2] / "data" / "launch" / "torchtune_lora.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert read_launch(command).settings["batch"] == 4
 
 
 @pytest.mark.parametrize("text", ["no such file.yaml", "./missing.sh 8 x"])
