@@ -34,6 +34,8 @@ FRAMEWORK = Framework(
         "a torchtitan job",
         LazyFunction(__package__, "torchtitan_file:is_torchtitan"),
         LazyFunction(__package__, "torchtitan_file:read_torchtitan"),
+        starts_program=LazyFunction(__package__, "torchtitan_python:starts_program"),
+        read_command=LazyFunction(__package__, "torchtitan_python:read_command"),
         is_python=LazyFunction(__package__, "torchtitan_python:is_python"),
         read_python=LazyFunction(__package__, "torchtitan_python:read_python"),
         program="torchtitan",

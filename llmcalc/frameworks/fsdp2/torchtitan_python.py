@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import suggest
+from ...errors import short_repr, suggest
 from ...sources.huggingface.family import field_names
-from ..launch.command_line import plain_value
-from ..launch.launch_types import Launch, LaunchReader, LaunchSource, read_integer, reader_of
+from ..launch.command_line import parse_arguments, plain_value
+from ..launch.launch_types import CommandLine, Launch, LaunchReader, LaunchSource, read_integer, reader_of
 from ..launch.python_source import CALLED_NAME_KEY, Config, Configurations, UnknownValue, parse_python
+from ..launch.unresolved import is_unresolved, unresolved_reason
 from .torchtitan_file import read_job
 from .torchtitan_models import spec_of_flavor
 
@@ -50,6 +51,39 @@ def is_python(file_text: str) -> bool:
     return (
         "Trainer.Config" in file_text
         and re.search(r"^from torchtitan[\w.]* import", file_text, re.MULTILINE) is not None
+    )
+
+
+CONFIG_OPTIONS = ("--module", "--config")
+"""Options of `torchtitan.train` since 2026-02: a model's folder, and a function of its config_registry.py."""
+
+
+def starts_program(command_line: CommandLine) -> bool:
+    """Whether a command runs torchtitan with a configuration in Python."""
+    option_names = {command_word.partition("=")[0] for command_word in command_line.words}
+    return command_line.program == "torchtitan.train" and option_names.issuperset(CONFIG_OPTIONS)
+
+
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
+    """Returns the training run of the configuration that a command names, from the repository's file of its model.
+
+    Source: torchtitan/config/manager.py, `--module` and `--config`. Raises `InputError`, which names file and option.
+    """
+    with reader_of(source_file) as reader:
+        arguments = parse_arguments(command_line.words, source_file.name_in_errors)
+        module_name, config_name = (str(arguments.pop(option)) for option in CONFIG_OPTIONS)
+        for option, value in zip(CONFIG_OPTIONS, (module_name, config_name), strict=True):
+            if re.fullmatch(r"\w[\w.]{0,99}", value) is None:
+                reason = unresolved_reason(value) if is_unresolved(value) else f"{short_repr(value)}; expected a name"
+                raise reader.argument_error(option, reason)
+        module_path = module_name if module_name.startswith("torchtitan.") else f"torchtitan.models.{module_name}"
+        file_path = f"{module_path.removesuffix('.config_registry').replace('.', '/')}/config_registry.py"
+        if source_file.read_text is None:
+            raise reader.argument_error("--module", f"{file_path} cannot be read; expected that file")
+        name_in_errors, file_text = source_file.read_text(file_path)
+        overrides = [f"{name}={value}" for name, value in arguments.items()]
+    return read_python(
+        file_text, replace(source_file, name_in_errors=name_in_errors, arguments=(config_name, *overrides))
     )
 
 

@@ -99,21 +99,8 @@ def typed_launch(typed_text: str) -> TypedLaunch:
     if not command_words:
         raise InputError("--launch: no file; expected NAME=VALUE … FILE ARGUMENTS")
     if not variables and not _file_exists(command_words[0]):
-        _check_program(command_words)
         return TypedLaunch(typed_text, {}, ())
     return TypedLaunch(command_words[0], variables, tuple(command_words[1:]))
-
-
-def _check_program(command_words: Sequence[str]) -> None:
-    """Raises `InputError` for words that are a command with options, not the name of a file."""
-    program = command_words[0]
-    is_path = re.search(r"[/\\]|\.(sh|bash|slurm|sbatch|bat|cmd|ps1|ya?ml|json|toml|py|ipynb|txt)$", program)
-    if is_path is None and any(word.startswith("--") for word in command_words[1:]):
-        raise InputError(
-            f"{LAUNCH_OPTION}: {printable(program)[:60]}: neither a file nor a program whose commands are read; "
-            "expected FILE ARGUMENTS, a command such as torchrun train.py …, or TARGET with --phase training and the "
-            "run's settings, such as --batch 4 --seq 2048 --recompute full"
-        )
 
 
 LAUNCH_OPTION = "--launch"
@@ -132,6 +119,19 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
         command_words.pop(0)
     is_file = bool(command_words) and (command_words[0] in SCRIPT_STARTERS or _file_exists(command_words[0]))
     return () if is_file else tuple(command_words)
+
+
+def check_is_no_command(typed_text: str) -> None:
+    """Raises `InputError` for the command of a program whose commands are not read, which is no file's name either."""
+    command_words = words_of_typed_command(typed_text)
+    program = command_words[0] if command_words else ""
+    is_path = re.search(r"[/\\]|\.(sh|bash|slurm|sbatch|bat|cmd|ps1|ya?ml|json|toml|py|ipynb|txt)$", program)
+    if is_path is None and any(word.startswith("--") for word in command_words[1:]):
+        raise InputError(
+            f"{LAUNCH_OPTION}: {printable(program)[:60]}: neither a file nor a program whose commands are read; "
+            "expected FILE ARGUMENTS, a command such as torchrun train.py …, or TARGET with --phase training and the "
+            "run's settings, such as --batch 4 --seq 2048 --recompute full"
+        )
 
 
 def is_training_command(typed_text: str) -> bool:

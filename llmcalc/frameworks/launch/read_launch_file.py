@@ -22,6 +22,7 @@ from .command_line import (
     CONSOLE_PROGRAMS,
     LAUNCH_OPTION,
     NON_PROGRAM_COMMANDS,
+    check_is_no_command,
     is_training_command,
     parse_arguments,
     parse_command_line,
@@ -79,6 +80,7 @@ def read_launch(
             read_text=_text_reader(LAUNCH_OPTION, Path()),
         )
         return _read_script(shell_script, source_file, [], options)
+    check_is_no_command(str(launch_path))
     typed_parts = typed_launch(str(launch_path))
     name_in_errors = Path(typed_parts.path)
     return launch_from_text(
@@ -484,6 +486,10 @@ def _read_training_command(
     for program_line in command_lines:
         if program_line.program == "tune run":
             recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
+            recipe_path, command_source = f"recipes/configs/{recipe_name}.yaml", source_of_command(program_line)
+            if _can_read(command_source, recipe_path):  # in torchtune's repository
+                words = [recipe_path if word == recipe_name else word for word in program_line.words]
+                return _read_config(recipe_path, program_line._replace(words=words), command_source, options)
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
@@ -501,6 +507,17 @@ def _read_training_command(
             except InputError as error:
                 raise _error_about_unresolved_argument(error, command_words, name_in_errors) from None
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
+
+
+def _can_read(source_file: LaunchSource, path: str) -> bool:
+    """Whether a file that a launch file names is there."""
+    if source_file.read_text is None:
+        return False
+    try:
+        source_file.read_text(path)
+    except InputError:
+        return False
+    return True
 
 
 def _error_about_unresolved_argument(

@@ -148,6 +148,19 @@ SCRIPTS_OF_OTHER_HEADS = re.compile(r"run_(glue|classification|ner|qa|qa_beam_se
 """Examples of transformers (examples/pytorch) that train a model with another head than a language model's."""
 
 
+SCRIPTS_OF_PAIRS = re.compile(r"run_(summarization|translation)\.py")
+"""Examples of transformers that train an encoder-decoder on pairs of texts."""
+
+PAIR_LENGTHS = {"max_source_length": 1024, "max_target_length": 128}
+"""Arguments of these scripts → the default: tokens of the encoder, and tokens of the decoder."""
+
+PAIR_ARGUMENTS = field_names("""
+    max_source_length max_target_length val_max_target_length source_prefix source_lang target_lang text_column
+    summary_column lang num_beams forced_bos_token resize_position_embeddings
+    """)
+"""Their arguments for texts."""
+
+
 def is_trainer(config: Table) -> bool:
     """Whether a table has arguments of Hugging Face's Trainer."""
     return any(argument_name in config for argument_name in TRAINER_SIGNS) and "distributed_type" not in config
@@ -180,7 +193,14 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
         config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
         if config.get("deepspeed") is True and "deepspeed_config" in config:  # deepspeed.add_config_arguments
             config["deepspeed"] = config.pop("deepspeed_config")
-        return _read_arguments(reader, with_launcher_arguments(config, source_file))
+        config = with_launcher_arguments(config, source_file)
+        if SCRIPTS_OF_PAIRS.fullmatch(script_name) is None:
+            return _read_arguments(reader, config)
+        source_tokens, target_tokens = (reader.integer(config, name, default) for name, default in PAIR_LENGTHS.items())
+        reader.notes.append(f"the encoder reads {source_tokens:,} tokens (max_source_length)")
+        other_arguments = {name: value for name, value in config.items() if name not in PAIR_ARGUMENTS}
+        launched_run = _read_arguments(reader, {**other_arguments, "max_length": target_tokens})
+        return replace(launched_run, settings={**launched_run.settings, "source": source_tokens})
 
 
 def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Launch:

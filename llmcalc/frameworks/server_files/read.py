@@ -16,6 +16,7 @@ from ..launch.command_line import (
     LAUNCH_OPTION,
     TRAINING_COMMAND,
     TypedLaunch,
+    check_is_no_command,
     is_training_command,
     typed_launch,
     words_of_typed_command,
@@ -70,6 +71,7 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
         typed_command = TypedLaunch(LAUNCH_OPTION, {}, ())
         if is_training_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()
+        check_is_no_command(typed_text)
     typed_launch_file = typed_launch(typed_text)
     launch_file = Path(typed_launch_file.path)
     return typed_launch_file, read_launch_text(launch_file), launch_file.parent

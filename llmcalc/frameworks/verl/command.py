@@ -29,7 +29,7 @@ from ..launch.launch_types import (
 )
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
-from ..launch.unresolved import UNRESOLVED_MARK, is_unresolved, unresolved_reason
+from ..launch.unresolved import UNRESOLVED_MARK, is_unresolved, mark_unresolved, unresolved_reason
 from ..megatron.named_model import (
     BRIDGE_FUSED_MODEL_TYPES,
     PIPELINE_SPLIT_ARGUMENTS,
@@ -111,7 +111,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if program == EASY_R1_PROGRAM:
             config_path = overrides_by_key.pop("config", None)
             base_config = _config_of_easy_r1(reader, config_path)
-            return launch_of_easy_r1(reader, flat_config(base_config, overrides_by_key, source_file.env))
+            return launch_of_easy_r1(reader, values_of_config(base_config, overrides_by_key, source_file.env))
         if program in sft_models:
             config = _resolved_overrides(reader, overrides_by_key)
             if program == ENGINE_SFT_TRAINER:
@@ -124,8 +124,16 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             _value_of_flag(command_line.words, flag_name) for flag_name in ("--config-path", "--config-name")
         )
         base_config = _config_beside(reader, config_folder, config_name.removesuffix(".yaml"))
-        overrides_by_key = flat_config(base_config, overrides_by_key, source_file.env)
+        overrides_by_key = values_of_config(base_config, overrides_by_key, source_file.env)
         return launch_of_overrides(reader, overrides_by_key, [config_name, *config_names(base_config)])
+
+
+def values_of_config(config: Table, overrides: Table, environment: Table) -> dict[str, Any]:
+    """Returns dotted key → value as `flat_config`; references that it leaves open are marked as unresolved."""
+    return {
+        key: mark_unresolved(value) if isinstance(value, str) and "${" in value and not is_unresolved(value) else value
+        for key, value in flat_config(config, overrides, environment).items()
+    }
 
 
 def _config_of_easy_r1(reader: LaunchReader, config_path: str | None) -> Table:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..launch.interpolation import flat_config
 from ..launch.launch_types import Launch, LaunchSource, Table, reader_of
-from ..launch.unresolved import mark_unresolved
-from .command import config_names, launch_of_easy_r1, launch_of_overrides
+from .command import config_names, launch_of_easy_r1, launch_of_overrides, values_of_config
 from .easy_r1 import is_easy_r1
 
 
@@ -22,10 +20,7 @@ def is_verl(config: Table) -> bool:
 def read_verl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of the actor. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        flat_values = {
-            flat_key: mark_unresolved(flat_value) if isinstance(flat_value, str) and "${" in flat_value else flat_value
-            for flat_key, flat_value in flat_config(config, environment=source_file.env).items()
-        }
+        flat_values = values_of_config(config, {}, source_file.env)
         if is_easy_r1(config):
             return launch_of_easy_r1(reader, flat_values)
         return launch_of_overrides(reader, flat_values, config_names(config))

@@ -831,6 +831,21 @@ def test_commands_of_alpaca_lora_train_beside_weights_of_8_bits(words: str, sett
     assert {name: launch.settings[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "source_tokens", "target_tokens"),
+    [
+        ("run_summarization.py --source_prefix 'summarize: ' --text_column a --predict_with_generate", 1024, 128),
+        ("run_translation.py --source_lang en --target_lang ro --max_source_length 64 --max_target_length 32", 64, 32),
+    ],
+)
+def test_scripts_of_pairs_train_an_encoder_decoder(words: str, source_tokens: int, target_tokens: int) -> None:
+    """transformers' examples/pytorch/{summarization,translation}, `DataTrainingArguments`."""
+    command = f"python {words} --model_name_or_path google-t5/t5-small --do_train --output_dir o"
+    launch = launch_from_text(command, "x.sh")
+    assert (launch.settings["source"], launch.settings["seq"]) == (source_tokens, target_tokens)
+    assert f"the encoder reads {source_tokens:,} tokens (max_source_length)" in launch.notes
+
+
 def test_paths_of_data_alone_are_no_alpaca_lora() -> None:
     """`data_path` is an argument of many scripts; 2U1/Qwen-VL-Series-Finetune, scripts/finetune_cls.sh, is one."""
     words = "train_cls.py --data_path x --bf16 True --fp16 False --per_device_train_batch_size 2 --max_length 64"

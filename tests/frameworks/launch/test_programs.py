@@ -132,6 +132,10 @@ def test_a_recipe_of_verl_names_a_config_beside_it(tmp_path: Path) -> None:
     assert any(
         note.startswith("--config-name other: other.yaml is not beside the file") for note in read_launch(script).notes
     )
+    open_key = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+    (tmp_path / "config" / "other.yaml").write_text(f'{open_key.replace(".", ": {")}: "${{oc.env:MICRO}}"' + "}}")
+    with pytest.raises(InputError, match=rf"{open_key}: '\$\{{oc\.env:MICRO\}}' is known only when"):
+        read_launch(f"python3 -m verl.trainer.main_ppo --config-path={tmp_path / 'config'} --config-name=other a=b")
     (tmp_path / "config" / "other.yaml").write_text("trainer: [")
     with pytest.raises(InputError, match=r"other\.yaml: not valid YAML"):
         read_launch(script)

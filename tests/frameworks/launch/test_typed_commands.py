@@ -57,9 +57,37 @@ def test_the_script_of_torchtitan_runs_the_job_that_a_variable_names(tmp_path: P
         assert launch.layout.world_size == processes
 
 
-def test_a_recipe_that_comes_with_torchtune_is_asked_for() -> None:
+def test_a_configuration_of_torchtitan_is_that_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source: torchtitan/config/manager.py (2026-08), `--module` and `--config`, which run_train.sh passes on."""
+    folder = tmp_path / "torchtitan" / "models" / "llama3"
+    folder.mkdir(parents=True)
+    configs = (Path(__file__).parents[2] / "data" / "launch" / "torchtitan_configs.py").read_text()
+    (folder / "config_registry.py").write_text(configs)
+    command = "torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train --module ${MODULE} --config ${CONFIG}"
+    (tmp_path / "run_train.sh").write_text(f'{command} "$@"\n')
+    monkeypatch.chdir(tmp_path)
+    typed = "MODULE=llama3 CONFIG=llama3_debug ./run_train.sh --parallelism.tensor_parallel_degree 2 --compile.enable"
+    launch = read_launch(typed)
+    assert (launch.layout.tp, launch.layout.world_size, launch.settings["seq"]) == (2, 8, 4096)
+    assert launch.settings["compile"] is True
+    for changed, message in (
+        ("CONFIG=llama3_debg", "Did you mean llama3_debug"),
+        ("MODULE=llama9", "torchtitan/models/llama9/config_registry.py: no such file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_launch(f"MODULE=llama3 CONFIG=llama3_debug {changed} ./run_train.sh")
+
+
+def test_a_recipe_that_comes_with_torchtune_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torchtune's repository it is below recipes/configs."""
+    command = "tune run lora_finetune_single_device --config llama3_1/8B_lora batch_size=4"
     with pytest.raises(InputError, match=r"expected a copy of it: tune cp llama3_1/8B_lora recipe\.yaml"):
-        read_launch("tune run lora_finetune_single_device --config llama3_1/8B_lora batch_size=4")
+        read_launch(command)
+    recipe = tmp_path / "recipes" / "configs" / "llama3_1" / "8B_lora.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text((Path(__file__).parents[2] / "data" / "launch" / "torchtune_lora.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert read_launch(command).settings["batch"] == 4
 
 
 @pytest.mark.parametrize("text", ["no such file.yaml", "./missing.sh 8 x"])
