@@ -269,7 +269,7 @@ class Settings:
         str | None,
         Setting(
             f"What is recomputed. One of {', '.join(RECOMPUTE_MODES)}, every:N (every N-th layer), nodes:A,B "
-            "(modules of a layer) or modules:A,B (Megatron's). selective is what the --framework calls so, else "
+            "(modules of a layer) or modules:A,B (by names). selective is what the --framework calls so, else "
             "attention.",
             "Training",
             "none; full with --base",

@@ -99,7 +99,7 @@ class TimeSettings:
     calls_torch_attention: whether the program of a launch file calls torch's attention, which its settings name
         `flash`.
     loss: the value of `--cross-entropy` of a run that states none; None (default) for the stack's own.
-    recomputed_modules: modules that a launch file runs again by themselves, of `MEGATRON_MODULES`; default none.
+    recomputed_modules: modules that a launch file runs again by themselves, of `NAMED_MODULES`; default none.
     recomputed_layers: share of the layers that it runs again as a whole; default none.
     factors: of a calibration; default none.
     """

@@ -32,7 +32,7 @@ class Recompute:
     alternate: of these, those of which a layer saves every other result, beginning with the first; none by default.
     nodes: paths of modules below a layer (`self_attn`, `mlp.shared_expert`), each of which runs again by itself; none
         by default.
-    modules: the same by Megatron-Core's names, of `MEGATRON_MODULES`; none by default.
+    modules: the same by Megatron-Core's names, of `NAMED_MODULES`; none by default.
     """
 
     layers: bool = False
@@ -89,12 +89,12 @@ selective-op: every layer, but for attention as one kernel, sums of which a rank
 product without a bias (torchtitan, distributed/activation_checkpoint.py, `_apply_op_sac`).
 """
 
-MEGATRON_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+NAMED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 """Megatron-Core's `--recompute-modules` whose memory and time are counted."""
 
 EXPECTED_VALUES = (
     f"{', '.join(RECOMPUTE_MODES)}, every:N (every N-th layer), nodes:A,B (modules of every layer, such as self_attn) "
-    "or modules:A,B (Megatron-Core's, such as moe_act)"
+    "or modules:A,B (by names such as moe_act)"
 )
 
 
@@ -124,11 +124,11 @@ def recompute_of(option_text: str) -> Recompute:
                 )
         return Recompute(nodes=node_names)
     if granularity == "modules":
-        unknown_names = [name for name in interval_text.split(",") if name not in MEGATRON_MODULES]
+        unknown_names = [name for name in interval_text.split(",") if name not in NAMED_MODULES]
         if unknown_names:
             raise InputError(
                 f"--recompute {option_text}: {unknown_names[0] or 'an empty name'} is not known; expected some of "
-                f"{', '.join(MEGATRON_MODULES)}"
+                f"{', '.join(NAMED_MODULES)}"
             )
         return Recompute(modules=frozenset(interval_text.split(",")))
     raise InputError(f"--recompute {option_text}: not known; expected {EXPECTED_VALUES}")

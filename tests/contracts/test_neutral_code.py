@@ -23,6 +23,7 @@ FRAMEWORKS = re.compile(
 )
 
 OTHERWISE = {
+    "costs/recomputation.py": "a refusal of modules by Megatron-Core's names",
     "device_memory/simulated_run.py": "a refusal that says which frameworks have an option",
     "frameworks/registry.py": "the list of the frameworks",
     "frameworks/logs/registry.py": "the list of the readers of logs",
@@ -32,6 +33,7 @@ OTHERWISE = {
     "frameworks/launch/accelerate_command.py": "accelerate's own keys",
     "frameworks/launch/trainer.py": "arguments of a script that adds a framework's own",
     "studies/flop_rules.py": "a rule of thumb that is called after the paper of Megatron-LM",
+    "questions/runs.py": "a refusal of modules by Megatron-Core's names under other frameworks",
     "sources/huggingface/families/bert/bert.py": "the model type megatron-bert",
     "witnesses/distributed/job.py": "runs FSDP2 itself",
     "workload/lora.py": "a library of adapters that is called after Megatron",

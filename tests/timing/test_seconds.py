@@ -231,7 +231,7 @@ def test_every_accelerator_with_a_bandwidth_and_a_peak_answers() -> None:
                 device_of(hardware)
             continue
         device = device_of(hardware)
-        assert 0 < decode(llama(), device, VLLM, 1, 512).seconds < 1
+        assert 0 < decode(llama(), device, VLLM, 1, 512).seconds < 2  # 16 GB of weights at 17 GB/s
         assert training_step(llama(), device, MEGATRON, StepPlan()).seconds > 0
         answered += 1
     assert answered >= 53
@@ -442,7 +442,9 @@ def test_the_range_of_overlap_is_refused_and_applied() -> None:
         for overlap in (None, "none", "dp", "tp", "ep", "all")
     }
     assert seconds["none"] > seconds["dp"] > seconds["all"] == seconds[None]
-    with pytest.raises(InputError, match="--overlap: 'pp' is not known; expected one of none, dp, tp, ep, all"):
+    with pytest.raises(
+        InputError, match="--overlap: 'pp' is not known; expected none, all, or some of dp, tp, ep with commas"
+    ):
         with_overlap(MEGATRON, "pp")
     with pytest.raises(InputError, match="--stack: 'vlm' is not known"):
         find_stack("vlm")

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ...workload.execution import CrossEntropy
-from ...workload.recompute import MEGATRON_MODULES
+from ...workload.recompute import NAMED_MODULES
 from ..launch.launch_types import LaunchReader, LaunchSettings, Table, read_fraction
 from ..launch.trainer import lora_settings
 from .cuda_graphs import LAYER_GRAPH_IMPLEMENTATIONS, WHOLE_STEP_GRAPH, captures_whole_step, layer_graphs_note
@@ -298,13 +298,13 @@ def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tupl
     if parallel_run.recompute_granularity != "selective":
         return None
     module_names = _module_names(parallel_run.recompute_modules)
-    unmodelled_names = [module_name for module_name in module_names if module_name not in MEGATRON_MODULES]
+    unmodelled_names = [module_name for module_name in module_names if module_name not in NAMED_MODULES]
     if unmodelled_names:
         reader.refuse(
             "recompute_modules",
-            f"{', '.join(unmodelled_names)[:60]} is not modelled; {', '.join(MEGATRON_MODULES)} are",
+            f"{', '.join(unmodelled_names)[:60]} is not modelled; {', '.join(NAMED_MODULES)} are",
         )
-    modelled_names = tuple(module_name for module_name in module_names if module_name in MEGATRON_MODULES)
+    modelled_names = tuple(module_name for module_name in module_names if module_name in NAMED_MODULES)
     reader.notes.append(f"selective recomputation of {', '.join(modelled_names) or 'no module'}")
     return modelled_names
 

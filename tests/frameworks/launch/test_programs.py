@@ -35,8 +35,8 @@ def changed(name: str, world_size: int | None = None, **changes: Any) -> Launch:
     return launch_from_text(text, name, world_size, launch_folder=FILES)
 
 
-WITH_A_SCRIPT = ("accelerate_fsdp.yaml",)
-"""Configs that a script names."""
+WITH_A_SCRIPT = ("accelerate_fsdp.yaml", "fsdp1_offloaded.yaml", "fsdp1_two_devices.yaml")
+"""Configs that a script or a published command names."""
 
 NEEDS_TARGET = ("unsloth_defaults.yaml",)
 REFUSED = {"nemo_t5.yaml": "name: 'megatron_t5': its layers are not read"}
