@@ -120,7 +120,7 @@ class UsualEngine:
         engine_flags = read_flag_values(self.engine_record.title, flags, options, self.engine_record.flags_by_option)
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.engine_record.shows_alternatives:  # layers on the host are another run
-            engine_flags |= {"n_gpu_layers": "all", "fit": "off"}
+            engine_flags |= {"fit": "off"} | ({} if self.hardware.is_processor else {"n_gpu_layers": "all"})
             library_engine = engine(LIBRARY_ENGINE)
             if is_library_tag(self.preset.target) and library_engine.tag_flags is not None:
                 engine_flags |= library_engine.tag_flags(self.preset)
