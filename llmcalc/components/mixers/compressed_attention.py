@@ -283,7 +283,8 @@ def _reference_class() -> type[nn.Module]:
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
             kv_entries = self.compressor(x, pass_state)
-            is_visible = self._visible_entries(x, kv_entries, pass_state)
+            entry_counts = self._entry_counts(x, pass_state)  # held until the end, as the flow holds it
+            is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
             if self.spec.indexer is None:
                 return kv_entries, is_visible
             selection = self.indexer(x, compressed_query, is_visible, pass_state)

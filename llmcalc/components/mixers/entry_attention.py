@@ -270,12 +270,11 @@ def entry_attention_class() -> Any:
             """Returns the entries, and the mask [.., tokens, entries] of the entries that each token attends to."""
             raise NotImplementedError
 
-        def _visible_entries(self, x: Tensor, kv_entries: Tensor, pass_state: PassState) -> Tensor:
-            """Returns whether each token sees each entry, all of whose tokens it has passed, [tokens, entries]."""
-            positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + x.shape[1], x.device)
-            assert self.spec.compress_rate is not None
-            entry_counts = (positions + 1) // self.spec.compress_rate
-            return torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
+        def _entry_counts(self, x: Tensor, pass_state: PassState) -> Tensor:
+            """Returns how many entries each token sees, all of whose tokens it has passed."""
+            spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
+            assert spec.compress_rate is not None
+            return (pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1) // spec.compress_rate
 
         def _selected_entries(
             self, x: Tensor, kv_entries: Tensor, is_visible: Tensor, selection: Tensor, pass_state: PassState

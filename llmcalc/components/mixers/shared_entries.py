@@ -433,7 +433,8 @@ def _reference_class() -> type[nn.Module]:
             if not spec.entries_shared:
                 latent, shared_values["entries"] = self.compressor(x, pass_state)
             kv_entries: Tensor = shared_values["entries"]
-            is_visible = self._visible_entries(x, kv_entries, pass_state)
+            entry_counts = self._entry_counts(x, pass_state)  # held until the end, as the flow holds it
+            is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < entry_counts[:, None]
             if spec.indexer is not None:
                 shared_values["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)
             selection = shared_values["selected entries"]
