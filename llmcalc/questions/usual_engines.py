@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from ..accelerator import Hardware, MemoryFit
+from ..device_memory.device_memory import MOST_RECORDED_LAYERS
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import SERVING_PHASES, Settings
 from ..errors import InputError
@@ -400,10 +401,10 @@ def _engine_that_divides_layers(
 def fit_under_usual_engine(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
     """Returns whether a run fits on one accelerator, by the buffers of llama.cpp, if it is the run's usual engine.
 
-    None for another engine, and where the buffers are not known.
+    None for another engine, where the buffers are not known, and for more layers than are recorded one by one.
     """
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
-    if usual_engine is None:
+    if usual_engine is None or run_memory.spec.layer_count > MOST_RECORDED_LAYERS:
         return None
     device_bytes = usual_engine.device_bytes(int(run_memory.states.workload.batch))
     engine_name = usual_engine.engine_record.name
