@@ -23,6 +23,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
     "image": {
         *("isaac", "llavaonevision1_5", "locateanything"),  # their own code
         "Keye",  # Qwen2-VL's rule, but the limits of pixels of its published processor are in no file that was read
+        "cosmos3_edge",  # likewise, with GLM-4.1V's rule
         *("moondream1", "moondream3"),  # tiles that overlap, averaged beside the whole image
         *("openvla", "deepseek_vl_hybrid"),  # two encoders read an image
         "paddleocr_vl",  # the limits of pixels of its published processors are in no file that was read
@@ -38,6 +39,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         *(
             "blip",
             "clip",
+            "layoutlmv3",
             "metaclip_2",
             "pp_formulanet",
             "siglip",

@@ -213,9 +213,9 @@ def test_a_model_type_of_its_own_with_a_known_class_names_the_type_that_is_read(
 
 
 def test_modules_of_prediction_that_a_family_does_not_count_are_named_once() -> None:
-    """Readers of Ling 3.0 and Kimi K3 ignore the field; EXAONE 4's makes the remark; a draft's is its target's."""
+    """Ling counts them; Kimi K3 ignores the field; EXAONE 4 makes the remark; a draft has its target's."""
     remark = "num_nextn_predict_layers: the multi-token-prediction modules are not counted"
-    remarks_by_type = {"bailing_hybrid": 1, "kimi_k3_text": 1, "exaone4": 1, "eagle3_deepseek": 0}
+    remarks_by_type = {"bailing_hybrid": 0, "kimi_k3_text": 1, "exaone4": 1, "eagle3_deepseek": 0}
     for model_type, expected in remarks_by_type.items():
         _, notes = read_config({**shapes_of(model_type)[0], "num_nextn_predict_layers": 1})
         assert notes.count(remark) == expected, model_type

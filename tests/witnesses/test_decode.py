@@ -173,6 +173,7 @@ ENCODERS = {
         "ibert",
         "jina_embeddings_v3",
         "layoutlm",
+        "layoutlmv3",
         "longformer",
         "luke",
         "mobilebert",

@@ -119,8 +119,8 @@ def test_classes_that_are_no_language_model_are_named(run: Any, tmp_path: Path) 
     [
         ("clap", "ClapModel", True),
         ("clap", None, False),
-        ("csm", "CsmForConditionalGeneration", True),
-        ("csm", "OwnModForCausalLM", False),
+        ("bark", "BarkModel", True),
+        ("bark", "OwnModForCausalLM", False),
         ("pocket_tts", "PocketTTSForConditionalGeneration", True),
         ("pocket_tts", None, False),
         ("pi0", "PI0ForCausalLM", False),

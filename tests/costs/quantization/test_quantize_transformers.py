@@ -61,9 +61,9 @@ last linear layer of the model, a projection and its transpose, or shared blocks
 `head.bias`, and so not the layer.
 """
 
-BESIDE = {"esm", "git", "idefics", "t5gemma2"}
+BESIDE = {"esm", "git", "idefics", "layoutlmv3", "t5gemma2"}
 """Families in which it also converts modules outside of the text model: a regression on attention maps, a vision
-encoder.
+encoder; or, of LayoutLMv3, tables of relative biases (here no matrices), which its class has as `nn.Linear`.
 """
 
 REFUSED = {

@@ -153,7 +153,10 @@ FAMILIES = {
         modules={
             **module_names("roberta"),
             **{f"box_{name}": f"embeddings.{name[0]}_position_embeddings" for name in ("x", "y", "height", "width")},
-            "relative_bias": " + ".join(f"encoder.rel_pos_{axis}bias" for axis in ("", "x_", "y_")),
+            "relative_bias": " + ".join(f"encoder.rel_pos_{axis}bias" for axis in ("", "x_", "y_"))
+            + " | encoder.rel_pos_bias",
+            "relative_bias.other_0": ".encoder.rel_pos_x_bias",
+            "relative_bias.other_1": ".encoder.rel_pos_y_bias",
             "towers.vision_embeddings": "patch_embed + cls_token + pos_embed + norm + LayerNorm",
             "towers.patch_embedding": ".patch_embed.proj",
             "towers.class_embedding": ".cls_token",
