@@ -55,7 +55,15 @@ NOT_ON_THE_PAGE = (
     *(f"llmcalc/sources/{part}" for part in ("checkpoints/", "to_hf/", "to_toml.", "json_schema.")),
     *(
         f"llmcalc/frameworks/launch/{part}."
-        for part in ("accelerate", "adapter_targets", "read", "shell", "shell_arithmetic", "text", "trainer")
+        for part in (
+            "accelerate",
+            "adapter_targets",
+            "read_launch_file",
+            "shell",
+            "shell_arithmetic",
+            "trainer",
+            "yaml_text",
+        )
     ),
     *(
         f"llmcalc/frameworks/megatron/{part}."
@@ -65,7 +73,7 @@ NOT_ON_THE_PAGE = (
     *(f"llmcalc/frameworks/deepspeed/{part}." for part in ("config_file", "plugin")),
     *(f"llmcalc/studies/{part}" for part in ("fit_devices.", "fit_options.", "sweep.", "diff.", "budget", "lock.")),
     "llmcalc/studies/time_formulas.",
-    *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
+    *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit")),
     *(f"llmcalc/reports/{part}." for part in ("engine", "log", "lock", "cyclonedx", "time_formulas")),
     *(f"llmcalc/questions/{part}." for part in ("differences", "locks", "witnesses")),
     *(f"llmcalc/questions/{part}." for part in ("engine_times", "engines", "logs", "measured_rows", "receipts")),
@@ -104,7 +112,7 @@ CLUSTER = (
     "llmcalc/frameworks/",
     "llmcalc/timing/",
     *(f"llmcalc/presets/{part}/" for part in ("engines", "timing")),
-    *(f"llmcalc/parallel/{part}." for part in ("nearest", "schedules", "search", "weight_shards")),
+    *(f"llmcalc/parallel/{part}." for part in ("layout_search", "nearest_layouts", "schedules", "weight_shards")),
     *(
         f"llmcalc/studies/{part}."
         for part in (
@@ -131,8 +139,8 @@ CLUSTER = (
             "ranks_answer",
             "rollout",
             "schedule",
-            "seconds",
             "serve",
+            "time_estimate",
         )
     ),
 )

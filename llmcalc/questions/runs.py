@@ -708,8 +708,10 @@ def check_of_layouts(
 def _engine_fits(run_question: RunQuestion, run_memory: Memory) -> Callable[[Hardware], MemoryFit | None] | None:
     """Returns the function that finds the verdict by llama.cpp's buffers on an accelerator that usually runs it.
 
-    None where engines are not read, as on the page.
+    None for training, and where engines are not read, as on the page.
     """
+    if run_memory.settings.phase == "training":
+        return None
     with suppress(ModuleNotFoundError):
         from .usual_engines import fit_under_usual_engine
 

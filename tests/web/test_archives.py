@@ -23,6 +23,20 @@ ON_THE_PAGE = [
 ]
 
 
+IN_THE_WHEEL = {
+    f"{parent}{path.relative_to(ROOT).as_posix()}"
+    for folder, parent in (("llmcalc", ""), ("presets", "llmcalc/"))
+    for path in (ROOT / folder).rglob("*")
+    if path.is_file()
+}
+
+
+@pytest.mark.parametrize("name", ["NOT_ON_THE_PAGE", "LATER", "CLUSTER", "SHAPES", "CONFIGS"])
+def test_every_part_of_an_archive_is_a_file_of_the_package(name: str) -> None:
+    own = [prefix for prefix in getattr(build, name) if prefix.startswith("llmcalc/")]
+    assert [prefix for prefix in own if not any(path.startswith(prefix) for path in IN_THE_WHEEL)] == []
+
+
 def loaded_modules(tree: ast.AST) -> Iterator[str]:
     """The modules that a module imports when it is imported itself, not when one of its functions runs."""
     for child in ast.iter_child_nodes(tree):
