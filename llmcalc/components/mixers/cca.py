@@ -27,7 +27,6 @@ from ..base import (
     PartWitness,
     UnscalableError,
     Window,
-    check_groups,
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
@@ -71,15 +70,14 @@ class CompressedConvAttention(WindowedMixer):
     position: Rope = Rope()
 
     def check_fields(self) -> None:
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        check_groups(heads, kv_heads)
+        super().check_fields()
+        kv_heads = self.num_key_value_heads
         if kv_heads * self.head_dim % 2:
             raise ValueError(
                 f"head_dim: {kv_heads} value heads of {self.head_dim} have no two halves; expected an even product"
             )
         if self.cca_time0 == self.cca_time1 == 1:
             raise ValueError("cca_time0 and cca_time1: both kernel sizes are 1; expected at least one above 1")
-        self.position.check_rotary_size(self.head_dim)
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with `kv_heads` key and value heads; the same mixer if kv_heads · head_dim is odd."""

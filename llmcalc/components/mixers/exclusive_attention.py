@@ -13,7 +13,7 @@ from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Flag, HeadDim, Heads, HeadSizes, KVHeads, ModelProperties, UnscalableError, Window, check_groups
+from ..base import Flag, HeadDim, Heads, HeadSizes, KVHeads, ModelProperties, UnscalableError, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import PassState, attention_mask, softmax_core_class, vector_module
@@ -48,9 +48,6 @@ class ExclusiveAttention(WindowedMixer):
     position: Rope = Rope()
     sliding_window: Window | None = None
     adds_embeddings: Flag = False
-
-    def check_fields(self) -> None:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
 
     def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"

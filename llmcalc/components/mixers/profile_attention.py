@@ -22,7 +22,6 @@ from ..base import (
     QueryRank,
     TokenMixer,
     Window,
-    check_groups,
 )
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution, residual_convolution_class
@@ -58,9 +57,6 @@ class ProfileAttention(WindowedMixer):
     conv_kernel_size: KernelSize
     sliding_window: Window | None = None
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
-
-    def check_fields(self) -> None:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
 
     def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"
