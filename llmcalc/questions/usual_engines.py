@@ -185,9 +185,9 @@ class UsualEngine:
         return SettingChange(f"--engine {self.engine_record.name}", MemoryFit(self.hardware, device_bytes))
 
     def larger_computers(self, memory_fit: MemoryFit) -> list[SettingChange]:
-        """Returns the smallest computer of a chip's generation in which a run fits that does not fit in this one.
+        """Returns the smallest computer with a chip of the same generation in which the run fits, such as a larger Mac.
 
-        Empty for accelerators that are no whole computers, for a fitting run, and if no such computer is large enough.
+        Empty for a run that fits here, for accelerators that are no computers, and if no computer is large enough.
         """
         if memory_fit.verdict != "no" or self.hardware.vendor not in WHOLE_COMPUTERS:
             return []

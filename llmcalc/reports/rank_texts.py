@@ -26,15 +26,15 @@ def layout_cell(layout: Layout) -> str:
     return " ".join(group_size.replace(" ", "") for group_size in _parallel_size_texts(layout)) or ONE_DEVICE_TEXT
 
 
-def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] = ()) -> str:
+def candidate_cell(layout: Layout, recompute: str, texts_in_heading: Sequence[str] = ()) -> str:
     """Writes a layout of a plan, with its recomputation if there is any: `dp8 ZeRO-3 recompute full`.
 
-    shared_words: words that all layouts of a table share and that the heading shows; default none.
+    texts_in_heading: texts that all layouts of a table share, which its heading shows; default none.
     """
-    size_texts = [size_text for size_text in _parallel_size_texts(layout) if size_text not in shared_words]
+    size_texts = [size_text for size_text in _parallel_size_texts(layout) if size_text not in texts_in_heading]
     sizes_text = " ".join(size_text.replace(" ", "") for size_text in size_texts) or ONE_DEVICE_TEXT
     recompute_text = f"recompute {recompute}" if recompute not in ("", "none") else ""
-    return sizes_text if not recompute_text or recompute_text in shared_words else f"{sizes_text} {recompute_text}"
+    return sizes_text if not recompute_text or recompute_text in texts_in_heading else f"{sizes_text} {recompute_text}"
 
 
 def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
@@ -49,11 +49,11 @@ def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
         | ({"sp", WHOLE_EXPERTS_TEXT} if layout_candidate.layout.tp == 1 else set())
         for layout_candidate in candidates
     ]
-    shared_words = set.intersection(*words_by_candidate)
+    texts_in_heading = set.intersection(*words_by_candidate)
     layout_words = ["sp", WHOLE_EXPERTS_TEXT] if any(candidate.layout.tp > 1 for candidate in candidates) else []
     layout_words += [f"ZeRO-{zero_stage}" for zero_stage in (1, 2, 3)]
     layout_words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
-    return [shared_word for shared_word in layout_words if shared_word in shared_words]
+    return [shared_word for shared_word in layout_words if shared_word in texts_in_heading]
 
 
 ONE_DEVICE_TEXT = "one device"

@@ -63,7 +63,7 @@ def report(
     with_literature: bool = False,
     has_raw_table: bool = False,
 ) -> Report:
-    """Returns the report of a study of shapes as data and as tables.
+    """Returns the report of a study of model shapes, depth against width at equal cost, as data and as tables.
 
     preset: the model whose ratios the shapes have.
     is_target: whether that model is the TARGET; False if no TARGET was given.

@@ -158,9 +158,9 @@ class Preset(Record):
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint whose module names the config describes; None for a description without a config.
+        """How the published checkpoint names and quantizes its modules; None for a preset that states neither.
 
-        A preset may state the storage of its weights instead of a config.
+        It follows from the config, or from the storage of the weights that the preset states.
         """
         if self.config is None:
             from ..flow.module_names import Checkpoint

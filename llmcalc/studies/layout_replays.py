@@ -146,7 +146,7 @@ def _largest_replay(
 
 
 class EstimateTask(NamedTuple):
-    """The estimates of layouts with the same kernels, which use no measurements of other layouts.
+    """A task of one process: to estimate the time of layouts with the same kernels, independently of other layouts.
 
     layout_numbers: their numbers in the search, in the order in which they are estimated.
     work_limit: units of work after which no further one is estimated.

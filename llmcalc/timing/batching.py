@@ -336,12 +336,12 @@ class Replica:
         prompt_step_seconds = (
             self.prompt_seconds + added_launch_seconds(1) + steps_per_prompt * token_seconds_beside_prompts
         )
-        prompt_seconds = prompt_step_seconds + min(1.0, other_requests) * self.steps_before_prompt * step_seconds
+        busy_prompt_seconds = prompt_step_seconds + min(1.0, other_requests) * self.steps_before_prompt * step_seconds
         prompt_wait = max(
             other_requests
             * seconds_per_prompt
-            * prompt_seconds
-            / (prompt_seconds + steps_after_first_token * step_seconds),
+            * busy_prompt_seconds
+            / (busy_prompt_seconds + steps_after_first_token * step_seconds),
             (prompts_per_step - 1) * seconds_per_prompt,
         )
         tpot = (
@@ -350,7 +350,7 @@ class Replica:
         prompts_in_step = min(self.most_prompts, concurrency)
         burst_seconds_per_prompt = added_seconds_per_prompt(prompts_in_step)
         burst_wait = (other_requests + prompts_in_step - 1) / 2 * burst_seconds_per_prompt
-        ttft = prompt_seconds + prompt_wait
+        ttft = busy_prompt_seconds + prompt_wait
         ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
         burst_round_seconds = (
             prompt_step_seconds + other_requests * burst_seconds_per_prompt + steps_after_first_token * step_seconds

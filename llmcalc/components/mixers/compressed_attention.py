@@ -48,7 +48,7 @@ class CompressedAttention(EntryAttention):
     def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
         return recorder.normalized(q, Norm(type="rmsnorm", weight=False, scales_x=True, eps=self.norm.eps), (head_dim,))
 
-    def _mask_and_entries(
+    def _mask_and_compressed_kv(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         assert self.compress_rate is not None

@@ -144,7 +144,7 @@ class EntryAttention(TokenMixer):
         mask: Value | None = None
         if self.compress_rate is not None:
             with recorder.function():
-                mask, kv_entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
+                mask, kv_entries = self._mask_and_compressed_kv(recorder, x, compressed_query, q, head_dim, rope)
             recorder.hold(entries=kv_entries, entries_seen=mask)
             attention_limits: dict[str, Any] = {
                 "tokens_per_entry": self.compress_rate,
@@ -180,7 +180,7 @@ class EntryAttention(TokenMixer):
         """Returns the queries of all heads before RoPE, with a norm in subclasses that have one."""
         return q
 
-    def _mask_and_entries(
+    def _mask_and_compressed_kv(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries."""

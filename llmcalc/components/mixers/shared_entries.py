@@ -123,7 +123,7 @@ class SharedEntryAttention(EntryAttention):
     def dependency_field(self) -> str:
         return next(filter(None, self.fields_of_shared_results().values()), "")
 
-    def _mask_and_entries(
+    def _mask_and_compressed_kv(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""

@@ -63,7 +63,7 @@ class Flag(NamedTuple):
     refusal_reason: why the flag is not modelled, in words; empty if it is.
     is_memory_neutral: whether it changes no memory of the device.
     minimum, maximum: bounds of a number.
-    key_kinds: the keys of a table whose values are read as those of a flag, with their kinds.
+    value_kinds: the keys of a table whose values are read as those of a flag, with their kinds.
     """
 
     names: tuple[str, ...]
@@ -76,7 +76,7 @@ class Flag(NamedTuple):
     value_if_bare: str = ""
     is_repeatable: bool = False
     disabling_spellings: tuple[str, ...] = ()
-    key_kinds: tuple[tuple[str, FlagKind], ...] = ()
+    value_kinds: tuple[tuple[str, FlagKind], ...] = ()
 
     @property
     def field_name(self) -> str:
@@ -129,12 +129,12 @@ class Flag(NamedTuple):
         return (is_amount and value_text in ("0", "0.0")) or (is_rank_count and value_text == "1")
 
     def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a table with parsed values for `key_kinds`. Raises `InputError`, which names flag and key."""
-        unset_keys = {key for key, _ in self.key_kinds if flag_table.get(key) is None}
+        """Returns a table with parsed values for `value_kinds`. Raises `InputError`, which names flag and key."""
+        unset_keys = {key for key, _ in self.value_kinds if flag_table.get(key) is None}
         read_values = {
-            key: Flag((f"{self.names[0]}: {key}",), key_kind, minimum=0).read_value(flag_table[key])
-            for key, key_kind in self.key_kinds
-            if key not in unset_keys and not (key_kind == "numbers" and flag_table[key] == [])
+            key: Flag((f"{self.names[0]}: {key}",), value_kind, minimum=0).read_value(flag_table[key])
+            for key, value_kind in self.value_kinds
+            if key not in unset_keys and not (value_kind == "numbers" and flag_table[key] == [])
         }
         return {key: read_values.get(key, key_value) for key, key_value in flag_table.items() if key not in unset_keys}
 

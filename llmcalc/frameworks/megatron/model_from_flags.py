@@ -100,7 +100,7 @@ def _attention_table(settings: MegatronSettings, rope_table: Table | None, is_cr
     return attention_table
 
 
-def _delta_table(settings: MegatronSettings) -> Table:
+def _gated_delta_net_table(settings: MegatronSettings) -> Table:
     """Returns the model-spec table of Gated DeltaNet (ssm/gated_delta_net), whose linear layers have no bias."""
     if settings.transformer_impl != "transformer_engine":
         raise InputError(
@@ -269,7 +269,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
                 network_table = _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
             layer_tables[layer_name] = _layer_table(
                 settings,
-                _delta_table(settings) if has_delta_rule else _mixer_table(settings, not has_no_rope),
+                _gated_delta_net_table(settings) if has_delta_rule else _mixer_table(settings, not has_no_rope),
                 network_table,
             )
         layer_names.append(layer_name)

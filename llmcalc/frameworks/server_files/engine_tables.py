@@ -76,9 +76,9 @@ def _recipe_servers(recipe_table: Mapping[str, Any], model_table: Mapping[str, A
     variants_by_name = inner_table(recipe_table, "variants") or {"default": {}}
     for variant_name, variant_table in variants_by_name.items():
         if isinstance(variant_table, Mapping):
-            base_words = _words_of_recipe(model_table.get("base_args"))
-            variant_words = _words_of_recipe(variant_table.get("extra_args"))
-            command_words = [*base_words, *feature_words, *variant_words]
+            base_args = _words_of_recipe(model_table.get("base_args"))
+            extra_args = _words_of_recipe(variant_table.get("extra_args"))
+            command_words = [*base_args, *feature_words, *extra_args]
             yield Container(
                 f"variants.{variant_name}"[:80],
                 command_words=(

@@ -54,7 +54,7 @@ FLAGS = (
     Flag(
         ("--compilation-config", "-cc", "-O"),
         "table",
-        key_kinds=(
+        value_kinds=(
             ("cudagraph_capture_sizes", "numbers"),
             ("max_cudagraph_capture_size", "number"),
             ("inductor_compile_config", "table"),
@@ -126,7 +126,7 @@ FLAGS = (
     Flag(("--decode-context-parallel-size", "-dcp"), "number", maximum=1024),
     *refused_flags("context parallelism of prompts", "--prefill-context-parallel-size -pcp"),
     Flag(("--enable-eplb",), "switch"),
-    Flag(("--eplb-config",), "table", key_kinds=(("num_redundant_experts", "number"), ("window_size", "number"))),
+    Flag(("--eplb-config",), "table", value_kinds=(("num_redundant_experts", "number"), ("window_size", "number"))),
     Flag(("--num-redundant-experts",), "number", minimum=0, maximum=10**5),
     *refused_flags(
         "another number of ranks while it runs", "--elastic-ep-max-dp-size", switch_names="--enable-elastic-ep"

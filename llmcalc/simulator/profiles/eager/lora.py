@@ -130,7 +130,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
     def unread_parameters(self, module_name: str, counted_op: CountedOp) -> list[Tensor]:
-        """Returns unread parameters with adapters, because PEFT adapts layers by name."""
+        """Returns the parameters of layers that no pass runs, with their adapters: PEFT adapts layers by name."""
         adapters, tensors = self.adapters, super().unread_parameters(module_name, counted_op)
         if (
             adapters is None

@@ -30,7 +30,7 @@ def _read_baichuan_m1(config: Config) -> Table:
 
 
 def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:
-    """Returns blended attention; sliding layers without stated fields have the other layers' numbers."""
+    """Returns attention that blends neighbouring keys and values; sliding layers may state other head counts."""
     heads = config.optional_integer(heads_field) or config.integer("num_attention_heads")
     kv_heads = config.optional_integer(kv_heads_field) or config.integer("num_key_value_heads")
     return {
