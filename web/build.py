@@ -74,7 +74,7 @@ NOT_ON_THE_PAGE = (
     *(f"llmcalc/studies/{part}" for part in ("fit_devices.", "fit_options.", "sweep.", "diff.", "budget", "lock.")),
     "llmcalc/studies/time_formulas.",
     *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit")),
-    *(f"llmcalc/reports/{part}." for part in ("engine", "log", "lock", "cyclonedx", "time_formulas")),
+    *(f"llmcalc/reports/{part}." for part in ("engine", "explain_log", "lock", "cyclonedx", "time_formulas")),
     *(f"llmcalc/questions/{part}." for part in ("differences", "locks", "witnesses")),
     *(f"llmcalc/questions/{part}." for part in ("engine_times", "engines", "logs", "measured_rows", "receipts")),
     "llmcalc/presets/description.schema.",

@@ -28,7 +28,7 @@ def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channel_axes: Sh
 
 @cache
 def batch_norm_class() -> type[nn.Module]:
-    """Returns the reference of a batch norm. x: [items, channels, …] → same shape."""
+    """Returns the PyTorch module class that a batch norm is checked against. x: [items, channels, …] → same shape."""
     import torch
     from torch import nn
     from torch.nn import functional

@@ -149,7 +149,7 @@ def _named_hardware(printed_name: str) -> Hardware | None:
 
 def ask_log(log_question: LogQuestion) -> ReportedAnswer:
     """Reads a log and compares its memory terms with computed ones. Raises `InputError` for an unknown kind of log."""
-    from ..reports.log import log_report
+    from ..reports.explain_log import log_report
 
     answer = explain_log(log_question)
     return ReportedAnswer(answer, lambda: log_report(answer))

@@ -294,7 +294,7 @@ class UsualEngine:
         return next(iter(options), None)
 
     def _replica(self, run_memory: Memory, layout: Layout) -> ReplicaFit | None:
-        """Returns a layout with the device that needs most, and the time of a token; None if bytes are unknown."""
+        """Returns whether one replica fits and its seconds per token, by its fullest device; None for unknown bytes."""
         split_engine = self._for_devices(layout.pp)
         run_memory = _with_seq(run_memory, split_engine.seq)
         bytes_by_device = split_engine._bytes_by_device(int(run_memory.states.workload.batch))

@@ -79,7 +79,7 @@ class CheckpointedRegion:
                 self.stored_results[operation_name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
-        """Returns the saved tensor with a number. It lives as long as the caller references it."""
+        """Returns the saved tensor with this number, recomputing the region first; it lives while it is referenced."""
         if self.recomputed_tensors is None:
             self._recompute_region()
         assert self.recomputed_tensors is not None

@@ -85,7 +85,7 @@ def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
     if hub_id and not is_library_tag(model_target):
         return hub_id, ()
     name_or_path, question_mark, override_text = model_target.partition("?")
-    if not question_mark or _path_test_result(Path(model_target).exists):
+    if not question_mark or _is_true_of_path(Path(model_target).exists):
         return model_target, ()
     return name_or_path, tuple(filter(None, override_text.split("&")))
 
@@ -144,7 +144,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
     if model_target == STDIN:
         return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
     path = Path(model_target)
-    if model_target == "/dev/stdin" or (model_target.startswith("/dev/fd/") and _path_test_result(path.is_fifo)):
+    if model_target == "/dev/stdin" or (model_target.startswith("/dev/fd/") and _is_true_of_path(path.is_fifo)):
         raise InputError(f"{model_target}: a pipe is no file of a model; expected -, and the text on standard input")
     if path.suffix == ".gguf":
         return _describe_gguf(path, head, allow_unknown)
@@ -155,7 +155,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
         )
     if path.suffix == ".json":
         return _read_config(path, head, allow_unknown)
-    if path.suffix == ".toml" or _path_test_result(path.is_file):
+    if path.suffix == ".toml" or _is_true_of_path(path.is_file):
         if path.suffix in (".yaml", ".yml"):
             raise InputError(
                 f"{model_target}: YAML files of models are not read; expected the config.json beside litgpt's "
@@ -169,9 +169,9 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
     if preset is not None:
         return preset, preset, _with_context_of_tag(read_preset(preset), model_target)
     for config_name in ("config.json", "params.json", "adapter_config.json"):
-        if _path_test_result((path / config_name).is_file):
+        if _is_true_of_path((path / config_name).is_file):
             return _read_config(path / config_name, head, allow_unknown)
-    if _path_test_result(path.is_dir):
+    if _is_true_of_path(path.is_dir):
         raise InputError(
             f"{model_target}: is a folder without a config.json or params.json; expected a preset's name, a .toml or a "
             "config.json"
@@ -235,7 +235,7 @@ def read_checkpoint_of_target(path: Path) -> Checkpoint:
     try:
         return read_checkpoint(path)
     except InputError as error:
-        if path.suffix != ".gguf" or _path_test_result(path.exists):
+        if path.suffix != ".gguf" or _is_true_of_path(path.exists):
             raise
         raise InputError(f"{error}{_advice_on_checkpoint(_repository_of_gguf(PureWindowsPath(path).stem))}") from None
 
@@ -288,7 +288,7 @@ def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tupl
     return model_name, str(path), preset_description
 
 
-def _path_test_result(path_test: Callable[[], bool]) -> bool:
+def _is_true_of_path(path_test: Callable[[], bool]) -> bool:
     """Returns the result of a path test; False if the text cannot be a path, for example if it is too long."""
     try:
         return path_test()

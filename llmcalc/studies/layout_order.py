@@ -209,17 +209,17 @@ class LayoutOrder:
         kind of recomputation.
         """
         layout_run = layout, micro_batches, self.recompute_modes[-1]
-        kernel_sizes = _kernel_layout_sizes(layout)
-        if kernel_sizes in self._estimated_sizes and self._is_too_large(*layout_run):
+        sizes_that_choose_kernels = _kernel_layout_sizes(layout)
+        if sizes_that_choose_kernels in self._estimated_sizes and self._is_too_large(*layout_run):
             return None
         if self._has_too_large_rank(*layout_run):
-            self._estimated_sizes.add(kernel_sizes)
+            self._estimated_sizes.add(sizes_that_choose_kernels)
             return None
         candidate = self._fitting_candidate(layout, micro_batches, self.recompute_modes, needs_fit=True)
         return candidate if candidate is not None and candidate.may_fit else None
 
     def _with_refusals(self, ranked_layouts: RankedLayouts, too_large_count: int) -> RankedLayouts:
-        """Returns a plan with the reasons against layouts. too_large_count: number of layouts that do not fit.
+        """Returns the ranked layouts, with how many others were refused for each reason. too_large_count: do not fit.
 
         Raises the most frequent error if no layout fits, may fit or is too large.
         """

@@ -257,12 +257,12 @@ class TimedPass:
         rank_pass = self.rank_work.rank_pass
         if not operation_counts or rank_pass.tp == 1:
             return 0
-        divided_kinds = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
+        sharded_kernel_kinds = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
         return sum(
-            kernel.runs_per_layer * operation_counts[divided_kind][is_backward]
+            kernel.runs_per_layer * operation_counts[sharded_kernel_kind][is_backward]
             for kernel in self.rank_work.kernels
-            for divided_kind in divided_kinds
-            if kernel.layer_kind_index == layer and divided_kind in (kernel.kind, kernel.step_verb)
+            for sharded_kernel_kind in sharded_kernel_kinds
+            if kernel.layer_kind_index == layer and sharded_kernel_kind in (kernel.kind, kernel.step_verb)
         )
 
     @property

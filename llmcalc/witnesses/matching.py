@@ -26,7 +26,7 @@ def compare_modules(
     for node_positions in _group_nodes_by_modules(model_tree, modules_of_nodes, run_config):
         node_paths = module_paths(node_positions[0])
         counts_by_path: dict[str, int | None] = {
-            node_path: modules_of_nodes[node_path].measured_count(measured_by_path) for node_path in node_paths
+            node_path: modules_of_nodes[node_path].share_of_counts(measured_by_path) for node_path in node_paths
         }
         yield from check_repeats(
             _fused_nodes_name(node_positions),

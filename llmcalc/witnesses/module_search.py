@@ -34,7 +34,7 @@ class NodeModules:
     subtracted_modules: tuple[str, ...] = ()
     node_count: int = 1
 
-    def measured_count(self, counts_by_path: Mapping[str, int]) -> int:
+    def share_of_counts(self, counts_by_path: Mapping[str, int]) -> int:
         """Returns the node's share of the modules' measured counts; −1 if the counts cannot be divided equally."""
         module_total = sum(counts_by_path.get(module_path, 0) for module_path in self.modules) - sum(
             counts_by_path.get(module_path, 0) for module_path in self.subtracted_modules

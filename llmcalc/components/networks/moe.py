@@ -368,7 +368,7 @@ class MoE(Network):
         shared_network = FeedForward(intermediate_size=28, hidden_act="silu", gated=True)
         skipping_router = RouterMLP(router_hidden_size=7, adds_below=True, skip=True, score_correction="buffer")
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
-        learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
+        router_with_trained_correction = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
         vision_experts = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         expert_counts = {"num_experts": 4, "num_experts_per_tok": 2}
 
@@ -384,7 +384,7 @@ class MoE(Network):
             build_mixture(num_experts=5, num_experts_per_tok=3, shared_expert=shared_network, shared_expert_gate=True),
             build_mixture(num_experts=8, shared_expert=shared_network, router=corrected_router),
             build_mixture(expert=ungated_network, shared_expert=shared_network, latent=latent),
-            build_mixture(router=learned_router),
+            build_mixture(router=router_with_trained_correction),
             build_mixture(
                 shared_expert=shared_network, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")
             ),

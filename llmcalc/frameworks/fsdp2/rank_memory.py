@@ -176,7 +176,7 @@ def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
 def counted_rank(
     sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, shared_results: dict[Any, Any] | None = None
 ) -> CountedRun:
-    """Returns the counted tensors of a rank without a pipeline, from a cache for ranks with equal recorded events.
+    """Returns the memory of a rank without a pipeline; ranks that record the same allocations share one result.
 
     shared_results: as of `fsdp_memory`. Ranks whose recorded events are equal have one run, which is replayed on an
     allocator once. It is also recorded once where every rank has equally large parts of all tensors.

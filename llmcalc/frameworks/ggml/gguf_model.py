@@ -147,7 +147,7 @@ class LatentSizes(NamedTuple):
 class DeltaNetSizes(NamedTuple):
     """The sizes of a Gated DeltaNet. key_width: width of all query heads. kernel: width of the convolution."""
 
-    heads: int
+    value_heads: int
     key_dim: int
     value_dim: int
     key_width: int
@@ -156,7 +156,7 @@ class DeltaNetSizes(NamedTuple):
     @property
     def channels(self) -> int:
         """The number of channels of the convolution: queries, keys and values."""
-        return 2 * self.key_width + self.heads * self.value_dim
+        return 2 * self.key_width + self.value_heads * self.value_dim
 
 
 class CompressedEntries(NamedTuple):

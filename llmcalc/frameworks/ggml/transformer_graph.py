@@ -602,7 +602,7 @@ class ModelGraph:
 
     def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
-        tokens, sequence_count, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
+        tokens, sequence_count, heads = self.settings.tokens, self.settings.sequences, net_sizes.value_heads
         cached_inputs = (net_sizes.kernel - 1) * net_sizes.channels
         state_elements = heads * net_sizes.key_dim * net_sizes.value_dim
         value_shape = (net_sizes.value_dim, heads, tokens)

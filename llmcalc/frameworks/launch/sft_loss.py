@@ -30,7 +30,7 @@ def earlier_argument(config: Table) -> str:
 def sft_loss_settings(
     reader: LaunchReader, config: Table, run_settings: Mapping[str, Any], earlier_name: str
 ) -> dict[str, Any]:
-    """Returns the settings of the SFT loss: chunks of labels, unless Liger-Kernel or an earlier TRL computes it.
+    """Returns the settings of TRL's SFT loss, computed in chunks of tokens unless by Liger-Kernel or before TRL 0.20.
 
     config: the arguments of `SFTConfig`. run_settings: the settings of the run without a loss, or with Liger-Kernel's.
     earlier_name: an argument that TRL before 0.20 alone has; empty for none.

@@ -126,7 +126,7 @@ def _state_element_bytes(engine_rank: EngineRank, version_rules: StateRules) -> 
 
 def _state_blocks(
     engine_rank: EngineRank,
-    engine_rules: StateRules,
+    state_rules: StateRules,
     hardware: Hardware,
     flags: Mapping[str, Any],
     draft_tokens: int,
@@ -136,21 +136,21 @@ def _state_blocks(
     modules = [mixer for mixer, _ in mixers(engine_rank.preset.model)]
     mamba_modules = [mixer for mixer in modules if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"
-    if flags.get("enable_prefix_caching", engine_rules.caches_prefixes):
+    if flags.get("enable_prefix_caching", state_rules.caches_prefixes):
         storage_mode = _state_storage_mode(
-            engine_rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
+            state_rules, bool(mamba_modules), str(flags.get("mamba_cache_mode", "none")), draft_tokens
         )
-    state_alignment = engine_rules.latent_alignment if engine_rank.up_projection_size else BLOCK_TOKEN_MULTIPLE
-    if "block_size" in flags and engine_rules.aligns_to_block_size:
+    state_alignment = state_rules.latent_alignment if engine_rank.up_projection_size else BLOCK_TOKEN_MULTIPLE
+    if "block_size" in flags and state_rules.aligns_to_block_size:
         state_alignment = max(state_alignment, block_size)
     if storage_mode == "all":
         chunk_tokens = max((getattr(mixer, "chunk_size", MAMBA_CHUNK_TOKENS) for mixer in mamba_modules), default=1)
         state_alignment = math.lcm(state_alignment, chunk_tokens)
     if storage_mode != "align":
         return StateBlocks(storage_mode, draft_tokens, 0, state_alignment)
-    if _exports_delta_net_states(engine_rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in modules):
+    if _exports_delta_net_states(state_rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in modules):
         return StateBlocks(storage_mode, draft_tokens, 1, math.lcm(state_alignment, CHECKPOINT_ALIGNMENT))
-    has_checkpoint = engine_rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
+    has_checkpoint = state_rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
     return StateBlocks(storage_mode, draft_tokens, int(has_checkpoint), state_alignment)
 
 
@@ -164,11 +164,11 @@ def _exports_delta_net_states(version_rules: StateRules, hardware: Hardware) -> 
     )
 
 
-def _state_storage_mode(engine_rules: StateRules, has_mamba: bool, state_mode: str, draft_tokens: int) -> str:
+def _state_storage_mode(state_rules: StateRules, has_mamba: bool, state_mode: str, draft_tokens: int) -> str:
     """Returns vLLM's storage mode of recurrent states for prefix caching. state_mode: `--mamba-cache-mode`."""
-    if engine_rules.mode_of_prefixes != "all or align":
-        return engine_rules.mode_of_prefixes
-    if not has_mamba or state_mode == "align" or (state_mode == "none" and draft_tokens and engine_rules.aligns_drafts):
+    if state_rules.mode_of_prefixes != "all or align":
+        return state_rules.mode_of_prefixes
+    if not has_mamba or state_mode == "align" or (state_mode == "none" and draft_tokens and state_rules.aligns_drafts):
         return "align"
     return "all"
 

@@ -61,9 +61,9 @@ def causal_conv1d(
         return dx, dw, db
 
     with aten.graph.no_grad():
-        dense_weight = aten.contiguous(weight)
+        contiguous_weight = aten.contiguous(weight)
         y = aten.new_tensor(x.shape, x.dtype)
-    return record_function(aten, "CausalConv1dFunction", (x, weight, bias), y, backward, (x, dense_weight, bias))
+    return record_function(aten, "CausalConv1dFunction", (x, weight, bias), y, backward, (x, contiguous_weight, bias))
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------

@@ -584,7 +584,7 @@ def test_the_document_names_devices() -> None:
 def test_the_graph_of_a_gated_delta_net() -> None:
     """At the convolution, the stream and its norm, the inputs and the output are alive; that the projection's block is
     too small for the output beside a state keeps it free."""
-    tokens, hidden, net = 512, 128, DeltaNetSizes(heads=4, key_dim=128, value_dim=128, key_width=512, kernel=4)
+    tokens, hidden, net = 512, 128, DeltaNetSizes(value_heads=4, key_dim=128, value_dim=128, key_width=512, kernel=4)
     layer = LayerShape(state_elements=4 * 128 * 128 + 3 * net.channels, delta_net=net)
     settings = GraphSettings(
         tokens=tokens, logit_rows=1, cells_by_window={}, uses_flash_attention=True, layer_cache=lambda _: (0, 0)
