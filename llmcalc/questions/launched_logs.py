@@ -44,7 +44,7 @@ def launched_run(
 def launched_bytes(
     parsed_log: ParsedLog, launched_question: RunQuestion
 ) -> tuple[dict[tuple[str, str], int], list[str]]:
-    """Returns the computed bytes by (memory term of the log, device) of a launch file's largest rank, and notes on them.
+    """Returns the computed bytes by (memory term of the log, device) of a launched run's largest rank, and notes.
 
     For an out-of-memory message, the allocated bytes are compared with the peak of the run, which the run did not
     reach.

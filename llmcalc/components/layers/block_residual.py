@@ -177,7 +177,7 @@ def block_residual_example(**layer_fields: Any) -> BlockResidualLayer:
 
 @cache
 def block_residual_classes() -> dict[str, type[nn.Module]]:
-    """Returns PyTorch classes to check against: of the layer, of the residual streams, and of the mix of blocks' sums."""
+    """Returns PyTorch classes to check against: the layer, the residual streams and the mix of blocks' sums."""
     import torch
     from torch import nn
 

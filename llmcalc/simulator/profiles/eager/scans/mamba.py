@@ -187,8 +187,8 @@ class MambaKernels(ScanModuleKernels):
         conv_step = module_steps["conv1d"]
         out_proj_step = module_steps["out_proj"]
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        width_of_all_groups = exact_div(conv_step.output_values[0].width - inner_width, 2)
-        group_count = exact_div(width_of_all_groups, op.state)
+        all_group_width = exact_div(conv_step.output_values[0].width - inner_width, 2)
+        group_count = exact_div(all_group_width, op.state)
         zxbcdt = self.project(module_steps["in_proj"], x)
         a, d, dt_bias = self.state_decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         norm_weight = self.weight("norm.weight", (inner_width,)) if "norm" in module_steps else None
@@ -209,10 +209,10 @@ class MambaKernels(ScanModuleKernels):
                 self.bias(out_proj_step),
                 self.accelerator,
             )
-        z, xbc, dt = aten.split(zxbcdt, [inner_width, inner_width + 2 * width_of_all_groups, op.heads])
+        z, xbc, dt = aten.split(zxbcdt, [inner_width, inner_width + 2 * all_group_width, op.heads])
         self.cache_last_inputs(module_steps["conv_state"], aten.transpose(xbc, 1, 2))
         xbc = aten.transpose(self.causal_conv(conv_step, aten.transpose(xbc, 1, 2)), 1, 2)
-        x, b, c = aten.split(xbc, [inner_width, width_of_all_groups, width_of_all_groups])
+        x, b, c = aten.split(xbc, [inner_width, all_group_width, all_group_width])
         y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
             aten,
             self.split_heads(x, op.head_dim),
@@ -256,13 +256,13 @@ class MambaKernels(ScanModuleKernels):
         conv_step = module_steps["conv1d"]
         activation_name = module_steps.activation_names[0]
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        width_of_all_groups = exact_div(conv_step.output_values[0].width - inner_width, 2)
+        all_group_width = exact_div(conv_step.output_values[0].width - inner_width, 2)
         gate, xbc, dt = aten.split(
-            self.project(module_steps["in_proj"], x), [inner_width, inner_width + 2 * width_of_all_groups, op.heads]
+            self.project(module_steps["in_proj"], x), [inner_width, inner_width + 2 * all_group_width, op.heads]
         )
         self.cache_last_inputs(module_steps["conv_state"], aten.transpose(xbc, 1, 2))
         xbc = aten.transpose(self.causal_conv(conv_step, aten.transpose(xbc, 1, 2), activation_name), 1, 2)
-        x, b, c = aten.split(xbc, [inner_width, width_of_all_groups, width_of_all_groups])
+        x, b, c = aten.split(xbc, [inner_width, all_group_width, all_group_width])
         x, b, c = self.split_heads(x, op.head_dim), self.split_heads(b, op.state), self.split_heads(c, op.state)
         a, d, dt_bias = self.state_decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
@@ -282,6 +282,6 @@ class MambaKernels(ScanModuleKernels):
                     operation.options["spec"],
                     operation.name,
                     (inner_width,),
-                    exact_div(width_of_all_groups, op.state),
+                    exact_div(all_group_width, op.state),
                 )
         return self.project(module_steps["out_proj"], y)
