@@ -266,4 +266,6 @@ class Server:
 
     def most_requests_within_limits(self, latency_limits: LatencyLimits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
+        if latency_limits.ttft is None and latency_limits.tpot is None:
+            return self.most_sequences
         return largest_number(lambda count: not self.violated_limits(latency_limits, count), self.most_sequences)
