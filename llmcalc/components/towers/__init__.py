@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .conformer import Conformer
     from .convnext import ConvNextEncoder
     from .ctc_conformer import CtcConformer
+    from .davit import DaVit
     from .diarized import DiarizedEncoder
     from .image_tokenizer import ImageTokenizer
     from .mobilenet import MobileNet
@@ -41,6 +42,7 @@ TOWERS = PartChoice(
         "conformer": "towers.conformer:Conformer",
         "convnext": "towers.convnext:ConvNextEncoder",
         "ctc_conformer": "towers.ctc_conformer:CtcConformer",
+        "davit": "towers.davit:DaVit",
         "diarized": "towers.diarized:DiarizedEncoder",
         "image_tokenizer": "towers.image_tokenizer:ImageTokenizer",
         "mobilenet": "towers.mobilenet:MobileNet",
@@ -52,7 +54,7 @@ TOWERS = PartChoice(
 )
 
 if TYPE_CHECKING:
-    VisionEncoder: TypeAlias = VisionTower | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
+    VisionEncoder: TypeAlias = VisionTower | DaVit | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
     AudioEncoder: TypeAlias = AudioTower | Conformer | ConvNextEncoder | CtcConformer | DiarizedEncoder | SanMEncoder
     Tower: TypeAlias = VisionEncoder | AudioEncoder | Projector
 else:
