@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .projector import Projector
     from .sam import SamEncoder
     from .san_m import SanMEncoder
+    from .swin import Swin
     from .vision import VisionTower
 
 TOWERS = PartChoice(
@@ -50,11 +51,12 @@ TOWERS = PartChoice(
         "projector": "towers.projector:Projector",
         "sam": "towers.sam:SamEncoder",
         "san_m": "towers.san_m:SanMEncoder",
+        "swin": "towers.swin:Swin",
     },
 )
 
 if TYPE_CHECKING:
-    VisionEncoder: TypeAlias = VisionTower | DaVit | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
+    VisionEncoder: TypeAlias = VisionTower | DaVit | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder | Swin
     AudioEncoder: TypeAlias = AudioTower | Conformer | ConvNextEncoder | CtcConformer | DiarizedEncoder | SanMEncoder
     Tower: TypeAlias = VisionEncoder | AudioEncoder | Projector
 else:
