@@ -153,8 +153,8 @@ def test_a_size_under_another_name_is_no_error() -> None:
 
 
 def test_a_size_under_another_name_in_the_singular_is_no_error() -> None:
-    """A config of tiiuae/falcon-40b (in intel/intel-extension-for-pytorch) has `n_head` and `n_layer` beside the names that
-    its class reads.
+    """A config of tiiuae/falcon-40b (in intel/intel-extension-for-pytorch) has `n_head` and `n_layer` beside the names
+    that its class reads.
     """
     config = shapes_of("falcon")[0]
     head_count = config["num_attention_heads"]
