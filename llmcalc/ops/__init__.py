@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .attention import AttentionCore as AttentionCore
+from .attention import ChannelAttentionCore as ChannelAttentionCore
 from .attention import ConformerAttentionCore as ConformerAttentionCore
 from .attention import KVCache as KVCache
 from .attention import ReceivedKeysAttentionCore as ReceivedKeysAttentionCore

@@ -157,6 +157,18 @@ class ConformerAttentionCore(AttentionCore):
 
 
 @frozen(slots=True)
+class ChannelAttentionCore(AttentionCore):
+    """Attention of each channel of a head to the head's channels: products over all rows (Ding et al. 2022, §3.3)."""
+
+    def pairs(self, run_config: RunConfig) -> Number:
+        """Returns the number of (channel, row) pairs per head and sequence, each with a product per channel."""
+        return run_config.new_rows(self.rows) * self.qk_dim
+
+    def backward_flops(self, run_config: RunConfig) -> Number:
+        return 2 * self.forward_flops(run_config)
+
+
+@frozen(slots=True)
 class KVCache(Op):
     """The KV cache of attention: `width` elements per token, for the last `token_limit` tokens or for all tokens.
 

@@ -47,7 +47,7 @@ UNKNOWN_RULES: dict[str, set[str]] = {
         ),  # an image is no tokens of the counted text
         *("muse_glimmer", "muse_spark", "step_robotics", "step3p7"),  # likewise
         *("mllama", "modernvbert", "ultravbert"),  # tiles on a canvas of a listed aspect ratio, or of an equal size
-        "t5gemma2",  # its images are tokens of the encoder's text
+        *("florence2", "t5gemma2"),  # their images are tokens of the encoder's text
         "video_llava",  # two encoders, of images and of frames
     },
     "audio": {

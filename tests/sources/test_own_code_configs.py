@@ -639,9 +639,22 @@ def test_the_text_model_of_florence_2_in_its_own_code_is_bart() -> None:
         "max_position_embeddings": 1024, "scale_embedding": False,
     }  # fmt: skip
     wrapper = {"model_type": "florence2", "architectures": ["Florence2ForConditionalGeneration"], "vocab_size": 51289}
-    vision = {"model_type": "davit", "dim_embed": [256, 512, 1024, 2048]}
-    counts = {
-        llmcalc.params({**wrapper, "text_config": {**sizes, "model_type": name}, "vision_config": vision}).total
-        for name in ("bart", "florence2_language")
-    }
-    assert len(counts) == 1
+    stages = {
+        "depths": [1, 1, 9, 1], "num_heads": [8, 16, 32, 64], "num_groups": [8, 16, 32, 64], "window_size": 12,
+        "patch_size": [7, 3, 3, 3], "patch_stride": [4, 2, 2, 2], "patch_padding": [3, 1, 1, 1],
+        "patch_prenorm": [False, True, True, True], "projection_dim": 1024,
+    }  # fmt: skip
+    own_code_vision = {
+        "model_type": "davit", "dim_embed": [256, 512, 1024, 2048], **stages,
+        "image_feature_source": ["spatial_avg_pool", "temporal_avg_pool"],
+        "image_pos_embed": {"type": "learned_abs_2d", "max_pos_embeddings": 50},
+        "visual_temporal_embedding": {"type": "COSINE", "max_temporal_embeddings": 100},
+    }  # fmt: skip
+    class_vision = {"model_type": "florence_vision", "embed_dim": [256, 512, 1024, 2048], **stages}
+    counts = [
+        llmcalc.params(
+            {**wrapper, "text_config": {**sizes, "model_type": name}, "vision_config": vision}, with_towers=True
+        ).total
+        for name, vision in (("bart", class_vision), ("florence2_language", own_code_vision))
+    ]
+    assert counts == [770_173_952] * 2  # 39 rows of the embedding fewer than florence-community/Florence-2-large-ft

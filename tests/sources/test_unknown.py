@@ -152,6 +152,20 @@ def test_a_size_under_another_name_is_no_error() -> None:
         describe_config_data({**config, "num_experts": experts + 1})
 
 
+def test_a_size_under_another_name_in_the_singular_is_no_error() -> None:
+    """A config of tiiuae/falcon-40b (in intel/intel-extension-for-pytorch) has `n_head` and `n_layer` beside the names
+    that its class reads.
+    """
+    config = shapes_of("falcon")[0]
+    head_count = config["num_attention_heads"]
+    others = {"n_head": head_count, "n_layer": config["num_hidden_layers"]}
+    description = describe_config_data({**config, **others})
+    assert description["notes"][-1] == "unrecognised fields, ignored: n_head, n_layer"
+    assert description["model"] == describe_config_data(config)["model"]
+    with pytest.raises(InputError, match=f"n_head = {head_count + 1}: unknown field of a falcon config"):
+        describe_config_data({**config, **others, "n_head": head_count + 1})
+
+
 def test_sizes_from_the_class_are_listed() -> None:
     (note,) = describe_config_data({**without("num_hidden_layers"), "max_position_embeddings": 64})["notes"]
     assert note == "sizes that the config does not give, taken from its class's defaults: num_hidden_layers = 32"

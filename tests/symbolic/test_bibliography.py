@@ -44,10 +44,12 @@ def test_every_source_is_known() -> None:
     named = sources()
     assert named <= {*paper_of_source(), *WITHOUT_PAPER}
     # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL,
-    # encoders alone (MobileNet, VQ-VAE, SAM, Granite Speech, SAN-M, VibeVoice, Nemotron 3.5 Transcribe), and Arctic,
-    # Kimi K3, DeepSeek-V4.1, K2 Horizon, RetNet, GLA and HGRN2, whose classes are code of their repositories
+    # encoders alone (MobileNet, DaViT, Swin, VQ-VAE, SAM, Granite Speech, SAN-M, VibeVoice, Nemotron 3.5 Transcribe),
+    # and Arctic, Kimi K3, DeepSeek-V4.1, K2 Horizon, RetNet, GLA and HGRN2, whose classes are code of their
+    # repositories
     assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {
         "Dai et al. 2019",
+        *("Ding et al. 2022", "Liu et al. 2021 (Swin)"),
         "Qin et al. 2024 (MobileNetV4)",
         "Touvron et al. 2021",
         "van den Oord et al. 2017",

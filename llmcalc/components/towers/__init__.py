@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .conformer import Conformer
     from .convnext import ConvNextEncoder
     from .ctc_conformer import CtcConformer
+    from .davit import DaVit
     from .diarized import DiarizedEncoder
     from .image_tokenizer import ImageTokenizer
     from .mobilenet import MobileNet
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .projector import Projector
     from .sam import SamEncoder
     from .san_m import SanMEncoder
+    from .swin import Swin
     from .vision import VisionTower
 
 TOWERS = PartChoice(
@@ -41,6 +43,7 @@ TOWERS = PartChoice(
         "conformer": "towers.conformer:Conformer",
         "convnext": "towers.convnext:ConvNextEncoder",
         "ctc_conformer": "towers.ctc_conformer:CtcConformer",
+        "davit": "towers.davit:DaVit",
         "diarized": "towers.diarized:DiarizedEncoder",
         "image_tokenizer": "towers.image_tokenizer:ImageTokenizer",
         "mobilenet": "towers.mobilenet:MobileNet",
@@ -48,11 +51,12 @@ TOWERS = PartChoice(
         "projector": "towers.projector:Projector",
         "sam": "towers.sam:SamEncoder",
         "san_m": "towers.san_m:SanMEncoder",
+        "swin": "towers.swin:Swin",
     },
 )
 
 if TYPE_CHECKING:
-    VisionEncoder: TypeAlias = VisionTower | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder
+    VisionEncoder: TypeAlias = VisionTower | DaVit | ImageTokenizer | MobileNet | PatchEmbedder | SamEncoder | Swin
     AudioEncoder: TypeAlias = AudioTower | Conformer | ConvNextEncoder | CtcConformer | DiarizedEncoder | SanMEncoder
     Tower: TypeAlias = VisionEncoder | AudioEncoder | Projector
 else:

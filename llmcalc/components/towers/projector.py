@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field
 
-from ...algebra import are_equal, exact_div
+from ...algebra import are_equal, exact_div, floor_div
 from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, ConcatenatedRows, ExtendedRows, MergedPatchRows, MultipliedRows
-from ..base import MOST_LAYERS, Flag, InnerWidth, ModelProperties, Part, StackPosition, Vocab
+from ..base import MOST_LAYERS, Flag, InnerWidth, ModelProperties, Part, Positions, StackPosition, Vocab
 from ..inputs import AudioInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
@@ -173,6 +173,10 @@ class Projector(TowerPart):
         (Gemma 3n); none by default.
     input_marks, output_marks: the number of learned vectors inserted before and after the linear layers (line ends,
         separators); 0 by default.
+    grid_positions: the number of learned positions of rows and of columns, each of half the width, whose vectors side
+        by side are added to the input (Florence-2); none by default.
+    frame_positions: the number of computed positions of frames, of which the first is added as well; none by default.
+    mean_vector: whether the mean of the patches becomes one vector more, false by default.
     resampler: the learned queries that read the patches before the norm and the linear layers, none by default.
     stack: the layers of attention after the linear layers (Fun-ASR), none by default.
     encoders: the number of encoders before it, each with its projectors, whose outputs for a patch it reads side by
@@ -203,6 +207,9 @@ class Projector(TowerPart):
     vocab_size: Vocab | None = None
     input_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    grid_positions: Positions | None = None
+    frame_positions: Positions | None = None
+    mean_vector: Flag = False
     resampler: AnyResampler | None = None
     stack: Stack | None = None
     encoders: int = Field(default=1, ge=1, le=10, strict=True)
@@ -231,6 +238,12 @@ class Projector(TowerPart):
             self.resampler.check_input(self.input_size)
         elif not self.maps:
             raise ValueError("maps: is empty; expected a linear layer, or a resampler")
+        adds_vectors = self.grid_positions is not None or self.frame_positions is not None or self.mean_vector
+        if adds_vectors and (self.resampler is not None or self.merge * self.frames > 1):
+            raise ValueError(
+                "grid_positions, frame_positions, mean_vector: are for patches that maps read one by one; expected no "
+                "resampler, merge or frames"
+            )
         if self.stack is not None:
             self.stack.check_stack_position(StackPosition("stack", self.output_width, "encoder"))
         if self.audio is not None and not self.raw:
@@ -257,6 +270,7 @@ class Projector(TowerPart):
         if self.vocab_size is not None and self.norm is not None:
             token_embedding, _ = recorder.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
             recorder.part("token_norm", self.norm, token_embedding)
+        x = self._add_positions(recorder, x)
         is_normed_after_merge = self.merged == "mean" or self.norm_of == "merged"
         if self.resampler is not None:
             with recorder.scope("resampler"):
@@ -276,6 +290,26 @@ class Projector(TowerPart):
             return x
         with recorder.separate_stack(causal=False):
             return self.stack.flow(recorder, x)
+
+    def _add_positions(self, recorder: Flow, x: Value) -> Value:
+        """Adds positions to the patches and the mean of the patches as one vector more, each if there is one."""
+        if self.grid_positions is not None:
+            column_width = floor_div(self.input_size, 2)
+            widths = {"column_positions": self.input_size - column_width, "row_positions": column_width}
+            position_vectors = [
+                recorder.table(
+                    table_name, Axis("positions", self.grid_positions), Axis("hidden", width), of=x.rows, by="positions"
+                )[0]
+                for table_name, width in widths.items()
+            ]
+            joined_axes = (JoinedShapes(tuple(vector.axes for vector in position_vectors)),)
+            x = recorder.add(x, recorder.cat(*position_vectors, axes=joined_axes).view(*x.axes))
+        if self.frame_positions is not None:
+            x = recorder.add(x, recorder.buffer("frame_positions", Axis("frames", self.frame_positions), *x.axes))
+        if self.mean_vector:
+            mean = recorder.resampled(x, MultipliedRows("mean", source_rows=IMAGES, rows_per_source=1))
+            x = recorder.cat(mean, x, axes=x.axes, rows=ExtendedRows(source_rows=x.rows, extra_rows=1))
+        return x
 
     def _merge_patches(self, recorder: Flow, x: Value) -> Value:
         """Merges square blocks of patches, also over consecutive frames, into one vector each."""
@@ -340,6 +374,14 @@ class Projector(TowerPart):
             cls(input_size=10, maps=(Map(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
             *(cls(input_size=10, maps=(Map(size=24, bias=True),), resampler=qformer) for qformer in QFormer.examples()),
             cls(input_size=10, maps=(Map(size=12, bias=True, halves=True), Map(size=24))),
+            cls(
+                input_size=11,
+                maps=(Map(size=24),),
+                out_norm=layernorm,
+                grid_positions=9,
+                frame_positions=5,
+                mean_vector=True,
+            ),
         ]
 
 
@@ -359,6 +401,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
+
+    class FramePositions(nn.Module):
+        """Adds the position of an image's only frame. x: [images, patches, hidden] → same shape."""
+
+        def __init__(self, frame_count: int, hidden_size: int) -> None:
+            super().__init__()
+            self.register_buffer("value", torch.zeros(frame_count, hidden_size))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.get_buffer("value")[0]
 
     class ResamplerReference(nn.Module):
         """Attends from learned queries to patches. x: [images, patches, input_size] → [images, queries, hidden]."""
@@ -407,6 +459,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if spec.vocab_size is not None and spec.norm is not None:
                 self.token_embedding = nn.Embedding(spec.vocab_size, input_width)
                 self.token_norm = spec.norm.reference(ModelProperties(input_width))
+            if spec.grid_positions is not None:
+                self.column_positions = nn.Embedding(spec.grid_positions, input_width - input_width // 2)
+                self.row_positions = nn.Embedding(spec.grid_positions, input_width // 2)
+            if spec.frame_positions is not None:
+                self.frame_positions = FramePositions(spec.frame_positions, input_width)
             if spec.resampler is not None:
                 self.resampler = spec.resampler.reference(ModelProperties(input_width))
                 input_width = spec.resampler.hidden_size
@@ -461,6 +518,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x
 
         def forward(self, x: Tensor, patch_columns: int) -> Tensor:
+            if hasattr(self, "column_positions"):
+                patch_indices = torch.arange(x.shape[1], device=x.device)
+                column_vectors = self.column_positions(patch_indices % patch_columns)
+                x = x + torch.cat([column_vectors, self.row_positions(patch_indices // patch_columns)], -1)
+            if hasattr(self, "frame_positions"):
+                x = self.frame_positions(x)
+            x = torch.cat([x.mean(1, keepdim=True), x], 1) if self.spec.mean_vector else x
+            patch_columns = 1 if self.spec.mean_vector else patch_columns
             merge, is_mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
             if hasattr(self, "resampler"):
                 x = self.resampler(x)

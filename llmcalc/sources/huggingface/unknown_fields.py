@@ -27,8 +27,8 @@ PER_LAYER_FIELD = "per_layer_config"
 
 
 def field_name_words(field_name: str) -> frozenset[str]:
-    """Returns the words of a field's name, except words such as `num` that mean a count."""
-    return frozenset(field_name.lower().split("_")) - COUNTING_WORDS
+    """Returns the words of a field's name in the singular, except words such as `num` that mean a count."""
+    return frozenset(word.removesuffix("s") for word in {*field_name.lower().split("_")} - COUNTING_WORDS)
 
 
 class UnknownField(NamedTuple):

@@ -167,9 +167,28 @@ def test_flops_of_an_image_tokenizer_are_those_of_emu3(shape: dict[str, Any]) ->
     assert tuple(tokens[0].shape) == (16 // side, 24 // side)
 
 
+@in_one_test
+@pytest.mark.parametrize("shape", WRAPPERS["florence2"][2])
+def test_flops_of_davit_and_its_projector_are_those_of_florence2(shape: dict[str, Any]) -> None:
+    """Two images of 64 × 96 pixels, which are whole windows in every stage."""
+    from transformers import Florence2Config
+    from transformers.models.florence2.modeling_florence2 import Florence2Model
+
+    config, spec = wrapped("florence2", shape), spec_of(wrapped("florence2", shape))
+    class_config = Florence2Config(vision_config=shape["vision_config"], text_config=config["text_config"])
+    class_config.vision_config._attn_implementation = "eager"
+    pixels = torch.randn(2, shape["vision_config"].get("in_channels", 3), 64, 96)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        features = Florence2Model(class_config).eval().get_image_features(pixels).pooler_output
+    run = RunConfig(EncoderPass(batch=2, rows=8, columns=12))
+    assert sum(tower.total(forward_flops_of, run) for tower in towers_of(spec).values()) == counter.get_total_flops()
+    assert tuple(features.shape) == (2, 8 * 12 + 1, 32)
+
+
 @pytest.mark.parametrize(
     ("table", "says"),
     [
+        ({"input_size": 4, "maps": [{"size": 5}], "mean_vector": True, "merge": 2}, "expected no resampler, merge"),
         ({"input_size": 4, "maps": [{"size": 5, "gated": True}]}, "5 has no two halves"),
         ({"input_size": 4, "maps": [{"size": 6, "gated": True, "halves": True}]}, "expected false with halves"),
         ({"input_size": 4, "maps": [{"size": 5}], "merged": "mean", "norm_of": "merged"}, "expected no norm_of"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from llmcalc import load, params
 from llmcalc.costs.context_length import learned_positions
@@ -27,7 +28,8 @@ from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.witnesses.module_measurements import buffer_counts_by_path, parameter_counts_by_path
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import build_class_model, verify_config
-from llmcalc.workload.inputs import Inputs
+from llmcalc.workload.inputs import EncoderPass, Inputs
+from llmcalc.workload.run_config import RunConfig
 from tests.builders import fields_of, spec_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
@@ -339,6 +341,45 @@ def test_an_image_encoder_before_a_decoder_holds_what_its_class_holds(
     }
     spec = ModelSpec.model_validate(read_config(config)[0])
     assert params(spec, with_towers=True).total == parameter_counts_by_path(build_class_model(config))[""]
+
+
+SWIN: dict[str, Any] = {
+    "image_size": [64, 32], "patch_size": 2, "num_channels": 3, "embed_dim": 8, "depths": [1, 2], "num_heads": [2, 4],
+    "window_size": 4,
+}  # fmt: skip
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        {"model_type": "donut-swin", "use_absolute_embeddings": True},
+        {"model_type": "swin", "use_absolute_embeddings": True, "qkv_bias": False, "mlp_ratio": 2.5},
+        {"model_type": "donut-swin", "embed_dim": 16, "num_channels": 1},
+    ],
+)
+def test_swin_before_a_decoder_holds_and_computes_what_its_class_does(encoder: dict[str, Any]) -> None:
+    """Donut and Nougat: parameters, buffers, and FLOPs of two images of whole windows."""
+    config = {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+        "encoder": {**SWIN, **encoder},
+        "decoder": {"model_type": "bert", **TEXT, "max_position_embeddings": 64, "is_decoder": True}
+        | {"add_cross_attention": True},
+    }
+    table, notes = read_config(config)
+    spec, model = ModelSpec.model_validate(table), build_class_model(config)
+    assert not [note for note in notes if "encoder" in note and "not counted" in note and "cross" not in note]
+    assert params(spec, with_towers=True).total == parameter_counts_by_path(model)[""]
+    node = towers_of(spec)["vision_encoder"]
+    assert node.total(buffer_elements_of) == sum(buffer.numel() for buffer in model.encoder.buffers())
+    if encoder["model_type"] == "donut-swin" and "use_absolute_embeddings" in encoder:
+        return  # its table has a row more than there are patches, so the class does not run
+    channels = config["encoder"]["num_channels"]
+    with FlopCounterMode(display=False) as counter:
+        model.encoder(torch.zeros(2, channels, 64, 32, device="meta", dtype=model.dtype))
+    run = RunConfig(EncoderPass(batch=2, rows=16, columns=8))
+    assert node.total(forward_flops_of, run) == counter.get_total_flops()
 
 
 def test_muse_spark_sees_as_muse_glimmer_does() -> None:

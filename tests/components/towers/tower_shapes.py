@@ -172,6 +172,12 @@ PIX2STRUCT: dict[str, Any] = {
     "hidden_size": 32, "patch_embed_hidden_size": 12, "d_ff": 20, "d_kv": 6, "num_hidden_layers": 2,
     "num_attention_heads": 4, "seq_len": 9,
 }  # fmt: skip
+DAVIT: dict[str, Any] = {
+    "model_type": "florence_vision", "depths": [1, 2], "patch_size": [7, 3], "patch_stride": [4, 2],
+    "patch_padding": [3, 1], "patch_prenorm": [False, True], "embed_dim": [8, 12], "num_heads": [2, 3],
+    "num_groups": [4, 2], "window_size": 4, "projection_dim": 32, "max_position_embeddings": 100,
+    "max_temporal_embeddings": 5,
+}  # fmt: skip
 FORMULA = {**SAM, "post_conv_in_channels": 6, "post_conv_mid_channels": 8, "post_conv_out_channels": 10} | {
     "decoder_hidden_size": 32
 }
@@ -1110,6 +1116,25 @@ WRAPPERS: dict[str, Shapes] = {
         "Pix2StructForConditionalGeneration",
         {"encoder": ("vision_model",)},
         [{"vision_config": PIX2STRUCT}, {"vision_config": {**PIX2STRUCT, "d_kv": 7, "seq_len": 11}}],
+    ),
+    "florence2": (
+        "Florence2ForConditionalGeneration",
+        {name: (name,) for name in ("vision_tower", "multi_modal_projector")},
+        [
+            {"vision_config": DAVIT},
+            {
+                "vision_config": {
+                    **DAVIT,
+                    "embed_dim": [8, 18],
+                    "num_groups": [1, 6],
+                    "qkv_bias": False,
+                    "mlp_ratio": 2.5,
+                    "in_channels": 1,
+                    "patch_prenorm": [False, False],
+                    "activation_function": "relu",
+                }
+            },
+        ],
     ),
     "deepseek_vl_hybrid": (
         "DeepseekVLHybridForConditionalGeneration",

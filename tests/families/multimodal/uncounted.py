@@ -84,7 +84,6 @@ WRAPPERS = {
         runs=False,
     ),
     "inkling_mm_model": UncountedModules("InklingForConditionalGeneration", "vision_tower + audio_tower", runs=False),
-    "florence2": UncountedModules("Florence2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
 }
 """Wrapper → its class and the modules of its encoders."""
 

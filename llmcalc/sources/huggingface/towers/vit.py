@@ -1,10 +1,12 @@
-"""The vision transformer and DeiT as encoders of images before a text decoder (TrOCR, captions by ViT and GPT-2).
+"""Encoders of images before a text decoder: ViT and DeiT (TrOCR, captions by ViT and GPT-2), Swin (Donut, Nougat).
 
-Dosovitskiy et al. 2020 (arXiv:2010.11929), Touvron et al. 2020 (arXiv:2012.12877). transformers: models/vit, deit and
-vision_encoder_decoder.
+Dosovitskiy et al. 2020 (arXiv:2010.11929), Touvron et al. 2020 (arXiv:2012.12877), Liu et al. 2021 (arXiv:2103.14030).
+transformers: models/vit, deit, swin, donut and vision_encoder_decoder.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 from ..config import Config
 from ..family import field_names
@@ -33,10 +35,59 @@ def _read_vit(root_config: Config, config: Config, text_hidden_size: int) -> Tab
     )
     pooler_size = config.optional_integer("pooler_output_size") or hidden_size
     towers = {"vision_encoder": encoder, "vision_pooler": projector(hidden_size, (pooler_size, True, "tanh"))}
+    return towers | _projector_to_decoder(root_config, hidden_size, text_hidden_size)
+
+
+def _projector_to_decoder(root_config: Config, hidden_size: int, text_hidden_size: int) -> Table:
+    """Returns the projection to the decoder's width, if another one and not that of the decoder's cross-attention."""
     decoder_fields = root_config.get("decoder")
     if hidden_size != text_hidden_size and decoder_fields.get("cross_attention_hidden_size") is None:
-        towers["enc_to_dec_projector"] = projector(hidden_size, (text_hidden_size, True, "identity"))
-    return towers
+        return {"enc_to_dec_projector": projector(hidden_size, (text_hidden_size, True, "identity"))}
+    return {}
+
+
+def _read_swin(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads Swin, or Donut's, which has no norm after its layers and a row more in its table of positions."""
+    is_donut = config.model_type == "donut-swin"
+    first_width, depths, head_counts = (
+        config.integer("embed_dim"),
+        config.integers("depths"),
+        config.integers("num_heads"),
+    )
+    if not depths or len(head_counts) != len(depths) or 0 in (*depths, *head_counts):
+        raise config.error("num_heads", head_counts, f"{max(len(depths), 1)} positive whole numbers, as depths")
+    activation, ratio = config.choice(ACTIVATIONS, "hidden_act"), config.number("mlp_ratio")
+    patch_size = config.integer("patch_size")
+    encoder: Table = {
+        "type": "swin",
+        "hidden_size": first_width,
+        "first_patches": {"patch_size": patch_size, "num_channels": config.integer("num_channels"), "bias": True},
+        "stages": [
+            {
+                "num_hidden_layers": layer_count,
+                "num_attention_heads": head_count,
+                "feed_forward": mlp(int(ratio * first_width * 2**stage_index), activation),
+            }
+            for stage_index, (layer_count, head_count) in enumerate(zip(depths, head_counts, strict=True))
+        ],
+        "window_size": config.integer("window_size"),
+        "qkv_bias": config.flag("qkv_bias"),
+        "norm": layernorm(config.number("layer_norm_eps")),
+        "final_norm": not is_donut,
+    }
+    if config.flag("use_absolute_embeddings"):
+        image_size = config.get("image_size")
+        sides = config.integers("image_size") if isinstance(image_size, list | tuple) else [image_size] * 2
+        if len(sides) != 2 or min(sides) < patch_size:
+            raise config.error("image_size", image_size, f"a height and a width of at least {patch_size}")
+        encoder["positions"] = {"rows": prod(side // patch_size for side in sides) + is_donut}
+    output_width = first_width * 2 ** (len(depths) - 1)
+    return {"vision_encoder": encoder} | _projector_to_decoder(root_config, output_width, text_hidden_size)
+
+
+def _read_encoder(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    read_tower = _read_swin if config.model_type in ("donut-swin", "swin") else _read_vit
+    return read_tower(root_config, config, text_hidden_size)
 
 
 VIT_DEFAULTS: Table = {
@@ -52,14 +103,31 @@ VIT_DEFAULTS: Table = {
     "qkv_bias": True,
     "pooler_output_size": None,
 }
+SWIN_DEFAULTS: Table = {
+    "image_size": 224,
+    "patch_size": 4,
+    "num_channels": 3,
+    "embed_dim": 96,
+    "depths": (2, 2, 6, 2),
+    "num_heads": (3, 6, 12, 24),
+    "window_size": 7,
+    "mlp_ratio": 4.0,
+    "qkv_bias": True,
+    "hidden_act": "gelu",
+    "use_absolute_embeddings": False,
+    "layer_norm_eps": 1e-5,
+}
 
 WRAPPERS = {
     "vision-encoder-decoder": {
         "encoder": TowerSection(
-            _read_vit,
-            {"vit": VIT_DEFAULTS, "deit": VIT_DEFAULTS},
+            _read_encoder,
+            {"vit": VIT_DEFAULTS, "deit": VIT_DEFAULTS, "donut-swin": SWIN_DEFAULTS, "swin": SWIN_DEFAULTS},
             default_section=None,
-            ignored_fields=field_names("attention_probs_dropout_prob encoder_stride hidden_dropout_prob pooler_act"),
+            ignored_fields=field_names("""
+                add_final_layer_norm attention_probs_dropout_prob drop_path_rate encoder_stride hidden_dropout_prob
+                hidden_size num_layers out_features out_indices path_norm pooler_act stage_names tie_word_embeddings
+                """),
         )
     }
 }
