@@ -330,7 +330,8 @@ def longer_micro_batches(
 ) -> ComparedLayout | None:
     """Returns the fastest layout with more than one sequence in a micro-batch, if it is faster than the plan's first.
 
-    None where the micro-batch is stated, and where the first layout hardly waits for the host.
+    None where the micro-batch is stated, and where the first layout hardly waits for the host. A longer micro-batch
+    takes more memory and has longer pipelines, so that those after the first one that is slower are not tried.
     """
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, plan_of
@@ -344,7 +345,7 @@ def longer_micro_batches(
         or first_plan.host_wait_share(first_candidate) < TIE_SHARE
     ):
         return None
-    least_seconds, fastest_layout = first_candidate.seconds * (1 - TIE_SHARE), None
+    least_seconds, fastest_layout = first_candidate.seconds, None
     budget = WorkBudget(WORK_OF_COMPARISON)
     for micro_batch in LONGER_MICRO_BATCHES:
         if plan.global_batch % micro_batch:
@@ -364,16 +365,17 @@ def longer_micro_batches(
         except InputError:
             continue
         _, candidate = longer_plan.first_row
-        if candidate is not None and candidate.seconds is not None and candidate.seconds < least_seconds:
-            least_seconds = candidate.seconds
-            counted_candidate = replace(candidate, count_sent_bytes=partial(int, candidate.communication_bytes or 0))
-            fastest_layout = ComparedLayout(
-                first_plan.framework.name,
-                counted_candidate,
-                longer_plan.step_time_range(candidate),
-                micro_batch=micro_batch,
-            )
-    return fastest_layout
+        if candidate is None or candidate.seconds is None or candidate.seconds >= least_seconds:
+            break
+        least_seconds = candidate.seconds
+        counted_candidate = replace(candidate, count_sent_bytes=partial(int, candidate.communication_bytes or 0))
+        time_range = longer_plan.step_time_range(candidate)
+        fastest_layout = ComparedLayout(
+            first_plan.framework.name, counted_candidate, time_range, micro_batch=micro_batch
+        )
+        if budget.is_spent():
+            break
+    return fastest_layout if least_seconds < first_candidate.seconds * (1 - TIE_SHARE) else None
 
 
 def _compared_layouts(

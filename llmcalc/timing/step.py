@@ -12,7 +12,7 @@ from functools import cache, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ..algebra import Number, choose, maximum, minimum
+from ..algebra import Number, ceil_div, choose, floor_div, maximum, minimum
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
@@ -421,14 +421,12 @@ def _step_seconds(
     timed_pass: TimedPass,
 ) -> StepTime:
     """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
-    stage_hop_seconds = _hop_seconds(spec, device, software_stack, step_plan)
+    hop_seconds, exposed_hop_seconds = _hop_seconds(spec, device, software_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
         idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
     else:
         idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
-    bubble_seconds = idle_seconds + 2 * stage_hop_seconds * (
-        step_plan.pp - 1 + _exposed_hop_count(step_plan, software_stack)
-    )
+    bubble_seconds = idle_seconds + 2 * hop_seconds + exposed_hop_seconds
     pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel_seconds(step_plan, device, software_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
@@ -455,25 +453,42 @@ def _step_seconds(
     )
 
 
-def _hop_seconds(spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan) -> Number:
-    """Returns the seconds to send a micro-batch's activations to the next pipeline stage."""
+def _hop_seconds(
+    spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan
+) -> tuple[Number, Number]:
+    """Returns the seconds of the messages of a micro-batch's activations, or gradients, between pipeline stages.
+
+    The first is of all stages, one after the other; the second of the exchanges that one stage waits for, while the
+    pipeline is full. Stages are the outermost axis of the ranks, so that a domain of fast links holds whole stages
+    where they are small, and then at most one neighbor of a stage is in another domain.
+    """
     is_divided = step_plan.sequence_parallel or software_stack.scatters_hops
-    return device.hop_seconds(
-        2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1), step_plan.devices
+    sent_bytes = 2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1)
+    near, far = device.hop_seconds(sent_bytes, 1), device.hop_seconds(sent_bytes, step_plan.devices)
+    stage_devices = step_plan.tp * step_plan.cp * step_plan.dp
+    domain_stages = minimum(step_plan.pp, maximum(1, floor_div(device.domain_devices, stage_devices)))
+    far_boundaries = ceil_div(step_plan.pp, domain_stages) - 1
+    neighbors = choose(step_plan.vpp > 1, 2, minimum(2, step_plan.pp - 1))
+    far_neighbors = choose(domain_stages > 1, minimum(1, far_boundaries), neighbors)
+    return (
+        far_boundaries * far + (step_plan.pp - 1 - far_boundaries) * near,
+        (far_neighbors * far + (neighbors - far_neighbors) * near) * _exposed_exchange_count(step_plan, software_stack),
     )
 
 
-def _exposed_hop_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
-    """Returns the number of forward (or backward) messages for which a stage waits while the pipeline is full.
+def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
+    """Returns the number of exchanges with each neighbor for which a stage waits while the pipeline is full.
 
     A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input
-    (megatron/core/pipeline_parallel/schedules.py, send_forward_recv_backward). Of interleaved stages a stack may hide
-    messages beside other chunks (--overlap-p2p-communication); schedules of divided backward passes hide them.
+    (megatron/core/pipeline_parallel/schedules.py, send_forward_recv_backward); the first stage has no neighbor before
+    it, and the last none after it. Of interleaved stages a stack may hide messages beside other chunks
+    (--overlap-p2p-communication); schedules of divided backward passes hide them.
     """
     if step_plan.schedule in ("zb-h1", "dualpipe"):
         return 0
     exposed_chunks = choose(step_plan.vpp > 1, 0, 1) if software_stack.hides_hops else step_plan.vpp
-    return choose(step_plan.pp > 1, step_plan.micro_batches * exposed_chunks, 0)
+    messages = 2 if software_stack.sends_before_receiving else 1
+    return choose(step_plan.pp > 1, step_plan.micro_batches * exposed_chunks * messages, 0)
 
 
 def _data_parallel_seconds(

@@ -216,6 +216,7 @@ class SoftwareStack(Record):
     layer_wait: float = 0.0
     hides_hops: bool = False
     scatters_hops: bool = False
+    sends_before_receiving: bool = False
     exchange_wait: float = 0.0
     unaligned_heads: float = 1.0
     keeps_unaligned_sizes: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.layout_search import LayoutSearch, search_layouts
 from llmcalc.parallel.schedule_formulas import bubble_fraction
-from llmcalc.questions.plans import _compared_layouts, plan_settings
+from llmcalc.questions.plans import _compared_layouts, longer_micro_batches, plan_settings
 from llmcalc.questions.runs import RunQuestion
 from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
 from llmcalc.sources.hardware import load_hardware
@@ -641,6 +642,40 @@ def test_a_plan_whose_layouts_wait_for_the_host_names_longer_micro_batches(run: 
     assert note in " ".join(run("time", *words[1:], *batch).out.split())
     for without in ((*batch, "--batch", "1"), (*batch, "--by", "memory"), ()):
         assert asked(run, *words, *without)["longer_micro_batches"] is None
+
+
+@dataclass
+class _TimedLayout:
+    seconds: float
+    communication_bytes: int = 0
+    count_sent_bytes: Any = None
+
+
+def test_longer_micro_batches_end_with_the_first_one_that_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a search of layouts; longer ones take more memory and have longer pipelines."""
+    seconds_by_micro_batch, tried = {None: 1.0, 2: 0.8, 3: 0.9, 4: 0.5}, []
+
+    def planned(micro_batch: int | None) -> Any:
+        plan = SimpleNamespace(
+            memory=SimpleNamespace(with_changes=lambda batch: batch),
+            framework=SimpleNamespace(name="megatron"),
+            host_wait_share=lambda _: 0.5,
+            step_time_range=lambda _: None,
+            hardware=None,
+            global_batch=24,
+        )
+        plan.first_row = plan, _TimedLayout(seconds_by_micro_batch[micro_batch])
+        return plan
+
+    def plan_of(micro_batch: int, *_: Any, **__: Any) -> Any:
+        tried.append(micro_batch)
+        return planned(micro_batch)
+
+    monkeypatch.setattr("llmcalc.studies.plan.plan_of", plan_of)
+    run_question: Any = SimpleNamespace(settings=Settings(), layout=LayoutRequest())
+    longer = longer_micro_batches(run_question, planned(None), None)
+    assert longer is not None
+    assert (longer.micro_batch, tried) == (2, [2, 3])
 
 
 def test_an_error_in_the_settings_of_a_comparison_compares_nothing() -> None:

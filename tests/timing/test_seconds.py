@@ -114,18 +114,29 @@ def test_the_orders_of_zero_bubble_schedules_wait_less() -> None:
 
 
 def test_stages_of_a_pipeline_wait_for_each_message_that_nothing_hides() -> None:
-    """Two messages of 2 · 4096 · 4096 bytes in each micro-batch of 1F1B, over the link of one machine."""
+    """A stage of 1F1B exchanges 2 · 4096 · 4096 bytes with each neighbor in each micro-batch: with one, of two stages.
 
-    def bubble(micro_batches: int, vpp: int = 1, stack: str = "megatron", tp: int = 1) -> float:
-        layout = Layout(pp=2, vpp=vpp, tp=tp, schedule="interleaved" if vpp > 1 else "1f1b")
+    A domain of eight devices holds two stages of four, which have one neighbor beyond it; larger stages have two.
+    """
+
+    def bubble(
+        micro_batches: int, vpp: int = 1, stack: str = "megatron", tp: int = 1, pp: int = 2, dp: int = 1
+    ) -> float:
+        layout = Layout(pp=pp, vpp=vpp, tp=tp, dp=dp, schedule="interleaved" if vpp > 1 else "1f1b")
         plan = StepPlan.from_layout(layout, 1, micro_batches, 4096)
         return float(training_step(llama(), h100(), software_stacks()[stack], plan).seconds_by_part["bubble"])
 
     hop = 2 * 4096 * 4096 / (450e9 * 0.75) + 1e-5
-    assert bubble(9) - bubble(8) == pytest.approx(2 * hop)
+    assert bubble(9) - bubble(8) == pytest.approx(hop)
+    assert bubble(9, pp=4) - bubble(8, pp=4) == pytest.approx(2 * hop)
+    assert bubble(9, stack="deepspeed") - bubble(8, stack="deepspeed") == pytest.approx(2 * hop)  # one after the other
     assert bubble(9, vpp=2) == pytest.approx(bubble(8, vpp=2))  # hidden beside another chunk
     no_overlap = "megatron-no-overlap"
     assert bubble(9, 2, no_overlap) - bubble(8, 2, no_overlap) == pytest.approx(4 * hop)
+    far_hop = 2 * 4096 * 4096 / (h100().network_bandwidth * 0.8) + 1e-5
+    for stages, replicas, exchanges in ((4, 4, hop + far_hop), (4, 8, 2 * far_hop), (2, 8, far_hop)):
+        steps = [bubble(micro_batches, pp=stages, dp=replicas) for micro_batches in (8, 9)]
+        assert steps[1] - steps[0] == pytest.approx(exchanges)
     quarter = 2 * 4096 * 4096 / 4 / (450e9 * 0.75) + 1e-5  # each of four tensor-parallel ranks sends its part
     assert bubble(9, stack="megatron-2021", tp=4) - bubble(8, stack="megatron-2021", tp=4) == pytest.approx(2 * quarter)
 
