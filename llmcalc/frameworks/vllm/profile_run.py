@@ -23,6 +23,13 @@ EAGER_HIDDEN_VECTORS = 3
 EXPERT_VECTORS = 5
 """Vectors of the hidden size that are alive per token around the experts."""
 
+ROUTED_COPIES = 2
+"""Further vectors of the hidden size per routed row in vLLM's CUTLASS kernels of 4 bits.
+
+They are the shuffled result and its product with the router's weights; the sum is a further vector of each token
+(fused_moe/cutlass_moe.py, `run_cutlass_moe_fp4`).
+"""
+
 COPIES_WITH_SORT = 9.5
 """Copies of the logits where the sampler sorts them; they hold for float32 logits too."""
 
@@ -43,6 +50,7 @@ class ProfileRun(NamedTuple):
     compilation_bytes: peak bytes of compiling; 0 for a start that reads compiled graphs.
     gathering_ranks: data-parallel ranks whose tokens each rank's experts gather; 1 where none are gathered.
     expert_chunk_tokens: most tokens that the experts read at once; None for all tokens of a step.
+    keeps_routed_copies: whether the experts keep shuffled results beside their workspaces.
     """
 
     tokens: int
@@ -59,6 +67,7 @@ class ProfileRun(NamedTuple):
     compilation_bytes: int = 0
     gathering_ranks: int = 1
     expert_chunk_tokens: int | None = None
+    keeps_routed_copies: bool = False
 
     @property
     def encoder_bytes(self) -> int:
@@ -89,13 +98,15 @@ class ProfileRun(NamedTuple):
         gathered_tokens = tokens * self.gathering_ranks
         gathered_bytes = 2 * gathered_tokens * hidden_size if self.gathering_ranks > 1 else 0
         expert_tokens = min(gathered_tokens, self.expert_chunk_tokens or gathered_tokens)
+        row_width = max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size
+        summed_width = 0
+        if self.keeps_routed_copies:
+            row_width += ROUTED_COPIES * expert_hidden_size
+            summed_width = expert_hidden_size
         return (
             tokens * 2 * EXPERT_VECTORS * hidden_size
             + gathered_bytes
-            + expert_tokens
-            * top_k
-            * 2
-            * (max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size)
+            + expert_tokens * 2 * (top_k * row_width + summed_width)
         )
 
     def hidden_bytes(self, engine_rank: EngineRank) -> int:
