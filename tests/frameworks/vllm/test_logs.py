@@ -305,7 +305,7 @@ def computed(number: int) -> EngineMemory:
         hardware = hardware.model_copy(update={"driver_total": total, "usable_memory_bytes": None})
     record, version = engine_and_version(f"vllm=={row['version']}")
     scheme = {} if row["quantize"] is None else {"quantize": row["quantize"]}
-    target = TESTS / row["target"] if "/" in row["target"] else row["target"]
+    target = TESTS / row["target"] if row["target"].endswith(".json") else row["target"]
     first_start = {"VLLM_DISABLE_COMPILE_CACHE": 1} if row.get("first_start") else {}
     return record.memory_on(loaded(target), hardware, version, {**row["flags"], **scheme, **first_start})
 
