@@ -54,6 +54,7 @@ from .expert_exchange import (
     expert_chunk_tokens,
     gathering_ranks,
     keeps_routed_copies,
+    keeps_workspaces,
     uses_pplx,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
@@ -152,6 +153,7 @@ class VLLMServer(VLLMSettings):
                 compute_capability,
             ),
             keeps_routed_copies=keeps_routed_copies(self.flags, engine_rank.weight_kernels, compute_capability),
+            keeps_workspaces=keeps_workspaces(self.version_numbers, engine_rank.weight_kernels),
         )
 
     @property
