@@ -673,7 +673,7 @@ def test_experts_of_a_replica_gather_the_tokens_of_all(
     )
     tokens, hidden_size, top_k, width = 8192, 6144, 8, 2560
     gathered = 0 if gathered_steps == 1 else 8 * tokens * 2 * hidden_size
-    copied_width = width if numbers < (0, 13) else 0  # from 0.13 on the workspaces alone
+    copied_width = width if (*map(int, version.split(".")),) < (0, 13) else 0  # from 0.13 on the workspaces alone
     experts = gathered_steps * tokens * top_k * 2 * (2 * hidden_size + copied_width)
     workspace_bytes = 32 * 2**20  # of cuBLAS
     expected_bytes = tokens * 10 * hidden_size + gathered + experts + workspace_bytes
