@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from time import process_time
 from typing import Literal, TypeAlias
 
@@ -89,7 +89,10 @@ class ModuleList:
     def _pattern_test(self, list_entry: str, config_field: str) -> Callable[[str], bool] | None:
         """Returns the match function of a pattern; None for a plain name."""
         if self.rule == "modelopt":
-            return (lambda module_name: fnmatchcase(module_name, list_entry)) if set(list_entry) & set("*?[") else None
+            if not set(list_entry) & set("*?["):
+                return None
+            compiled_glob = re.compile(translate(list_entry))
+            return lambda module_name: compiled_glob.match(module_name) is not None
         pattern_text, name_boundary = list_entry, ""
         if self.rule == "compressed-tensors":
             if not list_entry.startswith("re:"):

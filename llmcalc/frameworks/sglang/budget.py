@@ -50,6 +50,13 @@ REFERENCE_ENCODER_SIZES = (24, 1024)
 ENCODER_WITH_DEPTH = "visual"
 """The encoder's name in classes whose configs have `depth`, not `num_hidden_layers` (configs/qwen3_vl.py)."""
 
+IMAGE_ENCODER_START = "vis"
+"""The start of the names of image encoders (`vision_tower`, `visual`); others hear."""
+
+NESTED_ENCODERS = frozenset(("visual", "audio_tower"))
+"""Encoders that beside each other have their configs inside `thinker_config`, where SGLang reads no `vision_config`
+(transformers, configuration_qwen3_omni_moe.py)."""
+
 LARGE_GRAPH_SEQUENCES = 300
 """Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
 
@@ -224,14 +231,23 @@ class SGLangServer(EngineServer):
 
     @property
     def encoder_factor(self) -> float:
-        """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
-        if not self.has_encoder:
+        """The factor of the default memory fraction for the `vision_config` (`adjust_mem_fraction_for_vlm`)."""
+        if not self.has_vision_config:
             return 1.0
         encoder_layers, encoder_width = self._encoder_sizes
         relative_encoder_size = (
             encoder_layers * encoder_width**2 / (REFERENCE_ENCODER_SIZES[0] * REFERENCE_ENCODER_SIZES[1] ** 2)
         )
         return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (relative_encoder_size - 1)))
+
+    @property
+    def has_vision_config(self) -> bool:
+        """Whether SGLang reads the config of an image encoder: neither one of audio nor one inside another config."""
+        if isinstance(self._vision_config, Mapping):
+            return not self.flags.get("language_model_only")
+        towers = self.preset.model.towers
+        sees_images = any(tower_name.startswith(IMAGE_ENCODER_START) for tower_name in towers)
+        return self.loads_towers and sees_images and not towers.keys() >= NESTED_ENCODERS
 
     @property
     def has_encoder(self) -> bool:

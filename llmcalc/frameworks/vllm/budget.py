@@ -53,6 +53,8 @@ from .expert_exchange import (
     exchange_buffer_bytes,
     expert_chunk_tokens,
     gathering_ranks,
+    keeps_routed_copies,
+    keeps_workspaces,
     uses_pplx,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
@@ -74,6 +76,12 @@ DEFAULT_COMPUTE_UNITS = 108
 
 FULL_GRAPHS_FROM = (0, 11)
 """First version that captures whole passes of decoding by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
+
+CHECKS_OVERRIDE_FROM = (0, 21)
+"""First version after V0 whose start check reads `--num-gpu-blocks-override`, not the free memory (vllm#41069)."""
+
+RESERVES_NULL_BLOCK_FROM = (0, 29)
+"""First version whose start check leaves out the block that the pool never lends (vllm#47272)."""
 
 DIVIDED_BLOCKS_FROM = (0, 14)
 """First version in which ranks may divide merged projections inside a block of fp8 with one scale
@@ -119,7 +127,8 @@ class VLLMServer(VLLMSettings):
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
         compute_units, engine_rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
-        compute_capability = self.hardware.compute_capability
+        capability = self.hardware.compute_capability
+        compute_capability = None if capability is None else float(capability)
         compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
             tokens=self.max_num_batched_tokens,
@@ -141,8 +150,10 @@ class VLLMServer(VLLMSettings):
                 self.flags,
                 self.version_numbers,
                 engine_rank.weight_kernels,
-                None if compute_capability is None else float(compute_capability),
+                compute_capability,
             ),
+            keeps_routed_copies=keeps_routed_copies(self.flags, engine_rank.weight_kernels, compute_capability),
+            keeps_workspaces=keeps_workspaces(self.version_numbers, engine_rank.weight_kernels),
         )
 
     @property
@@ -358,7 +369,6 @@ class VLLMServer(VLLMSettings):
             )
         )
         block_count = int(self.flags.get("num_gpu_blocks_override", kv_pool.blocks(cache_bytes)))
-        checked_bytes = kv_pool.block_bytes * block_count if "num_gpu_blocks_override" in self.flags else cache_bytes
         term_status: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         memory_terms = (
@@ -399,8 +409,15 @@ class VLLMServer(VLLMSettings):
             cache_bytes,
             block_count,
             graph_bytes,
-            checked_bytes // (kv_pool.checked_block_bytes or kv_pool.block_bytes),
+            self.checked_bytes(kv_pool, cache_bytes) // (kv_pool.checked_block_bytes or kv_pool.block_bytes),
         )
+
+    def checked_bytes(self, kv_pool: BlockPool, cache_bytes: int) -> int:
+        """Returns the bytes that the start check compares with the longest request (`get_kv_cache_configs`)."""
+        block_count = self.flags.get("num_gpu_blocks_override")
+        if block_count is not None and (self.rules.generation == "v0" or self.version_numbers >= CHECKS_OVERRIDE_FROM):
+            cache_bytes = kv_pool.block_bytes * int(block_count)
+        return cache_bytes - (kv_pool.block_bytes if self.version_numbers >= RESERVES_NULL_BLOCK_FROM else 0)
 
     @cached_property
     def fullest_stage(self) -> StageMemory:

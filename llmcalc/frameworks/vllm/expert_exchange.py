@@ -87,6 +87,15 @@ MARLIN_CHUNKS_FP8_FROM = (0, 14)
 FUSED_EXCHANGES = ("deep_gemm_mega_moe",)
 """Values of --moe-backend whose kernels send tokens to experts themselves, so that no rank gathers them."""
 
+CUTLASS_BACKEND = "cutlass"
+"""Value of --moe-backend of vLLM's own CUTLASS kernels (fused_moe/oracle/nvfp4.py, `map_nvfp4_backend`)."""
+
+CUTLASS_FP4_FROM = 10.0
+"""Compute capability from which those kernels compute in 4 bits (fused_moe/cutlass_moe.py, `CutlassExpertsFp4`)."""
+
+KEEPS_WORKSPACES_FROM = (0, 13)
+"""First version whose experts take their workspaces from one buffer that stays (v1/worker/workspace.py, vllm#27532)."""
+
 LARGEST_HEAP = 16 * (2**31 - 1)
 """Largest size of DeepEP's low-latency buffers (github.com/vllm-project/vllm/issues/57894)."""
 
@@ -146,6 +155,19 @@ def expert_chunk_tokens(
         chunk_tokens for first_version, chunk_tokens in EXPERT_CHUNKS if first_version <= version_numbers
     )
     return int(flags.get(EXPERT_CHUNK_VARIABLE, default_tokens))
+
+
+def keeps_routed_copies(
+    flags: Mapping[str, Any], weight_kernels: frozenset[str], compute_capability: float | None
+) -> bool:
+    """Whether the experts' kernels keep a token's shuffled copies beside their workspaces (`run_cutlass_moe_fp4`)."""
+    has_kernels = compute_capability is not None and compute_capability >= CUTLASS_FP4_FROM
+    return has_kernels and "nvfp4" in weight_kernels and flags.get("moe_backend") == CUTLASS_BACKEND
+
+
+def keeps_workspaces(version_numbers: tuple[int, ...], weight_kernels: frozenset[str]) -> bool:
+    """Whether the workspaces of the experts stay allocated; of kernels of 4 bits it is not known."""
+    return version_numbers >= KEEPS_WORKSPACES_FROM and weight_kernels <= CHUNKING_KERNELS
 
 
 def backend_flags(

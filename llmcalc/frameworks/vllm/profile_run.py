@@ -23,6 +23,13 @@ EAGER_HIDDEN_VECTORS = 3
 EXPERT_VECTORS = 5
 """Vectors of the hidden size that are alive per token around the experts."""
 
+ROUTED_COPIES = 2
+"""Further vectors of the hidden size per routed row in vLLM's CUTLASS kernels of 4 bits.
+
+They are the shuffled result and its product with the router's weights; the sum is a further vector of each token
+(fused_moe/cutlass_moe.py, `run_cutlass_moe_fp4`).
+"""
+
 COPIES_WITH_SORT = 9.5
 """Copies of the logits where the sampler sorts them; they hold for float32 logits too."""
 
@@ -43,6 +50,8 @@ class ProfileRun(NamedTuple):
     compilation_bytes: peak bytes of compiling; 0 for a start that reads compiled graphs.
     gathering_ranks: data-parallel ranks whose tokens each rank's experts gather; 1 where none are gathered.
     expert_chunk_tokens: most tokens that the experts read at once; None for all tokens of a step.
+    keeps_routed_copies: whether the experts keep shuffled results beside their workspaces.
+    keeps_workspaces: whether the experts' workspaces stay allocated after the layers.
     """
 
     tokens: int
@@ -59,6 +68,8 @@ class ProfileRun(NamedTuple):
     compilation_bytes: int = 0
     gathering_ranks: int = 1
     expert_chunk_tokens: int | None = None
+    keeps_routed_copies: bool = False
+    keeps_workspaces: bool = False
 
     @property
     def encoder_bytes(self) -> int:
@@ -83,20 +94,33 @@ class ProfileRun(NamedTuple):
                 int(tokens * 2 * (hidden_vector_count * hidden_size + (3 if is_gated else 2) * intermediate_size))
                 + embedding_bytes
             )
-        top_k = rank_experts.top_k
-        expert_width = rank_experts.intermediate_size
-        expert_hidden_size = rank_experts.input_width
-        gathered_tokens = tokens * self.gathering_ranks
-        gathered_bytes = 2 * gathered_tokens * hidden_size if self.gathering_ranks > 1 else 0
-        expert_tokens = min(gathered_tokens, self.expert_chunk_tokens or gathered_tokens)
-        return (
-            tokens * 2 * EXPERT_VECTORS * hidden_size
-            + gathered_bytes
-            + expert_tokens
-            * top_k
-            * 2
-            * (max(2 * expert_width, expert_hidden_size) + expert_width + expert_hidden_size)
-        )
+        gathered_bytes = 2 * self.gathered_tokens * hidden_size if self.gathering_ranks > 1 else 0
+        return tokens * 2 * EXPERT_VECTORS * hidden_size + gathered_bytes + self.expert_bytes(engine_rank)
+
+    @property
+    def gathered_tokens(self) -> int:
+        """The tokens of a step of all ranks whose tokens the experts gather."""
+        return self.tokens * self.gathering_ranks
+
+    def expert_bytes(self, engine_rank: EngineRank) -> int:
+        """Returns the bytes of the experts' workspaces and copies; 0 without experts.
+
+        Workspaces that stay are as wide as in `TritonExperts.workspace_shapes` (fused_moe/experts/triton_moe.py).
+        """
+        rank_experts = engine_rank.widest_networks[2]
+        if rank_experts is None:
+            return 0
+        expert_width, input_width = rank_experts.intermediate_size, rank_experts.input_width
+        row_width, summed_width = max(2 * expert_width, input_width), 0
+        if self.keeps_workspaces:
+            row_width += max(expert_width, input_width)
+        else:
+            row_width += expert_width + input_width
+        if self.keeps_routed_copies:
+            row_width += ROUTED_COPIES * input_width
+            summed_width = input_width
+        expert_tokens = min(self.gathered_tokens, self.expert_chunk_tokens or self.gathered_tokens)
+        return expert_tokens * 2 * (rank_experts.top_k * row_width + summed_width)
 
     def hidden_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of hidden states of all tokens and of sampled tokens, and of states sent between stages."""
@@ -127,10 +151,10 @@ class ProfileRun(NamedTuple):
         return max(pass_bytes, self.compilation_bytes)
 
     def bytes_after_layers(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
-        """Returns the peak bytes after the layers: hidden states and, on the last stage, the sampler."""
-        return self.hidden_bytes(engine_rank) + (
-            self.sampler_bytes(engine_rank, version_rules) if self.is_last_stage else 0
-        )
+        """Returns the peak bytes after the layers: hidden states, workspaces that stay and, at the end, the sampler."""
+        sampler_bytes = self.sampler_bytes(engine_rank, version_rules) if self.is_last_stage else 0
+        workspace_bytes = self.expert_bytes(engine_rank) if self.keeps_workspaces else 0
+        return self.hidden_bytes(engine_rank) + workspace_bytes + sampler_bytes
 
     def origin(self, engine_rank: EngineRank, version_rules: VLLMRules) -> str:
         """Returns a short description of the tensors at the peak."""

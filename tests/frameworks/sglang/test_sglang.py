@@ -457,6 +457,13 @@ def test_an_encoder_lowers_the_default_fraction() -> None:
     assert fraction == pytest.approx(text * 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1)), abs=1e-4)
 
 
+@pytest.mark.parametrize("target", ["qwen3-omni-30b-a3b-instruct", "voxtral-mini-3b"])
+def test_encoders_without_a_vision_config_leave_the_default_fraction(target: str) -> None:
+    """`adjust_mem_fraction_for_vlm` reads the config's own `vision_config`, not one in `thinker_config`."""
+    fraction = memory(target, version="0.5.5").assumed_flags["--mem-fraction-static"]
+    assert fraction == memory("qwen3-8b", version="0.5.5").assumed_flags["--mem-fraction-static"]
+
+
 def test_a_head_that_drafts_lowers_the_default_fraction() -> None:
     def reserve(**flags: Any) -> float:
         return SHOWN * (1 - float(memory(**flags).assumed_flags["--mem-fraction-static"]))

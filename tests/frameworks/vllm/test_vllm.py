@@ -138,6 +138,29 @@ def test_terms_add_up() -> None:
     assert "--max-model-len 131072" in memory.message
 
 
+@pytest.mark.parametrize(
+    ("version", "block_count", "starts"),
+    [("0.20.2", 100, True), ("0.21", 100, False), ("0.28", 512, True), ("0.29", 512, False), ("0.29", 513, True)],
+)
+def test_the_start_check_reads_the_override_from_0_21_and_leaves_out_a_block_from_0_29(
+    version: str, block_count: int, starts: bool
+) -> None:
+    """v1/core/kv_cache_utils.py, `get_kv_cache_configs`; vLLM pull requests 41069 and 47272."""
+    memory = server_memory(engine=f"vllm=={version}", max_model_len=8192, num_gpu_blocks_override=block_count)
+    assert memory.can_start is starts
+    assert memory.block_count == block_count
+
+
+def test_an_override_adds_no_memory_that_the_check_before_0_21_sees() -> None:
+    """index:55471149664: refused with 4.15 GiB available and 10.76 GiB needed, whatever the override."""
+    flags = {"max_model_len": 240_000, "max_num_batched_tokens": 65_536, "enable_expert_parallel": True}
+    memory = server_memory(
+        "qwen3-235b-a22b-2507", "h100-sxm", "vllm==0.20.0", quantize="fp8-block128", tensor_parallel_size=4,
+        num_gpu_blocks_override=15_000, **flags
+    )  # fmt: skip
+    assert not memory.can_start
+
+
 def test_graphs_are_outside_the_budget_before_0_20() -> None:
     old, new = server_memory(gpu_memory_utilization=0.9), server_memory(engine="vllm==0.20", gpu_memory_utilization=0.9)
     assert old.bytes_of("cuda_graphs") == new.bytes_of("cuda_graphs") > 0
@@ -719,7 +742,8 @@ def test_the_start_check_of_compressed_attention_counts_whole_tuples(version: st
 
     wide = memory_with(2**34)
     request_blocks = round(wide.block_count / wide.max_concurrency)
-    checked_bytes = request_blocks * checked_block_bytes
+    null_blocks = 1 if version == "0.29.0" else 0
+    checked_bytes = (request_blocks + null_blocks) * checked_block_bytes
     enough, few = memory_with(checked_bytes), memory_with(checked_bytes - 1)
     assert enough.can_start
     assert enough.max_concurrency >= 1
