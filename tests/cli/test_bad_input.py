@@ -304,7 +304,6 @@ USAGE = {
     "fit llama3-8b --engine vllm --gpu h100": "--gpu: vLLM has no such flag; expected --hardware",
     "fit llama3-8b --engine vllm --hardware h100 --json": "vLLM has no such flag; expected --format json",
     "params llama3-8b --format md": "expected one of table, json, csv, markdown. Did you mean markdown?",
-    "serve llama3-8b --hardware h100": "missing option --input (tokens of each request), such as --input 1000",
     "memory gpt2 --dtype int4 --quantize nf4": "with --quantize nf4 this is the format of the tensors that stay",
     "memory llama3-8b --batch_size 4": "No such option: --batch_size; expected --batch",
     "memory llama3-8b --load-in-4bit": "expected --quantize nf4, or --base nf4 with --lora-rank N",
