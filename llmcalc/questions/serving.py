@@ -73,7 +73,9 @@ def _with_assumed_request(options: ServeOptions) -> tuple[ServeOptions, str]:
     if options.trace is not None:
         return options, ""
     request_tokens = {"input": INPUT_TOKENS, "output": OUTPUT_TOKENS}
-    assumed_tokens = {field: tokens for field, tokens in request_tokens.items() if getattr(options, field) is None}
+    assumed_tokens: dict[str, Any] = {
+        field: tokens for field, tokens in request_tokens.items() if getattr(options, field) is None
+    }
     assumed_options = " ".join(f"{option(field)} {tokens}" for field, tokens in assumed_tokens.items())
     return replace(options, **assumed_tokens), assumed_options
 

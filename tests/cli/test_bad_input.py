@@ -305,6 +305,7 @@ USAGE = {
     "fit llama3-8b --engine vllm --hardware h100 --json": "vLLM has no such flag; expected --format json",
     "params llama3-8b --format md": "expected one of table, json, csv, markdown. Did you mean markdown?",
     "memory gpt2 --dtype int4 --quantize nf4": "with --quantize nf4 this is the format of the tensors that stay",
+    "memory llama3-8b --zero 3 --phase inference": "--framework fsdp2 (--fsdp or --zero 3): is of training; ",
     "memory llama3-8b --batch_size 4": "No such option: --batch_size; expected --batch",
     "memory llama3-8b --load-in-4bit": "expected --quantize nf4, or --base nf4 with --lora-rank N",
     "memory llama3-8b --gpu-memory-utilization 0.9": "a flag of an engine needs --engine, such as vllm",
