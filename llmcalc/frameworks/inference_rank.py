@@ -99,7 +99,10 @@ def has_tensor_parallel_plan(model: RankModel) -> bool:
 def check_serving(layout: Layout, framework: Framework) -> None:
     """Raises `InputError` for options and frameworks that only training supports."""
     if not framework.runs_inference:
-        raise InputError(f"--framework {framework.name}: is of training; expected none, or --phase training")
+        implying_options = "" if framework.implied_by is None else f" ({framework.implied_by[0].removeprefix('with ')})"
+        raise InputError(
+            f"--framework {framework.name}{implying_options}: is of training; expected none, or --phase training"
+        )
     check_layout(layout)
 
 

@@ -31,6 +31,7 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
     run_question.require_one_accelerator()
     layout, hardware = run_question.layout, run_question.hardware
     is_training = run_question.settings.phase == "training"
+    has_default_length = run_question.settings.seq is None
     run_question = replace(run_question, is_trial=True).with_defaults_of_tag()
     if hardware is not None and layout.has_options and layout.devices is None:
         with suggest_nearest_layouts(run_question.preset.model, layout, run_question.tokens):
@@ -54,7 +55,7 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
         if hardware is None:
             return _fit_on_common_hardware(run_question, run_memory)
         if layout.devices is None:
-            return _fit_on_one_device(run_question, run_memory, hardware)
+            return _fit_on_one_device(run_question, run_memory, hardware, has_default_length)
         return _fit_replicas(run_question, run_memory, hardware)
 
 
@@ -109,8 +110,13 @@ def _runs_by_devices(
         return single_device_run, None
 
 
-def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: Hardware) -> ReportedAnswer:
-    """Computes whether a run fits on one accelerator, the largest runs that fit, and changes that make it fit."""
+def _fit_on_one_device(
+    run_question: RunQuestion, run_memory: Memory, hardware: Hardware, has_default_length: bool
+) -> ReportedAnswer:
+    """Computes whether a run fits on one accelerator, the largest runs that fit, and changes that make it fit.
+
+    has_default_length: whether no sequence length was asked for.
+    """
     from ..reports.fit import report
     from ..studies.fit import change_to_narrow_weights, changes_with_more_devices, fit, with_decoding_seconds
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
@@ -151,7 +157,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
             *insufficient_changes,
         )  # fmt: skip
 
-    fit_answer = with_decoding_seconds(answer_on_device, hardware, served_users.users)
+    fit_answer = with_decoding_seconds(answer_on_device, hardware, served_users.users, has_default_length)
     fit_answer = replace(fit_answer, find_changes=find_changes)
     return ReportedAnswer(
         fit_answer, lambda: report(preset, fit_answer, device_options, served_users.notes), memory_fit.verdict != "no"

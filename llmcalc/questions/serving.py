@@ -35,6 +35,14 @@ MOST_FORMAT_COMBINATIONS = 8
 """Largest number of combinations of formats that are tried."""
 
 
+INPUT_TOKENS, OUTPUT_TOKENS = 1024, 128
+"""Tokens of a prompt and of an answer where none are stated: the requests of `vllm bench serve`.
+
+Source: the defaults of its `--random-input-len` and `--random-output-len`,
+https://docs.vllm.ai/en/latest/cli/bench/serve/
+"""
+
+
 def ask_serve(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ReportedAnswer:
@@ -46,7 +54,8 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    server_study = serve_study(preset, hardware, options, read_model)
+    options, assumed_options = _with_assumed_request(options)
+    server_study = replace(serve_study(preset, hardware, options, read_model), assumed_options=assumed_options)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
         device = calibration.factors.device(server_study.device)
@@ -57,6 +66,18 @@ def ask_serve(
     return ReportedAnswer(
         studied_servers, lambda: with_calibration(report(server_study, studied_servers), calibration), has_chosen_server
     )
+
+
+def _with_assumed_request(options: ServeOptions) -> tuple[ServeOptions, str]:
+    """Returns the options with the tokens of a request, and those that nobody stated as text; empty for none."""
+    if options.trace is not None:
+        return options, ""
+    request_tokens = {"input": INPUT_TOKENS, "output": OUTPUT_TOKENS}
+    assumed_tokens: dict[str, Any] = {
+        field: tokens for field, tokens in request_tokens.items() if getattr(options, field) is None
+    }
+    assumed_options = " ".join(f"{option(field)} {tokens}" for field, tokens in assumed_tokens.items())
+    return replace(options, **assumed_tokens), assumed_options
 
 
 def _calibration_of_options(
@@ -226,22 +247,13 @@ def _speculation_of_options(
 
 
 def _trace_of_options(options: ServeOptions) -> RequestTrace | None:
-    """Returns the requests of `--trace`; None for equal requests (`--input`, `--output`).
-
-    Raises `InputError` if neither or both are stated.
-    """
+    """Returns the requests of `--trace`; None for equal requests. Raises `InputError` if options state these too."""
     from ..studies.serve_trace import RequestTrace
     from .traces import read_trace
 
     load_options = ("input", "output", "concurrency", "rate")
     typed_options = [f"--{field_name}" for field_name in load_options if getattr(options, field_name) is not None]
     if options.trace is None:
-        missing_options = [f"--{field}" for field in ("input", "output") if getattr(options, field) is None]
-        if missing_options:
-            raise InputError(
-                f"missing option {missing_options[0]} (tokens of each request), such as --input 1000 --output 200, or "
-                "--trace FILE with requests"
-            )
         return None
     if typed_options:
         raise InputError(f"{typed_options[0]}: --trace says the requests already; expected one of the two")

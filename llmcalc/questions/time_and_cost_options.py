@@ -223,8 +223,10 @@ load_setting = partial(common_setting, panel="Inference")
 class ServeOptions:
     """The options of `llmcalc serve`. draft: the TARGET of a draft model, its preset, `mtp` or `ngram`."""
 
-    input: InputTokens = None
-    output: OutputTokens = None
+    input: Annotated[int | None, common_setting("Tokens of a prompt, default 1,024.")] = None
+    output: Annotated[
+        int | None, common_setting("Tokens of an answer, default 128. The file of the answer is --output-file.")
+    ] = None
     trace: Annotated[
         Path | None,
         load_setting(

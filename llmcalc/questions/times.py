@@ -560,7 +560,7 @@ def ask_timed_plan(
 def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..frameworks.engines.registry import engine
     from ..parallel.nearest_layouts import suggest_nearest_layouts
-    from ..studies.decoding import usual_stack
+    from ..studies.decoding import SHORT_CONTEXT, usual_stack
     from ..studies.run_time import TimeSettings, time_inference, with_format_of_stack
 
     if options.global_batch is not None:
@@ -607,8 +607,13 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
             context_notes = (engine(LIBRARY_ENGINE).default_context_note(context),)
         _check_divided_blocks(run_memory, layout)
         timed_run = time_inference(run_memory, hardware, layout, pass_settings, cached_tokens, options.server)
+        run_with_short_context = None
+        if phase == "decode" and run_question.settings.seq is None and timed_run.context > SHORT_CONTEXT:
+            short_memory = run_memory.with_changes(seq=SHORT_CONTEXT)
+            run_with_short_context = time_inference(short_memory, hardware, layout, pass_settings)
         return replace(
             timed_run,
+            with_short_context=run_with_short_context,
             engine_notes=(*scheme_notes, *context_notes, *engine_notes),
             resident_bytes=engine_bytes or timed_run.resident_bytes,
             includes_buffers=engine_bytes is not None,

@@ -159,7 +159,10 @@ def report(
         *_search_notes(fit_answer),
     ]
     report_content = _FitReportContent(answer, run_text(memory_use), table_rows, notes, bool(fit_answer.engine_title))
-    decoding = [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
+    decoding = [
+        {"users": timed_run.sequences, "context": timed_run.context, **decoding_data(timed_run)}
+        for timed_run in fit_answer.decoding
+    ]
     json_document = _fit_document(preset, fit_answer) | {"options": options_data(options), "decoding": decoding}
     if fit_answer.decoding:
         report_content = report_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
@@ -174,7 +177,11 @@ def report(
     )
 
 
-USERS_COLUMNS = (Column("users", "users", units.exact_text), *DECODING_COLUMNS)
+USERS_COLUMNS = (
+    Column("users", "users", units.exact_text),
+    Column("context", "after", units.exact_text),
+    *DECODING_COLUMNS,
+)
 
 
 def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
@@ -183,13 +190,13 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
     subtitle: the remark below the heading; empty for none.
     """
     timed_runs = fit_answer.decoding
-    table_rows = [row(timed_run.sequences, *decoding_cells(timed_run)) for timed_run in timed_runs]
-    notes = [f"tokens/s of the estimate; {test_errors_text(timed_runs[0].time_range, timed_runs[0].stack.title)}"]
+    table_rows = [row(timed_run.sequences, timed_run.context, *decoding_cells(timed_run)) for timed_run in timed_runs]
+    errors_text = test_errors_text(timed_runs[0].time_range, timed_runs[0].stack.title)
+    notes = [f"after: tokens in each user's cache; tokens/s: of all users, of the estimate; {errors_text}"]
     notes += _float32_weights_notes(fit_answer.memory, timed_runs[0])
     software_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
-    tokens_text = plural(fit_answer.memory.states.workload.seq, "token")
     engine_remark = _untested_engine_remark(hardware, timed_runs[0])
-    title = f"A token of every user after {tokens_text} under {software_title}{engine_remark}"
+    title = f"A token of every user under {software_title}{engine_remark}"
     return Table(title, USERS_COLUMNS, table_rows, subtitle, notes, name="decoding")
 
 

@@ -330,9 +330,12 @@ def _run_text(timed_run: TimedRun) -> str:
         "decode": f"decoding of {sequences_text} after {plural(timed_run.context, 'token')}",
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
-    return (
-        f"{work_text} on {device_phrase(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
-    )
+    device_text = device_phrase(timed_run.devices, timed_run.hardware.title)
+    short_run, short_text = timed_run.with_short_context, ""
+    if short_run is not None and timed_run.fits:
+        rates_text = _rates_text(short_run, short_run.seconds)
+        short_text = f"; after {short_run.context:,} tokens {tpot_text(short_run)}, {rates_text}"
+    return f"{work_text} on {device_text}{layout}{_formats_text(timed_run)}{short_text}"
 
 
 def _formats_text(timed_run: TimedRun) -> str:
@@ -505,6 +508,9 @@ def _time_data(
         "rules": timed_run.seconds_by_rule,
         "not_counted": list(timed_run.not_counted),
     }
+    short_run = timed_run.with_short_context
+    if short_run is not None:
+        json_document["short_context"] = {"context": short_run.context, **decoding_data(short_run)}
     if measured_run is not None:
         seconds, explanation_lines = measured_run
         is_in_range = bool(timed_run.time_range.low <= seconds <= timed_run.time_range.high)

@@ -42,6 +42,13 @@ def read_preset(preset_name: str) -> dict[str, Any]:
 
 
 @cache
+def title_and_aliases(preset_name: str) -> tuple[str, tuple[str, ...]]:
+    """Returns a preset's title and aliases; cached, and without a check of the model, which takes longer."""
+    description = read_preset(preset_name)
+    return description["title"], tuple(description.get("aliases", ()))
+
+
+@cache
 def load_preset(preset_name: str) -> Preset:
     """Loads the preset with exactly this file name."""
     return validate(Preset, {**read_preset(preset_name), "name": preset_name}, preset_name)
@@ -257,7 +264,7 @@ def names_by_alias() -> dict[str, str]:
 def _preset_aliases() -> Iterator[tuple[str, str]]:
     """Yields each alias of each preset, behind the preset's name."""
     for preset_name in model_names():
-        for alias in read_preset(preset_name).get("aliases", ()):
+        for alias in title_and_aliases(preset_name)[1]:
             yield preset_name, alias
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import InputError, suggest
-from .presets import checkpoint_of_tag, find_preset, is_library_tag, load_preset, model_names, names_by_alias
+from .presets import checkpoint_of_tag, find_preset, is_library_tag, model_names, names_by_alias, title_and_aliases
 from .target_names import normalized
 
 
@@ -48,5 +48,5 @@ def _is_series(search_text: str) -> bool:
 
 def _all_spellings(preset_name: str) -> str:
     """Returns all names of a preset with separators, so that a search text cannot match across two names."""
-    preset = load_preset(preset_name)
-    return "\n".join(normalized(name_or_title) for name_or_title in (preset_name, preset.title, *preset.aliases))
+    title, aliases = title_and_aliases(preset_name)
+    return "\n".join(map(normalized, (preset_name, title, *aliases)))

@@ -28,6 +28,13 @@ LLAMA_CPP_VENDORS = ("Apple", "NVIDIA")
 """Vendors of accelerators on which llama.cpp runs where vLLM does not: Apple's chips and NVIDIA's GPUs before Volta."""
 
 
+SHORT_CONTEXT = 1024
+"""Tokens after which a token is also timed if no length is asked for: the prompts of `vllm bench serve`.
+
+Source: the default of its `--random-input-len`, https://docs.vllm.ai/en/latest/cli/bench/serve/
+"""
+
+
 def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
     """Returns the name of the software stack that usually serves a model on an accelerator.
 
@@ -65,20 +72,25 @@ def time_decoded_token(
     layout: Layout = ONE_DEVICE,
     users: int | None = None,
     stack_name: str | None = None,
+    seq: int | None = None,
 ) -> TimedRun | None:
     """Returns the range of seconds in which an inference run decodes a token of every sequence.
 
     model_memory: the run on one device. users: sequences of a replica; default those of the run.
     stack_name: the software stack that runs it; default the usual one of the accelerator.
+    seq: tokens before the decoded token; default those of the run.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
     if model_memory.settings.phase not in SERVING_PHASES or model_memory.spec.model_without_tokens:
         return None
-    batch = int(model_memory.states.workload.batch) if users is None else users
+    workload = model_memory.states.workload
+    size_changes = {
+        name: size
+        for name, size in (("batch", users), ("seq", seq))
+        if size is not None and size != getattr(workload, name)
+    }
     try:
-        batch_memory = (
-            model_memory if batch == model_memory.states.workload.batch else model_memory.with_changes(batch=batch)
-        )
+        batch_memory = model_memory.with_changes(**size_changes) if size_changes else model_memory
         decode_memory = replace(batch_memory, settings=batch_memory.settings.with_changes(phase="decode"))
         return time_inference(
             decode_memory, hardware, layout, TimeSettings(stack_name or usual_stack(hardware, model_memory))

@@ -20,7 +20,7 @@ from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
-from .decoding import LLAMA_CPP_STACK, runs_llama_cpp, time_decoded_token, usual_stack
+from .decoding import LLAMA_CPP_STACK, SHORT_CONTEXT, runs_llama_cpp, time_decoded_token, usual_stack
 from .timed_run import TimedRun
 
 MOST_BATCH = 2**20
@@ -100,9 +100,20 @@ def fit(model_memory: Memory, hardware: Hardware, fit_with_engine: EngineFit = l
     return FitAnswer(model_memory, current_fit, batch, seq, find_changes)
 
 
-def with_decoding_seconds(fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int]) -> FitAnswer:
-    """Adds the seconds per token and user, for several numbers of users."""
-    decoding_runs = (time_decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
+def with_decoding_seconds(
+    fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int], has_default_length: bool = False
+) -> FitAnswer:
+    """Adds the seconds per token and user, for several numbers of users.
+
+    has_default_length: whether no sequence length was asked for: the first number of users is timed after fewer tokens
+        too, as most requests are shorter than the longest for which memory is reserved. Default false.
+    """
+    run_sizes: list[tuple[int, int | None]] = [(user_count, None) for user_count in users]
+    if has_default_length and run_sizes and fit_answer.memory.states.workload.seq > SHORT_CONTEXT:
+        run_sizes.insert(0, (run_sizes[0][0], SHORT_CONTEXT))
+    decoding_runs = (
+        time_decoded_token(fit_answer.memory, hardware, users=user_count, seq=seq) for user_count, seq in run_sizes
+    )
     return replace(fit_answer, decoding=tuple(timed_run for timed_run in decoding_runs if timed_run is not None))
 
 

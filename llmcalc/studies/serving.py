@@ -175,6 +175,7 @@ class ServeStudy:
         replicas that decode, of a group; None for the ratio at which neither waits.
     speculation: what drafts tokens; None for nothing.
     engine_flags: the engine's flags beside those of layout and formats.
+    assumed_options: options of the request that were not stated, as text; empty for none.
     """
 
     preset: Preset
@@ -193,6 +194,7 @@ class ServeStudy:
     prefill_decode_ratio: tuple[int, int] | None = None
     speculation: Speculation | None = None
     engine_flags: Mapping[str, Any] = field(default_factory=dict)
+    assumed_options: str = ""
 
     @property
     def longest_request(self) -> int:

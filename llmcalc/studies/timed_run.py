@@ -95,6 +95,7 @@ class TimedRun:
     engine_notes: remarks on the engine's version, the model's class and the run's adapters; default none.
     seconds_of_alternatives: description of other settings → seconds with them.
     seconds_on: the estimate on another device under another stack.
+    with_short_context: the same decoding pass after fewer tokens, where no length was asked for; default None.
     """
 
     spec: ModelSpec
@@ -123,6 +124,7 @@ class TimedRun:
     engine_notes: tuple[str, ...] = ()
     seconds_of_alternatives: dict[str, float] = field(default_factory=dict)
     seconds_on: Callable[[Device, SoftwareStack], float] | None = field(default=None, repr=False)
+    with_short_context: TimedRun | None = None
 
     @property
     def not_counted(self) -> tuple[str, ...]:

@@ -269,6 +269,25 @@ def test_layers_that_llama_cpp_leaves_on_the_host_are_in_the_least_time(run: Any
     assert tag.index("never seen before were") < tag.index("as most tags without a format have")
 
 
+def test_a_token_after_a_default_context_is_also_timed_after_a_short_one(run: Any) -> None:
+    """`qwen3:30b` on an M4 Max was said to write 9 tokens/s: after the 262,143 tokens for which Ollama makes room.
+
+    Owners of such a chip measure 70 to 100, after prompts of a thousand tokens or fewer.
+    """
+    words = ("qwen3:30b", "--hardware", "m4-max-128gb")
+    timed = answer(run, "time", *words)
+    after_1k = answer(run, "time", *words, "--seq", "1024")
+    assert "short_context" not in after_1k
+    assert timed["workload"]["context"] == 262_143
+    assert (timed["short_context"]["context"], timed["short_context"]["tpot"]) == (1024, after_1k["seconds"])
+    assert timed["short_context"]["tokens_per_second"] > 5 * timed["tokens_per_second"]
+    fitted = answer(run, "fit", *words)["decoding"]
+    assert [(entry["users"], entry["context"]) for entry in fitted[:2]] == [(1, 1024), (1, 262_144)]
+    assert fitted[0]["tpot"] == after_1k["seconds"]
+    screen = " ".join(run("time", *words).out.split())
+    assert "; after 1,024 tokens 9.3-17 ms, 93 tokens/s where it goes" in screen
+
+
 def test_a_host_that_is_the_accelerators_own_memory_runs_no_layers(run: Any) -> None:
     """M1 took 380 ms or more with layers on a host, less than its own table's 604 ms without."""
     for words in (("qwen3-32b", "--hardware", "m1"), ("llama3.1-70b", "--hardware", "jetson-orin-nx")):

@@ -110,8 +110,6 @@ def test_a_trace_says_the_requests(run: Any, trace: Any) -> None:
     for option in ("--input", "--output", "--concurrency", "--rate"):
         error = run("serve", *MODEL, "--trace", file, option, "8").error
         assert f"{option}: --trace says the requests already" in error
-    assert "missing option --input" in run("serve", *MODEL, "--output", "8").error
-    assert "missing option --output" in run("serve", *MODEL, "--input", "8").error
     longer = trace("arrival,input,output\n0,9000000,1\n0,1,1\n")
     document = serve(run, *MODEL, "--tp", "1", "--trace", longer, code=1)
     assert document["why_not"] == {"weights and the cache of one request do not fit": 1}
@@ -208,3 +206,15 @@ def test_a_trace_of_the_most_requests_is_answered_or_refused_in_seconds(
     done = bounded("serve", *MODEL, "--trace", file, *words, timeout=15)
     assert done.returncode == code, done.stderr
     assert ("--trace: its servers take more than 400,000 steps to simulate" in done.stderr) == (code == 2)
+
+
+def test_requests_that_nobody_states_are_those_of_the_usual_benchmark(run: Any) -> None:
+    """`serve llama3-8b --hardware h100` was refused, though `time`, `fit` and `cost` state what they assume."""
+    words = ("gpt2", "--hardware", "h100", "--tp", "1")
+    assumed = serve(run, *words)
+    typed = serve(run, *words, "--input", "1024", "--output", "128")
+    assert [note for note in assumed["notes"] if "assumed: --input 1024 --output 128" in note]
+    without_notes = [{key: value for key, value in answer.items() if key != "notes"} for answer in (assumed, typed)]
+    assert without_notes[0] == without_notes[1]
+    longer = serve(run, *words, "--input", "256")
+    assert "assumed: --output 128 (as `vllm bench serve` sends by default)" in longer["notes"]
