@@ -32,7 +32,7 @@ from .launch_types import (
     reader_of,
 )
 from .model_changes import OTHER_HEAD_REASON
-from .trainer_scripts import ALPACA_LORA_SIGNS, without_script_arguments
+from .trainer_scripts import ALPACA_LORA_SIGNS, TRUE_VALUES, without_script_arguments
 
 SETTINGS_BY_OPTIM: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
@@ -74,6 +74,22 @@ AUTO_DTYPE = "auto"
 
 EARLIER_DTYPE = "float32"
 """The number format in which transformers before 5 loads weights, whatever that of the checkpoint."""
+
+
+def earlier_dtype(arguments: Table) -> str:
+    """Returns the number format in which transformers before 5 loads weights where no dtype is written.
+
+    Beside weights that bitsandbytes quantizes it is float16. Source: transformers 4, quantizers/quantizer_bnb_4bit.py
+    and quantizer_bnb_8bit.py, `update_torch_dtype`.
+
+    arguments: `load_in_4bit` and `load_in_8bit`, among others.
+    """
+    is_quantized = any(arguments.get(argument_name) in TRUE_VALUES for argument_name in QUANTIZING_ARGUMENTS)
+    return "float16" if is_quantized else EARLIER_DTYPE
+
+
+QUANTIZING_ARGUMENTS = ("load_in_4bit", "load_in_8bit")
+"""Arguments with which bitsandbytes quantizes a model when it is loaded."""
 
 EARLIER_ARGUMENT = "evaluation_strategy"
 """An argument that ends with transformers 4.46 of October 2024."""
@@ -229,7 +245,7 @@ def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str =
         add_earlier_version_note(reader, earlier_argument, "transformers before 5")
     run_settings = trainer_settings(reader, config, default_values)
     is_earlier = bool(earlier_argument) or config.get(EARLIER_ARGUMENT) is not None
-    format_settings, is_published = weight_formats(reader, config, EARLIER_DTYPE if is_earlier else AUTO_DTYPE)
+    format_settings, is_published = weight_formats(reader, config, earlier_dtype(config) if is_earlier else AUTO_DTYPE)
     _add_data_parallel_note(reader)
     return trainer_launch(reader, config, run_settings | format_settings, has_published_weights=is_published)
 

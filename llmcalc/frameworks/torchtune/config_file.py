@@ -69,7 +69,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 SETTINGS_BY_LOSS: Mapping[str, Mapping[str, Any]] = {
     "LinearCrossEntropyLoss": {"cross_entropy": "split"},
     "CEWithChunkedOutputLoss": {"cross_entropy": "split"},
-    "CrossEntropyLoss": {},
+    "CrossEntropyLoss": {"logits_dtype": "fp32"},  # modules/transformer.py, `TransformerDecoder.unembed`
     "DPOLoss": {},
 }
 """Class of a loss → options of `llmcalc memory`."""

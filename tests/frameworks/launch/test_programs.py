@@ -1353,3 +1353,12 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
 def test_what_is_refused_of_oumi(table: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         changed("oumi_sft.yaml", 2, **{table: values})
+
+
+def test_a_component_of_torchtune_is_replaced_by_its_name() -> None:
+    """torchtune/config/_utils.py, `_merge_yaml_and_cli_args`, as in the README's own command."""
+    command = f"tune run lora_finetune_single_device --config {FILES / 'torchtune_lora.yaml'} optimizer="
+    settings = read_launch(command + "bitsandbytes.optim.AdamW8bit optimizer.lr=1e-4").settings
+    assert settings["optimizer"] == "adamw-8bit"
+    logits = read_launch(command + "torch.optim.AdamW loss=torch.nn.CrossEntropyLoss").settings["logits_dtype"]
+    assert logits == "fp32"
