@@ -179,7 +179,8 @@ PAIR_ARGUMENTS = field_names("""
 
 def is_trainer(config: Table) -> bool:
     """Whether a table has arguments of Hugging Face's Trainer."""
-    return any(argument_name in config for argument_name in TRAINER_SIGNS) and "distributed_type" not in config
+    signs = [argument_name for argument_name in TRAINER_SIGNS if not isinstance(config.get(argument_name, {}), Mapping)]
+    return bool(signs) and "distributed_type" not in config
 
 
 def has_program_arguments(command_words: Sequence[str]) -> bool:
