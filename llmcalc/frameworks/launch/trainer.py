@@ -138,6 +138,7 @@ IGNORED_TRAINER_ARGUMENTS = field_names("""
     use_auth_token token low_cpu_mem_usage predict_with_generate
     fp16_backend include_tokens_per_second tpu_num_cores tpu_metrics_debug ray_scope split_batches dispatch_batches
     jit_mode_eval xpu_backend use_legacy_prediction_loop evaluate_during_training lazy_preprocess
+    train_file_path dataset_path
     """)
 """Arguments that do not change the memory of a training step, or by less than one block.
 
@@ -238,7 +239,7 @@ def known_argument_names() -> frozenset[str]:
 
 
 def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str = "") -> Launch:
-    config = without_script_arguments(reader, config)
+    config = _with_model_argument(without_script_arguments(reader, config))
     reader.check_names(config, known_argument_names(), IGNORED_TRAINER_ARGUMENTS)
     default_values = TRAINER_DEFAULTS
     if earlier_argument:
@@ -249,6 +250,19 @@ def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str =
     format_settings, is_published = weight_formats(reader, config, earlier_dtype(config) if is_earlier else AUTO_DTYPE)
     _add_data_parallel_note(reader)
     return trainer_launch(reader, config, run_settings | format_settings, has_published_weights=is_published)
+
+
+OTHER_MODEL_ARGUMENTS = ("model_name", "model_id", "base_model")
+"""Names that scripts of their own give the argument `model_name_or_path`."""
+
+
+def _with_model_argument(config: Table) -> Table:
+    """Returns the arguments with the model under the Trainer scripts' name for it."""
+    model_argument = next((name for name in OTHER_MODEL_ARGUMENTS if isinstance(config.get(name), str)), "")
+    if not model_argument or config.get("model_name_or_path") is not None:
+        return config
+    other_arguments = {name: value for name, value in config.items() if name != model_argument}
+    return {**other_arguments, "model_name_or_path": config[model_argument]}
 
 
 SINGLE_PROCESS_LAUNCHERS = ((), ("python",), ("python3",))

@@ -23,11 +23,13 @@ def _is_fine_tuning(config: Table) -> bool:
 
 
 def read_verl(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of the actor, or of the fine-tuned model. Raises `InputError`, which names file and key."""
+    """Returns the training run of the actor or of fine-tuning. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         flat_values = values_of_config(config, {}, source_file.env)
         if is_easy_r1(config):
             return launch_of_easy_r1(reader, flat_values)
         if _is_fine_tuning(config):
-            return launch_of_fine_tuning(reader, {key: value for key, value in flat_values.items() if value is not None})
+            return launch_of_fine_tuning(
+                reader, {key: value for key, value in flat_values.items() if value is not None}
+            )
         return launch_of_overrides(reader, flat_values, config_names(config))
