@@ -15,6 +15,7 @@ from ...parallel.layout import Layout
 from ...sources.files import parse_json
 from ...sources.huggingface.family import field_names
 from ...workload.execution import CHUNKED_LOSSES
+from ..argument_names import keyword_of
 from ..frozen_model import FrozenModel
 from ..registry import DEFAULT_FRAMEWORK, framework, plugins
 from .accelerate_command import with_launcher_arguments
@@ -186,7 +187,11 @@ def is_trainer(config: Table) -> bool:
 
 def has_program_arguments(command_words: Sequence[str]) -> bool:
     """Whether a command's words are arguments of the Trainer, which has a default for the batch size."""
-    option_names = {command_word.partition("=")[0] for command_word in command_words}
+    option_names = {  # HfArgumentParser takes hyphens in place of underscores
+        "--" + keyword_of(command_word.partition("=")[0])
+        for command_word in command_words
+        if command_word.startswith("--")
+    }
     alpaca_lora_options = {f"--{argument_name}" for argument_name in ALPACA_LORA_SIGNS}
     return any(
         options <= option_names for options in ({"--do_train", "--model_name_or_path"}, alpaca_lora_options)

@@ -1413,3 +1413,14 @@ def test_the_command_that_trains_among_others(tmp_path: Path) -> None:
     script.write_text(f"python train.py config.yaml {arguments}\n")
     launch = read_launch(script, 1)
     assert (launch.model_name, launch.settings["seq"]) == ("Qwen/Qwen2.5-0.5B", 64)
+
+
+def test_hyphens_in_arguments_of_the_trainer_and_earlier_flash_attn(tmp_path: Path) -> None:
+    """transformers/hf_argparser.py; LLaMA-Factory before 0.7, hparams/model_args.py."""
+    script = tmp_path / "sft.sh"
+    script.write_text("python sft.py --model-name gpt2 --per-device-train-batch-size 3 --max-seq-length 64\n")
+    settings = read_launch(script).settings
+    assert (settings["batch"], settings["seq"]) == (3, 64)
+    command = "python src/train_bash.py --stage sft --do_train --model_name_or_path Qwen/Qwen1.5-0.5B --bf16"
+    script.write_text(f"{command} --finetuning_type full --per_device_train_batch_size 1 --flash_attn\n")
+    assert read_launch(script).settings["attn_implementation"] == "flash"
