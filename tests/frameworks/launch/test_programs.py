@@ -54,6 +54,7 @@ PROGRAM_OF = {
     "llama_factory_freeze.yaml": "LLaMA-Factory",
     "llama_factory_version_1.yaml": "LLaMA-Factory",
     "llama_factory_megatron.yaml": "LLaMA-Factory",
+    "torchtune_full.yaml": "torchtune",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
     "swift_sft.yaml": "ms-swift",
