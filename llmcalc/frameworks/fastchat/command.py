@@ -86,6 +86,8 @@ def starts_program(command_line: CommandLine) -> bool:
     script_name = _script_name(command_line)
     if not SCRIPT_SIGNS.isdisjoint(option_name.removeprefix("--") for option_name in option_names):
         return False  # a script of another program, derived from these
+    if not command_line.words or not command_line.words[0].startswith("--"):
+        return False  # a script with a config file before its arguments
     is_alpaca_script = script_name == "train" and {"--data_path", "--model_name_or_path"} <= option_names
     return script_name in TRAINING_SCRIPTS and (is_alpaca_script or not known_arguments.isdisjoint(option_names))
 

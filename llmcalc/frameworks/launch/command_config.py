@@ -20,6 +20,10 @@ MOST_KEY_PARTS = 20
 """Largest number of names in a key such as `model.lora_rank`."""
 
 
+COMPONENT_KEY = "_component_"
+"""The key of a table that names the class which its other keys configure."""
+
+
 def config_file_and_words(command_line: CommandLine) -> tuple[str, int, int] | None:
     """Returns a command's config file and the range of words that name the file; None without a config file.
 
@@ -75,7 +79,11 @@ def _typed_value(typed_text: Any, name_in_errors: str) -> Any:
 
 
 def _set_dotted_key(config_table: dict[str, Any], dotted_key: str, typed_value: Any, name_in_errors: str) -> None:
-    """Sets a dotted key's value in copies of the nested tables."""
+    """Sets a dotted key's value in copies of the nested tables.
+
+    A value for the table of a component is the component's name (torchtune/config/_utils.py,
+    `_merge_yaml_and_cli_args`).
+    """
     *outer_keys, last_key = dotted_key.split(".")
     if len(outer_keys) >= MOST_KEY_PARTS:
         raise InputError(f"{name_in_errors}: {dotted_key[:60]}: too many dots; expected at most {MOST_KEY_PARTS} names")
@@ -87,4 +95,7 @@ def _set_dotted_key(config_table: dict[str, Any], dotted_key: str, typed_value: 
             )
         config_table[inner_key] = dict(inner_table or {})
         config_table = config_table[inner_key]
+    component = config_table.get(last_key)
+    if not outer_keys and isinstance(component, Mapping) and COMPONENT_KEY in component:
+        typed_value = {**component, COMPONENT_KEY: typed_value}
     config_table[last_key] = typed_value

@@ -236,7 +236,14 @@ LAUNCH_FILE_BY_PROGRAM = dict(
         _program_file("nemo", "NeMo", "2.x (2025)"),
         _program_file("nemo_rl", "NeMo-RL", "7ea279a (2026-08-22)"),
         _program_file("oumi", "Oumi", "2026-08-21"),
-        _program_file("openrlhf", "OpenRLHF", "0.11.0", "a command of OpenRLHF", **COMMAND_FUNCTIONS),
+        _program_file(
+            "openrlhf",
+            "OpenRLHF",
+            "0.11.0",
+            "a command of OpenRLHF",
+            is_training_command="command:trains",
+            **COMMAND_FUNCTIONS,
+        ),
         _program_file(
             "pai_megatron",
             "Pai-Megatron-Patch",

@@ -15,6 +15,7 @@ from ...parallel.layout import Layout
 from ...sources.files import parse_json
 from ...sources.huggingface.family import field_names
 from ...workload.execution import CHUNKED_LOSSES
+from ..argument_names import keyword_of
 from ..frozen_model import FrozenModel
 from ..registry import DEFAULT_FRAMEWORK, framework, plugins
 from .accelerate_command import with_launcher_arguments
@@ -32,7 +33,7 @@ from .launch_types import (
     reader_of,
 )
 from .model_changes import OTHER_HEAD_REASON
-from .trainer_scripts import ALPACA_LORA_SIGNS, without_script_arguments
+from .trainer_scripts import ALPACA_LORA_SIGNS, TRUE_VALUES, without_script_arguments
 
 SETTINGS_BY_OPTIM: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
@@ -74,6 +75,22 @@ AUTO_DTYPE = "auto"
 
 EARLIER_DTYPE = "float32"
 """The number format in which transformers before 5 loads weights, whatever that of the checkpoint."""
+
+
+def earlier_dtype(arguments: Table) -> str:
+    """Returns the number format in which transformers before 5 loads weights where no dtype is written.
+
+    Beside weights that bitsandbytes quantizes it is float16. Source: transformers 4, quantizers/quantizer_bnb_4bit.py
+    and quantizer_bnb_8bit.py, `update_torch_dtype`.
+
+    arguments: `load_in_4bit` and `load_in_8bit`, among others.
+    """
+    is_quantized = any(arguments.get(argument_name) in TRUE_VALUES for argument_name in QUANTIZING_ARGUMENTS)
+    return "float16" if is_quantized else EARLIER_DTYPE
+
+
+QUANTIZING_ARGUMENTS = ("load_in_4bit", "load_in_8bit")
+"""Arguments with which bitsandbytes quantizes a model when it is loaded."""
 
 EARLIER_ARGUMENT = "evaluation_strategy"
 """An argument that ends with transformers 4.46 of October 2024."""
@@ -122,6 +139,7 @@ IGNORED_TRAINER_ARGUMENTS = field_names("""
     use_auth_token token low_cpu_mem_usage predict_with_generate
     fp16_backend include_tokens_per_second tpu_num_cores tpu_metrics_debug ray_scope split_batches dispatch_batches
     jit_mode_eval xpu_backend use_legacy_prediction_loop evaluate_during_training lazy_preprocess
+    train_file_path dataset_path
     """)
 """Arguments that do not change the memory of a training step, or by less than one block.
 
@@ -163,12 +181,17 @@ PAIR_ARGUMENTS = field_names("""
 
 def is_trainer(config: Table) -> bool:
     """Whether a table has arguments of Hugging Face's Trainer."""
-    return any(argument_name in config for argument_name in TRAINER_SIGNS) and "distributed_type" not in config
+    signs = [argument_name for argument_name in TRAINER_SIGNS if not isinstance(config.get(argument_name, {}), Mapping)]
+    return bool(signs) and "distributed_type" not in config
 
 
 def has_program_arguments(command_words: Sequence[str]) -> bool:
     """Whether a command's words are arguments of the Trainer, which has a default for the batch size."""
-    option_names = {command_word.partition("=")[0] for command_word in command_words}
+    option_names = {  # HfArgumentParser takes hyphens in place of underscores
+        "--" + keyword_of(command_word.partition("=")[0])
+        for command_word in command_words
+        if command_word.startswith("--")
+    }
     alpaca_lora_options = {f"--{argument_name}" for argument_name in ALPACA_LORA_SIGNS}
     return any(
         options <= option_names for options in ({"--do_train", "--model_name_or_path"}, alpaca_lora_options)
@@ -221,7 +244,7 @@ def known_argument_names() -> frozenset[str]:
 
 
 def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str = "") -> Launch:
-    config = without_script_arguments(reader, config)
+    config = _with_model_argument(without_script_arguments(reader, config))
     reader.check_names(config, known_argument_names(), IGNORED_TRAINER_ARGUMENTS)
     default_values = TRAINER_DEFAULTS
     if earlier_argument:
@@ -229,9 +252,22 @@ def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str =
         add_earlier_version_note(reader, earlier_argument, "transformers before 5")
     run_settings = trainer_settings(reader, config, default_values)
     is_earlier = bool(earlier_argument) or config.get(EARLIER_ARGUMENT) is not None
-    format_settings, is_published = weight_formats(reader, config, EARLIER_DTYPE if is_earlier else AUTO_DTYPE)
+    format_settings, is_published = weight_formats(reader, config, earlier_dtype(config) if is_earlier else AUTO_DTYPE)
     _add_data_parallel_note(reader)
     return trainer_launch(reader, config, run_settings | format_settings, has_published_weights=is_published)
+
+
+OTHER_MODEL_ARGUMENTS = ("model_name", "model_id", "base_model")
+"""Names that scripts of their own give the argument `model_name_or_path`."""
+
+
+def _with_model_argument(config: Table) -> Table:
+    """Returns the arguments with the model under the Trainer scripts' name for it."""
+    model_argument = next((name for name in OTHER_MODEL_ARGUMENTS if isinstance(config.get(name), str)), "")
+    if not model_argument or config.get("model_name_or_path") is not None:
+        return config
+    other_arguments = {name: value for name, value in config.items() if name != model_argument}
+    return {**other_arguments, "model_name_or_path": config[model_argument]}
 
 
 SINGLE_PROCESS_LAUNCHERS = ((), ("python",), ("python3",))

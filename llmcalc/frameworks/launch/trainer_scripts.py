@@ -59,7 +59,9 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
             reader.refuse(argument_name, f"{refusal_reason} not modelled")
     trainer_arguments = training_script.translate(reader, config)
     reader.assumed_defaults |= {
-        name: value for name, value in trainer_arguments.items() if name in LISTED_DEFAULTS and name not in config
+        name: value
+        for name, value in trainer_arguments.items()
+        if name in LISTED_DEFAULTS and not {name, name.replace("lora_r", "lora_rank")} & config.keys()
     }
     script_argument_names = (
         training_script.translated_arguments
@@ -151,6 +153,27 @@ def _arguments_of_qlora(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if not reader.flag(config, "full_finetune"):
         arguments |= _adapter_arguments(reader, config, 64, ALL_LINEAR, "0")
     return arguments
+
+
+def _arguments_of_chinese_alpaca(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the equivalent Trainer arguments. Source: ymcui/Chinese-LLaMA-Alpaca-3 at 58a4b6c, scripts/training."""
+    arguments = _flash_attention_argument(reader.flag(config, "use_flash_attention_2"))
+    bits = reader.integer(config, "load_in_kbits", 16)
+    if bits < 16:
+        arguments["dtype"] = "float32"  # prepare_model_for_kbit_training
+    if reader.flag(config, "full_finetuning"):
+        return arguments
+    saved_modules = config.get("modules_to_save")
+    adapter_config = {
+        **config,
+        "lora_r": config.get("lora_rank"),
+        "lora_target_modules": config.get("trainable"),
+    }
+    arguments |= _adapter_arguments(reader, adapter_config, 8, "q_proj,v_proj", "0.1")
+    if saved_modules is not None:
+        arguments["lora_modules_to_save"] = str(saved_modules).split(",")
+    is_nested = bits == 4 and reader.flag(config, "double_quant", True)
+    return arguments | _quantization_arguments(reader, bits, is_nested, "load_in_kbits")
 
 
 def _arguments_of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -266,6 +289,15 @@ TRAINER_SCRIPTS = (
             max_memory_MB num_beams temperature top_k top_p repetition_penalty
             """),
         _arguments_of_qlora,
+    ),
+    TrainerScript(
+        "Chinese-LLaMA-Alpaca's run_clm_sft_with_peft.py or run_clm_pt_with_peft.py",
+        frozenset({"load_in_kbits"}),
+        field_names("""
+            load_in_kbits double_quant lora_rank trainable modules_to_save full_finetuning use_flash_attention_2
+            """),
+        field_names("dataset_dir data_cache_dir peft_path"),
+        _arguments_of_chinese_alpaca,
     ),
     TrainerScript(
         "LMFlow's finetune.py",

@@ -101,6 +101,9 @@ ATTENTION_IMPLEMENTATIONS = {
 }
 """`flash_attn` → transformers' name of the attention implementation."""
 
+EARLIER_ATTENTION = {"True": "fa2", "off": "disabled"}
+"""`flash_attn` before 0.7, where it is a flag, and before 0.9 → its name since."""
+
 ARGUMENT_DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 
 
@@ -233,6 +236,7 @@ def _with_kernel_arguments(reader: LaunchReader, config: Table) -> dict[str, Any
 
 def _attention_implementation(reader: LaunchReader, config: Table) -> str:
     written_name = str(reader.value(config, "flash_attn", "auto"))[:20]
+    written_name = EARLIER_ATTENTION.get(written_name, written_name)
     if written_name not in ATTENTION_IMPLEMENTATIONS:
         raise reader.value_error("flash_attn", written_name, f"one of {', '.join(ATTENTION_IMPLEMENTATIONS)}")
     return ATTENTION_IMPLEMENTATIONS[written_name]

@@ -98,6 +98,11 @@ def starts_program(command_line: CommandLine) -> bool:
     return command_line.program.startswith("openrlhf.cli.")
 
 
+def trains(command_line: CommandLine) -> bool:
+    """Whether a command of OpenRLHF trains, instead of serving a reward model or generating."""
+    return command_line.program.rpartition(".cli.")[2].startswith("train_")
+
+
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:

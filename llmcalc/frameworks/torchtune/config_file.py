@@ -14,12 +14,11 @@ from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import OuterGroups, TitanSettings
+from ..launch.command_config import COMPONENT_KEY
 from ..launch.launch_types import Launch, LaunchReader, LaunchSource, Table, read_integer, reader_of
 from ..launch.teacher import with_teacher_model
 from ..launch.trainer import HEAD_ADAPTER_NOTE, lora_settings, pair_settings
 from .models import PRESET_BY_BUILDER
-
-COMPONENT_KEY = "_component_"
 
 KEYS_READ = field_names("""
     model dataset tokenizer optimizer loss batch_size gradient_accumulation_steps optimizer_in_bwd compile dtype
@@ -69,7 +68,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 SETTINGS_BY_LOSS: Mapping[str, Mapping[str, Any]] = {
     "LinearCrossEntropyLoss": {"cross_entropy": "split"},
     "CEWithChunkedOutputLoss": {"cross_entropy": "split"},
-    "CrossEntropyLoss": {},
+    "CrossEntropyLoss": {"logits_dtype": "fp32"},  # modules/transformer.py, `TransformerDecoder.unembed`
     "DPOLoss": {},
 }
 """Class of a loss → options of `llmcalc memory`."""
@@ -80,9 +79,13 @@ PROJECTION_BY_TORCHTUNE_NAME = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj"
 NETWORK_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
+PPO_MODEL = "policy_model"
+"""The key of the trained model in recipes of PPO."""
+
+
 def is_torchtune(config: Table) -> bool:
     """Whether a table is the config of a torchtune recipe."""
-    return bool(_component_name(config.get("model"))) and (
+    return bool(_component_name(config.get("model")) or _component_name(config.get(PPO_MODEL))) and (
         "checkpointer" in config or "tokenizer" in config or "loss" in config
     )
 
@@ -97,6 +100,12 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         reader.requests_expandable_segments = True  # torchtune/__init__.py
+        if PPO_MODEL in config:
+            raise reader.argument_error(PPO_MODEL, "PPO is not modelled; expected a recipe of fine-tuning or DPO")
+        if "optimizer" not in config:
+            raise reader.argument_error(
+                "optimizer", "missing, so the recipe trains nothing; expected a recipe of fine-tuning or DPO"
+            )
         reader.check_names(config, KEYS_READ, KEYS_IGNORED, "no key that is known")
         reader.refuse_if_set(config, REFUSED_KEYS)
         for argument_name in PARALLEL_SIZES:

@@ -34,7 +34,7 @@ from ..launch.python_source import (
 )
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.sft_loss import TRANSFORMERS_DEFAULTS, earlier_argument
-from ..launch.trainer import AUTO_DTYPE, EARLIER_DTYPE, keeps_published_weights, read_trainer
+from ..launch.trainer import AUTO_DTYPE, EARLIER_DTYPE, earlier_dtype, keeps_published_weights, read_trainer
 from .commands import COMMANDS
 from .config_file import read_trl
 
@@ -190,6 +190,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             config.pop("torch_dtype", None)
         config.pop("model_init_kwargs", None)
         config |= model_changes.arguments | _arguments_of_model_calls(named_calls)
+        config |= _dtype_for_adapters_of_trainer(named_calls, config) if is_earlier else {}
         if not is_trl_run:
             config |= _sample_length_arguments(reader, named_calls)
         if config_class == ARGUMENTS_CLASS:
@@ -235,6 +236,20 @@ def _loads_causal_class(named_calls: list[NamedCall]) -> bool:
     """Whether the file loads its model by `AutoModelForCausalLM`. A trainer loads one that it is named by its class."""
     loading_nodes = [call.node for call in named_calls if call.name in LOADING_CALLS and call.node is not None]
     return bool(loading_nodes) and "AutoModelForCausalLM" in dotted_name_of(loading_nodes[0].func).split(".")
+
+
+def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the number format of what is not quantized where a trainer of TRL before 0.20 adds the adapters.
+
+    Such a trainer copies it to float32, and the embedding and the head beside 4 bits back to bfloat16 under bf16
+    (trainer/sft_trainer.py and dpo_trainer.py, `prepare_model_for_kbit_training`, `peft_module_casting_to_bf16`).
+    """
+    trainer_calls = [call for call in named_calls if call.name in CONFIG_CLASS_BY_TRAINER]
+    adds_adapters = any("peft_config" in call.arguments for call in trainer_calls)
+    if not adds_adapters or earlier_dtype(config) == EARLIER_DTYPE:
+        return {}
+    is_cast_again = config.get("bf16") is True and config.get("load_in_4bit") is True
+    return {"dtype": "bfloat16" if is_cast_again else EARLIER_DTYPE, "torch_dtype": None}
 
 
 def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:
@@ -320,10 +335,6 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earl
             for argument_name in MODEL_ARGUMENTS
             if argument_name in model_arguments
         }
-        if not {"dtype", "torch_dtype"} & {*arguments}:
-            arguments["dtype"] = EARLIER_DTYPE if is_earlier else AUTO_DTYPE
-            if is_earlier:
-                reader.notes.append(f"transformers before 5 loads weights in {EARLIER_DTYPE} where no dtype is written")
     else:
         loading_arguments = _loading_arguments(named_calls)
         arguments |= {argument_name: format_name(value) for argument_name, value in loading_arguments.items()}
@@ -337,6 +348,11 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earl
             for argument_name in argument_names
             if argument_name in call_arguments
         }
+    if loading_call is not None and not {"dtype", "torch_dtype"} & {*arguments}:
+        arguments["dtype"] = earlier_dtype(arguments) if is_earlier else AUTO_DTYPE
+        if is_earlier:
+            loaded_dtype = arguments["dtype"]
+            reader.notes.append(f"transformers before 5 loads weights in {loaded_dtype} where no dtype is written")
     if any(call.name == "LoraConfig" for call in named_calls):
         arguments = {"lora_r": 8, **arguments}  # peft/tuners/lora/config.py
     return arguments

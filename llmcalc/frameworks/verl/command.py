@@ -113,11 +113,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             base_config = _config_of_easy_r1(reader, config_path)
             return launch_of_easy_r1(reader, values_of_config(base_config, overrides_by_key, source_file.env))
         if program in sft_models:
-            config = _resolved_overrides(reader, overrides_by_key)
-            if program == ENGINE_SFT_TRAINER:
-                config = with_keys_of_fsdp(reader, config)
-            model_id = marked_model_name(overrides_by_key.get(sft_models[program]))
-            return reader.create_launch("fsdp2", run_of_sft(reader, config), model_name=model_id)
+            return launch_of_fine_tuning(reader, overrides_by_key, program, sft_models[program])
         if program not in TRAINERS:
             reader.notes.append(f"{program}: its update is counted as that of {TRAINERS[0]}")
         config_folder, config_name = (
@@ -126,6 +122,17 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         base_config = _config_beside(reader, config_folder, config_name.removesuffix(".yaml"))
         overrides_by_key = values_of_config(base_config, overrides_by_key, source_file.env)
         return launch_of_overrides(reader, overrides_by_key, [config_name, *config_names(base_config)])
+
+
+def launch_of_fine_tuning(
+    reader: LaunchReader, overrides_by_key: Table, program: str = SFT_TRAINER, model_key: str = "model.partial_pretrain"
+) -> Launch:
+    """Returns a run of supervised fine-tuning. model_key: the dotted key of the program's model."""
+    config = _resolved_overrides(reader, overrides_by_key)
+    if program == ENGINE_SFT_TRAINER:
+        config = with_keys_of_fsdp(reader, config)
+    model_id = marked_model_name(overrides_by_key.get(model_key))
+    return reader.create_launch("fsdp2", run_of_sft(reader, config), model_name=model_id)
 
 
 def values_of_config(config: Table, overrides: Table, environment: Table) -> dict[str, Any]:

@@ -8,19 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..launch.launch_types import Launch, LaunchSource, Table, reader_of
-from .command import config_names, launch_of_easy_r1, launch_of_overrides, values_of_config
+from .command import config_names, launch_of_easy_r1, launch_of_fine_tuning, launch_of_overrides, values_of_config
 from .easy_r1 import is_easy_r1
 
 
 def is_verl(config: Table) -> bool:
-    """Whether tables are a config of verl's reinforcement learning, or of EasyR1."""
-    return isinstance(config.get("actor_rollout_ref"), Mapping) or is_easy_r1(config)
+    """Whether tables are a config of verl's reinforcement learning or fine-tuning by FSDP, or of EasyR1."""
+    return isinstance(config.get("actor_rollout_ref"), Mapping) or _is_fine_tuning(config) or is_easy_r1(config)
+
+
+def _is_fine_tuning(config: Table) -> bool:
+    model_table = config.get("model")
+    return isinstance(model_table, Mapping) and "partial_pretrain" in model_table
 
 
 def read_verl(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of the actor. Raises `InputError`, which names file and key."""
+    """Returns the training run of the actor or of fine-tuning. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         flat_values = values_of_config(config, {}, source_file.env)
         if is_easy_r1(config):
             return launch_of_easy_r1(reader, flat_values)
+        if _is_fine_tuning(config):
+            return launch_of_fine_tuning(
+                reader, {key: value for key, value in flat_values.items() if value is not None}
+            )
         return launch_of_overrides(reader, flat_values, config_names(config))

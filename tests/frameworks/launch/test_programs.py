@@ -54,6 +54,7 @@ PROGRAM_OF = {
     "llama_factory_freeze.yaml": "LLaMA-Factory",
     "llama_factory_version_1.yaml": "LLaMA-Factory",
     "llama_factory_megatron.yaml": "LLaMA-Factory",
+    "torchtune_full.yaml": "torchtune",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
     "swift_sft.yaml": "ms-swift",
@@ -1353,3 +1354,74 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
 def test_what_is_refused_of_oumi(table: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         changed("oumi_sft.yaml", 2, **{table: values})
+
+
+def test_a_component_of_torchtune_is_replaced_by_its_name() -> None:
+    """torchtune/config/_utils.py, `_merge_yaml_and_cli_args`, as in the README's own command."""
+    command = f"tune run lora_finetune_single_device --config {FILES / 'torchtune_lora.yaml'} optimizer="
+    settings = read_launch(command + "bitsandbytes.optim.AdamW8bit optimizer.lr=1e-4").settings
+    assert settings["optimizer"] == "adamw-8bit"
+    logits = read_launch(command + "torch.optim.AdamW loss=torch.nn.CrossEntropyLoss").settings["logits_dtype"]
+    assert logits == "fp32"
+
+
+def test_a_config_of_verls_fine_tuning_is_read_without_its_command(tmp_path: Path) -> None:
+    config_file = tmp_path / "sft_trainer.yaml"
+    config_file.write_text(
+        "data: {train_batch_size: 64, micro_batch_size: null, micro_batch_size_per_gpu: 2, max_length: 512}\n"
+        "model: {partial_pretrain: Qwen/Qwen2.5-0.5B, enable_gradient_checkpointing: false}\n"
+        "optim: {lr: 1e-5}\ntrainer: {total_epochs: 4}\n"
+    )
+    launch = read_launch(config_file, 4)
+    assert (launch.model_name, launch.layout.dp, launch.framework) == ("Qwen/Qwen2.5-0.5B", 4, "fsdp2")
+    assert (launch.settings["batch"], launch.settings["num_microbatches"], launch.settings["seq"]) == (2, 8, 512)
+    assert "recompute" not in launch.settings
+
+
+def test_a_script_with_another_name_for_the_model(tmp_path: Path) -> None:
+    script = tmp_path / "sft.sh"
+    command = "python sft.py --per_device_train_batch_size 1 --block_size 512 --bf16 True"
+    script.write_text(f"{command} --model_name Qwen/Qwen2.5-0.5B --train_file_path data\n")
+    assert read_launch(script).model_name == "Qwen/Qwen2.5-0.5B"
+
+
+def test_a_script_of_chinese_llama_alpaca(tmp_path: Path) -> None:
+    """ymcui/Chinese-LLaMA-Alpaca-3, scripts/training/run_clm_sft_with_peft.py."""
+    script = tmp_path / "run_sft.sh"
+    script.write_text(
+        "torchrun run_clm_sft_with_peft.py --model_name_or_path meta-llama/Meta-Llama-3-8B --do_train --bf16 "
+        "--per_device_train_batch_size 1 --max_seq_length 512 --torch_dtype bfloat16 --dataset_dir data "
+        "--lora_rank 64 --trainable q_proj,v_proj --modules_to_save embed_tokens,lm_head --load_in_kbits 16\n"
+    )
+    launch = read_launch(script, 1)
+    assert (launch.settings["lora_rank"], launch.settings["dtype"]) == (64, "bf16")
+    assert "base" not in launch.settings
+    assert "lora_r" not in launch.assumed_defaults
+    script.write_text(script.read_text().replace("load_in_kbits 16", "load_in_kbits 4"))
+    assert read_launch(script, 1).settings["base"] == "nf4-dq"
+
+
+def test_the_command_that_trains_among_others(tmp_path: Path) -> None:
+    """A reward model's server of OpenRLHF; a config before the arguments of a script named train.py."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "python -m openrlhf.cli.serve_rm --port 5000 &\n"
+        "python -m openrlhf.cli.train_sft --pretrain Qwen/Qwen2.5-0.5B --micro_train_batch_size 1 --max_len 512\n"
+    )
+    assert read_launch(script, 1).program == "OpenRLHF"
+    (tmp_path / "config.yaml").write_text("model_name_or_path:\ndata_path:\nbeta: 0.1\nmax_length: 64\nbf16: true\n")
+    arguments = "--model_name_or_path=Qwen/Qwen2.5-0.5B --data_path=x --per_device_train_batch_size=3"
+    script.write_text(f"python train.py config.yaml {arguments}\n")
+    launch = read_launch(script, 1)
+    assert (launch.model_name, launch.settings["seq"]) == ("Qwen/Qwen2.5-0.5B", 64)
+
+
+def test_hyphens_in_arguments_of_the_trainer_and_earlier_flash_attn(tmp_path: Path) -> None:
+    """transformers/hf_argparser.py; LLaMA-Factory before 0.7, hparams/model_args.py."""
+    script = tmp_path / "sft.sh"
+    script.write_text("python sft.py --model-name gpt2 --per-device-train-batch-size 3 --max-seq-length 64\n")
+    settings = read_launch(script).settings
+    assert (settings["batch"], settings["seq"]) == (3, 64)
+    command = "python src/train_bash.py --stage sft --do_train --model_name_or_path Qwen/Qwen1.5-0.5B --bf16"
+    script.write_text(f"{command} --finetuning_type full --per_device_train_batch_size 1 --flash_attn\n")
+    assert read_launch(script).settings["attn_implementation"] == "flash"

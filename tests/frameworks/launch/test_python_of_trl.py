@@ -477,3 +477,17 @@ SFTTrainer(model="Qwen/Qwen3-8B", args=SFTConfig("out"), peft_config=adapters).t
     assert (model, settings["lora_rank"]) == ("Qwen/Qwen3-8B", 16)
     with pytest.raises(InputError, match=r"n_layer \(the file changes .* expected TARGET with --set n_layer=2\)"):
         settings_of(tmp_path, script.replace("use_peft = True", "use_peft = False"))
+
+
+def test_what_is_not_quantized_is_float16_before_transformers_5_until_a_trainer_of_trl_prepares_it(
+    tmp_path: Path,
+) -> None:
+    """transformers 4, quantizers/quantizer_bnb_4bit.py, `update_torch_dtype`; TRL 0.19, `_prepare_peft_model`."""
+    loaded = ADAPTERS.replace('Mistral-7B-v0.1")', 'Mistral-7B-v0.1", quantization_config=few)').replace(
+        "\nmodel = AutoModel", "\nfew = BitsAndBytesConfig(load_in_4bit=True)\nmodel = AutoModel"
+    )
+    earlier = loaded.replace("bf16=True", "evaluation_strategy='no'")
+    assert settings_of(tmp_path, earlier)[1]["dtype"] == "fp16"
+    of_trainer = SUPERVISED.replace("max_length", "max_seq_length").replace(" torch_dtype=torch.bfloat16,", "")
+    assert settings_of(tmp_path, of_trainer.replace("optim=", "fp16=True, optim="))[1].get("dtype") is None
+    assert settings_of(tmp_path, of_trainer.replace("optim=", "bf16=True, optim="))[1]["dtype"] == "bf16"
