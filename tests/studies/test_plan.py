@@ -1067,6 +1067,22 @@ def test_a_search_for_the_fastest_layout_names_why_all_are_refused() -> None:
     assert search.refusal_counts == {"--recompute: no kernels": 2}
 
 
+def test_what_holds_for_all_group_sizes_is_the_error_of_a_search() -> None:
+    """Not a size that nobody typed, of which there are more."""
+
+    def refused_bytes(layout: Layout, *_: object) -> int:
+        if layout.tp > 1:
+            raise InputError(f"--tp {layout.tp}: experts are not divided; expected 1")
+        raise InputError("norm: not modelled; expected others")
+
+    layout_search = LayoutSearch([(Layout(tp=2), 4), (Layout(tp=2), 8), (Layout(), 4)])
+    layout_order = LayoutOrder(
+        layout_search, 100, refused_bytes, lambda *_: 1, lambda *_: 50, EstimateErrors(0.1), lambda *_: 1.0
+    )
+    with pytest.raises(InputError, match="norm: not modelled"):
+        layout_order.plan(1)
+
+
 class BegunCalls:
     """Calls in other processes, whose replays have a first rank of 50 bytes and a largest one of 70."""
 
