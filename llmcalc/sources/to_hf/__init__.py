@@ -138,6 +138,7 @@ def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
     """Yields the families that have a `transformers` class, the likely families first."""
     unlikely_families: list[tuple[str, Family]] = []
+    has_experts, activation = bool(config_values.expert_layers()), _activation_of(config_values)
     for model_type in FILE_BY_TYPE:
         family = family_of(model_type)
         if (
@@ -147,22 +148,21 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
             or not family.has_text_class
         ):
             continue
-        if _is_likely_family(family, config_values):
+        if _is_likely_family(family, has_experts, activation):
             yield model_type, family
         else:
             unlikely_families.append((model_type, family))
     yield from unlikely_families
 
 
-def _is_likely_family(family: Family, config_values: ConfigValues) -> bool:
+def _is_likely_family(family: Family, has_experts: bool, activation: str | None) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
     default_fields = [USUAL_NAME_BY_SYNONYM.get(field_name, field_name) for field_name in family.defaults]
     default_activations = [
         family.defaults[name] for name in family.defaults if USUAL_NAME_BY_SYNONYM.get(name, name) == "hidden_act"
     ]
-    return ("num_experts" in default_fields) == bool(config_values.expert_layers()) and (
-        not default_activations
-        or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(config_values)
+    return ("num_experts" in default_fields) == has_experts and (
+        not default_activations or ACTIVATIONS.get(default_activations[0], default_activations[0]) == activation
     )
 
 
