@@ -302,8 +302,18 @@ def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
     assert f"--rows {len(replayed)} counts more" in one_row.screen
 
 
-def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any) -> None:
+def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A screen shows five rows, and counts no others; documents, all rows and the place of a layout have ten."""
+    plans: dict[tuple[Any, ...], Any] = {}
+
+    def plan_once(*arguments: Any, **options: Any) -> Any:
+        _, _, layout_request, _, row_limit = arguments
+        key = row_limit, options.get("replay_limit"), repr(layout_request)
+        if key not in plans:
+            plans[key] = plan_of(*arguments, **options)
+        return plans[key]
+
+    monkeypatch.setattr("llmcalc.studies.plan.plan_of", plan_once)
     words = (
         "plan",
         "qwen3-0.6b?num_hidden_layers=4",
@@ -326,6 +336,7 @@ def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any) -> No
         assert f"the first 10 of {layout_count} layouts, counted in full" in " ".join(
             run(*words, *ten_rows).out.split()
         ), ten_rows
+    assert sorted(rows for rows, replay_limit, _ in plans if replay_limit is not None) == [5, 10]
 
 
 def test_a_screen_goes_as_far_beyond_what_does_not_fit_as_a_document() -> None:
