@@ -11,10 +11,8 @@ from llmcalc.frameworks.engines.engine import Engine
 
 
 def engine_memory(target: Any, **options: Any) -> Any:
-    """Returns `.result` of `llmcalc.memory` with an engine. It is that of `llmcalc.kv`, which does not count the server
-    again with each change that may enlarge its cache: what `.document["changes"]` of `llmcalc.memory` has.
-    """
-    return llmcalc.kv(target, **options).result
+    """Returns `.result` of `llmcalc.memory` with an engine."""
+    return llmcalc.memory(target, **options).result
 
 
 def without_changes() -> AbstractContextManager[Any]:

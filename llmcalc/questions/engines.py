@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ class EngineQuestion:
             size_remark = self.preset.remark_on_sizes(self.launch.model_name) if is_size_error else ""
             raise InputError(f"{self.launch.location}: {error}{size_remark}") from None
 
-    def engine_uses(self, includes_changes: bool = True) -> Iterator[EngineUse]:
+    def engine_uses(self) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
             unknown_text = (
@@ -93,13 +94,12 @@ class EngineQuestion:
                 engine_flags = receipt.with_receipt(engine_flags, hardware)
             with self.naming_file_in_errors():
                 engine_memory = engine.memory_on(self.preset, hardware, version, engine_flags)
-                changes = (
-                    engine.flag_changes_on(self.preset, hardware, version, engine_flags) if includes_changes else ()
-                )
             if receipt is not None:
                 engine_memory = replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
+            find_changes = partial(engine.flag_changes_on, self.preset, hardware, version, engine_flags)
+            find_changes = self.naming_file_in_errors()(find_changes)
             yield EngineUse(
-                self.preset, engine, version, hardware, engine_flags, engine_memory, tuple(changes), launch=self.launch
+                self.preset, engine, version, hardware, engine_flags, engine_memory, find_changes, self.launch
             )
 
     def receipt_of_engine(self, engine: Engine, version: EngineVersion) -> ReceiptFile | None:
@@ -275,7 +275,7 @@ def ask_engine_cache(engine_question: EngineQuestion) -> ReportedAnswer:
     """Computes the KV cache that engines allocate. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import cache_report
 
-    return _engine_answer(list(engine_question.engine_uses(includes_changes=False)), cache_report)
+    return _engine_answer(list(engine_question.engine_uses()), cache_report)
 
 
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
@@ -344,17 +344,17 @@ def ask_engine_fit(
             engine_option.hardware.capacity_bytes,
         )
     )
-    best_option, flag_changes = engine_options[0], tuple[FlagChange, ...]()
+    best_option = engine_options[0]
     hardware, engine_memory = best_option.hardware, best_option.memory
+    find_changes: Callable[[], Iterable[FlagChange]] = tuple
     if named_hardware is not None:
         layout = best_option.flags if engine_memory.devices > 1 else {}  # what a single device lacks is a change
         engine_flags = {**flags_on_hardware(hardware), **layout}
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         users_per_rank = ceil_div(user_count, engine_memory.data_parallel_ranks)
-        changes = engine.flag_changes_on(preset, hardware, version, engine_flags)
-        flag_changes = tuple(change_for_users(change, users_per_rank) for change in changes)
+        find_changes = partial(_changes_for_users, users_per_rank, engine, preset, hardware, version, engine_flags)
     engine_use = EngineUse(
-        preset, engine, version, hardware, engine_flags, engine_memory, flag_changes, launch=engine_question.launch
+        preset, engine, version, hardware, engine_flags, engine_memory, find_changes, engine_question.launch
     )
     if receipt is not None:
         engine_options[0] = _with_receipt_notes(best_option, receipt)
@@ -383,12 +383,13 @@ def _with_receipt_notes(engine_option: EngineOption, receipt: ReceiptFile) -> En
     return replace(engine_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
-def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
-    """Returns the change of flags, marked as failing unless the engine's cache holds the requests of all users.
+def _changes_for_users(users_per_rank: int, engine: Engine, *server: Any) -> Iterator[FlagChange]:
+    """Yields the changes of a server's flags, marked as failing unless the cache holds the requests of all users.
 
-    users: those of each data-parallel rank, which has a cache of its own.
+    users_per_rank: those of each data-parallel rank, which has a cache of its own. server: as in `flag_changes_on`.
     """
-    return flag_change._replace(starts=flag_change.starts and flag_change.max_concurrency >= users)
+    for flag_change in engine.flag_changes_on(*server):
+        yield flag_change._replace(starts=flag_change.starts and flag_change.max_concurrency >= users_per_rank)
 
 
 def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: dict[str, Any]) -> None:

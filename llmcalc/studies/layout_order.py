@@ -132,8 +132,7 @@ class LayoutOrder:
         replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
             `FURTHER_REPLAYS` more than rows.
         suggests_nearest: when the layout that requires least, of those that do not fit, is searched.
-        Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica
-        beside `--zero` holds for all group sizes.
+        Raises `InputError` if every layout is refused, for a reason that holds for other group sizes too.
         """
         layout_search = self.layout_search
         ranked_layouts = RankedLayouts(layout_search.tried_count)
@@ -298,17 +297,26 @@ class LayoutOrder:
             return error
 
     def _raise_most_frequent_error(self, counts_by_reason: Mapping[str, int]) -> None:
-        """Raises the most frequent error against layouts, if all were tried and the error is not about group sizes."""
-        if not counts_by_reason or UNTRIED_REASON in counts_by_reason:
+        """Raises the most frequent error against layouts that is not about group sizes, if all layouts were tried.
+
+        An error about an option, such as a `--tp 2` that nobody typed, comes after one about the model, and that of
+        layouts of one replica last. Nothing is raised if all errors are about group sizes.
+        """
+        if UNTRIED_REASON in counts_by_reason:
             return
-        counts_without_replicas = {
-            reason: layout_count for reason, layout_count in counts_by_reason.items() if reason != NO_REPLICAS
-        } or counts_by_reason
-        layout_error = self.layout_search.errors_by_reason.get(
-            max(counts_without_replicas, key=counts_without_replicas.__getitem__)
-        )
-        if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):
-            raise layout_error
+        errors_by_reason = self.layout_search.errors_by_reason
+        general_reasons = [
+            reason
+            for reason in counts_by_reason
+            if reason in errors_by_reason and not isinstance(errors_by_reason[reason], ImpossibleLayout)
+        ]
+        if general_reasons:
+            raise errors_by_reason[
+                max(
+                    general_reasons,
+                    key=lambda reason: (reason != NO_REPLICAS, not reason.startswith("--"), counts_by_reason[reason]),
+                )
+            ]
 
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate:
         """Returns a candidate with replayed bytes. Raises `InputError` if it cannot be replayed."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.engine import Engine
 from llmcalc.frameworks.engines.flags import Flag, find_flag, flags_by_spelling, read_flag_values, split_arguments
 from tests.in_process import Result
 from tests.samples import in_one_test
@@ -202,3 +204,13 @@ def test_a_flag_of_another_engine_names_the_engines_own(engine: str, flag: str, 
     length: dict[str, Any] = {flag: 8192}
     with pytest.raises(InputError, match=f"has no such flag. Did you mean {expected}"):
         llmcalc.memory("qwen3-8b", engine=engine, hardware="rtx-3090", **length)
+
+
+@pytest.mark.parametrize("ask", [llmcalc.memory, llmcalc.fit])
+def test_changes_are_counted_for_those_who_read_them(ask: Callable[..., Any]) -> None:
+    with mock.patch.object(Engine, "flag_changes_on", return_value=[]) as count:
+        answer = ask("qwen3-0.6b", engine="vllm", hardware="h100")
+        assert answer.result
+        assert not count.called
+        assert answer.document["changes"] == []
+        count.assert_called_once()

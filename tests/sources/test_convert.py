@@ -85,9 +85,9 @@ WITHOUT_A_CLASS = {
 
 def test_presets_come_back(tmp_path: Path) -> None:
     for name in model_names():
-        file = tmp_path / f"{name}.toml"
-        file.write_text(dump_toml(load(name)))
-        assert load(str(file)).model_copy(update={"asked": name}) == load(name), name
+        file, preset = tmp_path / f"{name}.toml", load(name)
+        file.write_text(dump_toml(preset))
+        assert load(str(file)).model_copy(update={"asked": name}) == preset, name
 
 
 def test_convert_writes_what_is_read_back(run: Any, tmp_path: Path) -> None:

@@ -303,8 +303,18 @@ def test_layouts_that_were_not_replayed_are_apart(run: Any) -> None:
     assert f"--rows {len(replayed)} counts more" in one_row.screen
 
 
-def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any) -> None:
+def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A screen shows five rows, and counts no others; documents, all rows and the place of a layout have ten."""
+    plans: dict[tuple[Any, ...], Any] = {}
+
+    def plan_once(*arguments: Any, **options: Any) -> Any:
+        _, _, layout_request, _, row_limit = arguments
+        key = row_limit, options.get("replay_limit"), repr(layout_request)
+        if key not in plans:
+            plans[key] = plan_of(*arguments, **options)
+        return plans[key]
+
+    monkeypatch.setattr("llmcalc.studies.plan.plan_of", plan_once)
     words = (
         "plan",
         "qwen3-0.6b?num_hidden_layers=4",
@@ -327,6 +337,7 @@ def test_a_screen_counts_the_first_choice_and_its_rivals_in_full(run: Any) -> No
         assert f"the first 10 of {layout_count} layouts, counted in full" in " ".join(
             run(*words, *ten_rows).out.split()
         ), ten_rows
+    assert sorted(rows for rows, replay_limit, _ in plans if replay_limit is not None) == [5, 10]
 
 
 def test_a_screen_goes_as_far_beyond_what_does_not_fit_as_a_document() -> None:
@@ -1100,6 +1111,22 @@ def test_a_search_for_the_fastest_layout_names_why_all_are_refused() -> None:
     with pytest.raises(InputError, match="no kernels"):
         layout_order.plan_of_fastest()
     assert search.refusal_counts == {"--recompute: no kernels": 2}
+
+
+def test_what_holds_for_all_group_sizes_is_the_error_of_a_search() -> None:
+    """Not a size that nobody typed, of which there are more."""
+
+    def refused_bytes(layout: Layout, *_: object) -> int:
+        if layout.tp > 1:
+            raise InputError(f"--tp {layout.tp}: experts are not divided; expected 1")
+        raise InputError("norm: not modelled; expected others")
+
+    layout_search = LayoutSearch([(Layout(tp=2), 4), (Layout(tp=2), 8), (Layout(), 4)])
+    layout_order = LayoutOrder(
+        layout_search, 100, refused_bytes, lambda *_: 1, lambda *_: 50, EstimateErrors(0.1), lambda *_: 1.0
+    )
+    with pytest.raises(InputError, match="norm: not modelled"):
+        layout_order.plan(1)
 
 
 class BegunCalls:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...accelerator import Hardware
@@ -19,7 +20,7 @@ class EngineUse:
     """A serving engine with a model on one type of accelerator: the memory and suggested flags.
 
     preset: the model. engine, version: the engine. hardware: the accelerator. flags: values of the engine's flags.
-    memory: its memory. flag_changes: changes of flags that leave more for the cache.
+    memory: its memory. find_flag_changes: finds `flag_changes`, which counts the server again with each.
     launch: the file that starts it; None without.
     """
 
@@ -29,8 +30,13 @@ class EngineUse:
     hardware: Hardware
     flags: Mapping[str, Any]
     memory: EngineMemory
-    flag_changes: tuple[FlagChange, ...] = ()
+    find_flag_changes: Callable[[], Iterable[FlagChange]] = field(default=tuple, repr=False, compare=False)
     launch: LaunchedServer | None = None
+
+    @cached_property
+    def flag_changes(self) -> tuple[FlagChange, ...]:
+        """Changes of flags that leave more for the cache, cheapest first."""
+        return tuple(self.find_flag_changes())
 
 
 @dataclass(frozen=True)

@@ -536,14 +536,15 @@ def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tupl
     if config is not None:
         class_names = config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
-    exported_class_names = next(
-        (names for exported_model, names in _exported_classes if exported_model is model or exported_model == model),
-        None,
-    )
-    if exported_class_names is None:
-        exported_class_names = _classes_of_export(model)
-        _exported_classes.append((model, exported_class_names))
-    return exported_class_names
+    if id(model) not in _names_by_model_id:
+        class_names = next((names for known_model, names in _exported_classes if known_model == model), None)
+        if class_names is None:
+            class_names = _classes_of_export(model)
+            _exported_classes.append((model, class_names))
+        if len(_names_by_model_id) >= MAX_SHARED_RANKS:
+            _names_by_model_id.clear()
+        _names_by_model_id[id(model)] = model, class_names
+    return _names_by_model_id[id(model)][1]
 
 
 def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
@@ -566,8 +567,11 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
     return () if exported_config is None else tuple(exported_config["architectures"])
 
 
-_exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=32)
-"""Models of the latest questions, with the class names in their exports."""
+_exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=128)
+"""Different models of the latest questions, with the class names in their exports."""
+
+_names_by_model_id: dict[int, tuple[ModelSpec, tuple[str, ...]]] = {}
+"""Id of a model → the model, which keeps its id, with the class names in its export; a comparison takes longer."""
 
 
 _shared_ranks: dict[tuple[Hashable, ...], EngineRank] = {}

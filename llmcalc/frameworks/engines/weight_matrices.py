@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ...components.mixers.attention import Attention
 from ...costs.params import params
 from ...costs.quantization.base import StoredBytes, WeightTensor, stored_tensors, unquantized_bytes, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...optional import included_part_names
-from .rank import EngineRank, architectures, mixers
+from .rank import MAX_SHARED_RANKS, EngineRank, architectures, mixers
 
 LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
 """Bytes of the smallest tensor with a segment of its own, and the multiple of a segment's size."""
@@ -28,6 +29,7 @@ FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj"
 """Name of a projection → the name of the matrix that it is a part of."""
 
 
+@lru_cache(maxsize=MAX_SHARED_RANKS)
 def segment_remainders(engine_rank: EngineRank) -> Counter[int]:
     """Returns the unused bytes of a large weight matrix's allocator segment → number of such segments.
 

@@ -175,7 +175,8 @@ class FsdpProfile(RingAttentionKernels):
         """Rejects parameters that neither the forward nor the backward pass reads, since they are not modelled."""
         for module_name, parameter_use, _ in unused_modules(program.root):
             if parameter_use.tensors():
-                raise self.unsupported("FSDP2 of parameters that no pass reads is not modelled", module_name)
+                reason = "FSDP2 of parameters that no pass reads is not modelled; expected --framework deepspeed"
+                raise self.unsupported(reason, module_name)
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:

@@ -78,6 +78,7 @@ class ModelChunk(TrainingRun):
 
     def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         self.stage = stage
+        self.stage_count = rank_setup.layout.pp
         self.profile = self.profiles[rank_setup.layout.tp > 1]
         rank_flow = rank_program(rank_setup.spec, rank_setup.layout, rank_setup.rank, stage)
         super().__init__(rank_setup.spec, rank_setup.training_config, memory_meter=memory_meter, program=rank_flow)
@@ -129,7 +130,16 @@ class ModelChunk(TrainingRun):
             self.labels = token_labels
 
     def _backward_from(self, output_tensor: Tensor, output_gradient: Tensor) -> None:
-        """Runs the backward pass from an output tensor and the output's gradient."""
+        """Runs the backward pass from an output tensor and the output's gradient.
+
+        Raises `InputError` for a stage whose output is its input, because no pass runs its layers.
+        """
+        if output_tensor.node is None:
+            layers = self.stage.layers
+            raise InputError(
+                f"--pp {self.stage_count}: no pass runs a layer of the stage of layers {layers.start} to "
+                f"{layers.stop - 1}; expected fewer stages"
+            )
         self.meter.place = AllocationPlace("backward")
         self._allocate_workspaces(2)
         backward(self.graph, output_tensor, output_gradient, self.finish_backward)

@@ -30,7 +30,7 @@ from .classes import class_names, wrapper_names
 from .compare import Difference, canonical_values, count_changed_values, differences, has_canonical_values
 from .config_fields import EXTRA_READ_FIELDS, USUAL_NAME_BY_SYNONYM, VALUE_GETTERS
 from .config_values import ConfigValues
-from .wrappers import wrapped_config
+from .wrappers import wrapped_config, wrapper_type_of
 
 ABSENT_FIELD_ERRORS = (LookupError, AttributeError, TypeError)
 """Exceptions raised when a field is read from a part that does not have it: the spec has no value for the config field.
@@ -62,18 +62,28 @@ def find_config(
     other_configs: as in `_nearest_class_text`; classes that compute another spec are added to it; None for no list.
     families: the families that are tried, also those whose class is never alone; None for all that `convert` may name.
     """
+    return next(_configs_of(spec, other_configs, families), None)
+
+
+def _configs_of(
+    spec: ModelSpec,
+    other_configs: list[tuple[str, dict[str, Any]]] | None,
+    families: Iterable[tuple[str, Family]] | None,
+) -> Iterator[dict[str, Any]]:
+    """Yields the configs of all classes that compute the spec. The arguments are those of `find_config`."""
     config_values, spec_values = ConfigValues(spec, VALUE_GETTERS), canonical_values(spec)
     for model_type, family in _possible_families(config_values) if families is None else families:
+        if spec.towers and other_configs is None and not wrapper_type_of(model_type):
+            continue  # a config without the encoders
         for class_name in class_names(model_type, spec) or [""] * (families is not None):
             config = wrapped_config(_candidate_config(model_type, family, class_name, config_values), spec)
             config_spec = _spec_of_config(config)
             if config_spec is None:
                 continue
             if has_canonical_values(config_spec, spec_values):
-                return config
-            if other_configs is not None:
+                yield config
+            elif other_configs is not None:
                 other_configs.append((config["architectures"][0], canonical_values(config_spec)))
-    return None
 
 
 def wrapper_class(spec: ModelSpec) -> str:
@@ -81,17 +91,22 @@ def wrapper_class(spec: ModelSpec) -> str:
 
     Only wrappers in the file of their text model count: those in other files share theirs with many.
     """
-    decoder, known_names = spec.model_copy(update={"towers": {}}), []
-    for model_type, family_file in FILE_BY_TYPE.items():
-        text_model_type = family_of(model_type).text_type
-        if (
-            not text_model_type
-            or FILE_BY_TYPE[text_model_type] != family_file
-            or family_of(text_model_type).read_model is None
-        ):
-            continue
-        if find_config(decoder, families=[(text_model_type, family_of(text_model_type))]) is not None:
-            known_names += wrapper_names(model_type, lacks_head=False)[:1]
+    decoder = spec.model_copy(update={"towers": {}})
+    text_types = {
+        model_type: text_type
+        for model_type, family_file in FILE_BY_TYPE.items()
+        if (text_type := family_of(model_type).text_type)
+        and FILE_BY_TYPE[text_type] == family_file
+        and family_of(text_type).read_model is not None
+    }
+    text_families = {text_type: family_of(text_type) for text_type in text_types.values()}
+    computing_types = {config["model_type"] for config in _configs_of(decoder, None, text_families.items())}
+    known_names = [
+        class_name
+        for model_type, text_type in text_types.items()
+        if text_type in computing_types
+        for class_name in wrapper_names(model_type, lacks_head=False)[:1]
+    ]
     return known_names[0] if len(known_names) == 1 else ""
 
 
@@ -123,6 +138,7 @@ def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
     """Yields the families that have a `transformers` class, the likely families first."""
     unlikely_families: list[tuple[str, Family]] = []
+    has_experts, activation = bool(config_values.expert_layers()), _activation_of(config_values)
     for model_type in FILE_BY_TYPE:
         family = family_of(model_type)
         if (
@@ -132,22 +148,21 @@ def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Famil
             or not family.has_text_class
         ):
             continue
-        if _is_likely_family(family, config_values):
+        if _is_likely_family(family, has_experts, activation):
             yield model_type, family
         else:
             unlikely_families.append((model_type, family))
     yield from unlikely_families
 
 
-def _is_likely_family(family: Family, config_values: ConfigValues) -> bool:
+def _is_likely_family(family: Family, has_experts: bool, activation: str | None) -> bool:
     """Whether the family's default activation is the spec's activation, and both or neither have experts."""
     default_fields = [USUAL_NAME_BY_SYNONYM.get(field_name, field_name) for field_name in family.defaults]
     default_activations = [
         family.defaults[name] for name in family.defaults if USUAL_NAME_BY_SYNONYM.get(name, name) == "hidden_act"
     ]
-    return ("num_experts" in default_fields) == bool(config_values.expert_layers()) and (
-        not default_activations
-        or ACTIVATIONS.get(default_activations[0], default_activations[0]) == _activation_of(config_values)
+    return ("num_experts" in default_fields) == has_experts and (
+        not default_activations or ACTIVATIONS.get(default_activations[0], default_activations[0]) == activation
     )
 
 

@@ -22,7 +22,7 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
 
     It returns `config` unchanged if the spec has no encoders or those of another wrapper.
     """
-    model_type = _wrapper_type_of(config["model_type"]) if spec.towers else ""
+    model_type = wrapper_type_of(config["model_type"]) if spec.towers else ""
     write_sections = family_of(model_type).write_tower_sections if model_type else None
     if write_sections is None:
         return config
@@ -41,7 +41,7 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
     }
 
 
-def _wrapper_type_of(text_model_type: str) -> str:
+def wrapper_type_of(text_model_type: str) -> str:
     """Returns the model type of the wrapper of a text model's type that can write its towers; empty if none.
 
     Only wrappers that are read in the text type's own file are searched.

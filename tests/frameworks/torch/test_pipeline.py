@@ -216,3 +216,9 @@ def test_what_torch_has_not_is_refused(layout: Layout, message: str) -> None:
     with pytest.raises(InputError) as error:
         replay_rank(SPEC, HOW, layout, 0)
     assert message in str(error.value)
+
+
+def test_a_stage_without_a_layer_that_runs_is_refused() -> None:
+    """Layers of cross-attention run on the tokens of an image, which is not an input of the run."""
+    with pytest.raises(InputError, match="no pass runs a layer of the stage of layers 3 to 3; expected fewer"):
+        llmcalc.memory("llama3.2-11b-vision", phase="training", pp=40, framework="torch")
