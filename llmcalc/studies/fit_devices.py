@@ -21,10 +21,9 @@ from ..parallel.layout_search import tokens_multiple
 from ..simulator.simulated_work import WorkBudget
 from .fit import MOST_BATCH, MOST_SEQ, SettingChange, devices_option, largest_fitting_number
 from .layout_candidates import Candidate
+from .layout_estimates import FULL_RECOMPUTE, LayoutEstimates
 from .layout_order import NearestPolicy, search_budget
 from .plan import (
-    FULL_RECOMPUTE,
-    LayoutEstimates,
     LayoutPlan,
     OrderName,
     incomplete_search_error,

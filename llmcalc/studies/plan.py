@@ -8,8 +8,8 @@ the allocator, so a layout that was not replayed is listed separately, with an u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
@@ -18,7 +18,6 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
 from ..frameworks.peak_estimate import PeakEstimate
-from ..frameworks.ranks import Cluster
 from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import Layout
@@ -27,6 +26,7 @@ from ..parallel.layout_search import LayoutSearch, check_depth, search_layouts
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_time
+from .layout_estimates import FULL_RECOMPUTE, LayoutEstimates, RunEstimates
 from .layout_order import TOO_MUCH_MEMORY, LayoutOrder, NearestPolicy, RankedLayouts, layout_run_of, search_budget
 from .layout_replays import LayoutReplays, ReplayTask, replay_layout
 from .run_time import TimeSettings, TrainingTimes
@@ -37,9 +37,6 @@ OrderName: TypeAlias = Literal["time", "memory"]
 
 NODE_DEVICES = 8
 """Default number of devices that share the fastest link."""
-
-FULL_RECOMPUTE = "full"
-"""The value of `--recompute` that recomputes every layer."""
 
 FEWER_LAYOUTS_ADVICE = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
 """What mends a search that ended early."""
@@ -52,40 +49,6 @@ ROWS = 10
 
 SCREEN_ROWS = 5
 """Number of layouts that a plan replays for a screen, which shows no more: the first choice and its rivals."""
-
-
-@dataclass
-class LayoutEstimates:
-    """Peak estimates in bytes of a model's layouts, with several kinds of recomputation."""
-
-    memory: Memory
-    framework: Framework
-    _estimates_by_recompute: dict[str, LayoutEstimates] = field(default_factory=dict)
-    _without_recompute: LayoutEstimates | None = None
-
-    @cached_property
-    def estimates_as_configured(self) -> PeakEstimate:
-        """The memory estimates with the recomputation that the run's settings state."""
-        memory_estimate = self.framework.estimate(self.memory)
-        if self._without_recompute is not None:
-            memory_estimate.share_parameter_counts(self._without_recompute.estimates_as_configured)
-        return memory_estimate
-
-    @property
-    def recomputed(self) -> LayoutEstimates:
-        """The memory estimates with every layer recomputed in the backward pass."""
-        return self.with_recompute(FULL_RECOMPUTE)
-
-    def with_recompute(self, recompute_mode: str) -> LayoutEstimates:
-        """Returns the estimates with another value of `--recompute`; the same object for an equal value."""
-        if recompute_mode == CONFIGURED_RECOMPUTE:
-            return self
-        if recompute_mode not in self._estimates_by_recompute:
-            recomputing_memory = self.memory.with_changes(recompute=recompute_mode)
-            self._estimates_by_recompute[recompute_mode] = LayoutEstimates(
-                recomputing_memory, self.framework, _without_recompute=self
-            )
-        return self._estimates_by_recompute[recompute_mode]
 
 
 @frozen
@@ -346,65 +309,32 @@ def plan_of(
     )
     layout_estimates = layout_estimates or LayoutEstimates(model_memory, framework_record)
     layout_times, untimed_reason = _layout_times(model_memory, hardware, order_name, time_settings, framework_record)
-
-    @cache
-    def memory_of_run(micro_batch_count: int, recompute: str) -> Memory:
-        return layout_estimates.with_recompute(recompute).memory.with_changes(num_microbatches=micro_batch_count)
-
-    @cache
-    def training_times_with(recompute: str) -> TrainingTimes:
-        assert layout_times is not None
-        return layout_times.with_memory(layout_estimates.with_recompute(recompute).memory)
-
     version = layout_request.framework_version or ""
-
-    def sent_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
-        message_estimates = Cluster.with_framework(
-            memory_of_run(micro_batch_count, recompute), layout, framework_record, version
-        ).messages_of_rank(layout.rank(pp=0))
-        return sum(message.wire_bytes * message.count for message in message_estimates)
-
-    def stage_peaks(layout: Layout, micro_batch_count: int, recompute: str) -> Sequence[int]:
-        return layout_estimates.with_recompute(recompute).estimates_as_configured.peaks_by_stage(
-            layout, micro_batch_count
-        )
-
-    def step_seconds(layout: Layout, micro_batch_count: int, recompute: str) -> float:
-        return float(training_times_with(recompute).step(layout, micro_batch_count).seconds)
-
-    def least_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
-        return layout_estimates.with_recompute(recompute).estimates_as_configured.lower_bound_bytes(
-            layout, micro_batch_count
-        )
-
-    def exceeds(layout: Layout, micro_batch_count: int, recompute: str, is_too_large: Callable[[int], bool]) -> bool:
-        memory_estimate = layout_estimates.with_recompute(recompute).estimates_as_configured
-        return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
-
+    run_estimates = RunEstimates(layout_estimates, version, layout_times)
     budget = budget or search_budget()
     recompute_modes = (
         _recompute_modes(model_memory, framework_record)
         if may_recompute and layout_times is not None
         else (CONFIGURED_RECOMPUTE,)
     )
-    with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget) as replays:
+    with LayoutReplays(
+        framework_record, version, run_estimates.memory_of_run, run_estimates.stage_peaks, budget
+    ) as replays:
         layout_order = LayoutOrder(
             layout_search,
             hardware.capacity_bytes,
-            lambda *layout_run: max(stage_peaks(*layout_run)),
-            sent_bytes,
+            run_estimates.tensor_bytes,
+            run_estimates.sent_bytes,
             replays.bytes,
             framework_record.estimate_errors,
-            None if layout_times is None else step_seconds,
+            None if layout_times is None else run_estimates.step_seconds,
             recompute_modes,
-            least_bytes,
-            exceeds,
+            run_estimates.least_bytes,
+            run_estimates.has_too_large_rank,
             budget,
             replays.begin,
             replays.estimates if replays.can_fork else None,
-            lambda: [
-                layout_estimates.with_recompute(recompute).estimates_as_configured for recompute in recompute_modes
-            ],
+            lambda: list(map(run_estimates.peak_estimate, recompute_modes)),
         )
         ranked_layouts = (
             layout_order.plan_of_fastest()

@@ -26,9 +26,10 @@ from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBu
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory
+from llmcalc.studies.layout_estimates import LayoutEstimates
 from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON, LayoutOrder, RankedLayouts, search_budget
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, RankReplay, ReplayedLayout, ReplayTask, StageTask
-from llmcalc.studies.plan import IncompleteSearchError, LayoutEstimates, plan_of
+from llmcalc.studies.plan import IncompleteSearchError, plan_of
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.in_process import shared_answer
 from tests.samples import in_one_test, with_rest

@@ -1,0 +1,121 @@
+"""What a search of layouts estimates of each: bytes of its ranks, bytes that are sent, and seconds of a step.
+
+A run is a layout with its micro-batches per step and its recomputation. The estimates of runs with the same
+recomputation share the measurements of their kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+
+from ..device_memory.estimate import Memory
+from ..frameworks.framework import Framework
+from ..frameworks.peak_estimate import PeakEstimate
+from ..frameworks.ranks import Cluster
+from ..parallel.layout import Layout
+from .layout_candidates import CONFIGURED_RECOMPUTE
+from .run_time import TrainingTimes
+
+FULL_RECOMPUTE = "full"
+"""The value of `--recompute` that recomputes every layer."""
+
+
+@dataclass
+class LayoutEstimates:
+    """Peak estimates in bytes of a model's layouts, with several kinds of recomputation."""
+
+    memory: Memory
+    framework: Framework
+    _estimates_by_recompute: dict[str, LayoutEstimates] = field(default_factory=dict)
+    _without_recompute: LayoutEstimates | None = None
+
+    @cached_property
+    def estimates_as_configured(self) -> PeakEstimate:
+        """The memory estimates with the recomputation that the run's settings state."""
+        memory_estimate = self.framework.estimate(self.memory)
+        if self._without_recompute is not None:
+            memory_estimate.share_parameter_counts(self._without_recompute.estimates_as_configured)
+        return memory_estimate
+
+    @property
+    def recomputed(self) -> LayoutEstimates:
+        """The memory estimates with every layer recomputed in the backward pass."""
+        return self.with_recompute(FULL_RECOMPUTE)
+
+    def with_recompute(self, recompute_mode: str) -> LayoutEstimates:
+        """Returns the estimates with another value of `--recompute`; the same object for an equal value."""
+        if recompute_mode == CONFIGURED_RECOMPUTE:
+            return self
+        if recompute_mode not in self._estimates_by_recompute:
+            recomputing_memory = self.memory.with_changes(recompute=recompute_mode)
+            self._estimates_by_recompute[recompute_mode] = LayoutEstimates(
+                recomputing_memory, self.framework, _without_recompute=self
+            )
+        return self._estimates_by_recompute[recompute_mode]
+
+
+@dataclass(eq=False)
+class RunEstimates:
+    """The estimates of runs in one search. A method takes a layout, its micro-batches and a value of `--recompute`.
+
+    version: of the framework; empty for the newest.
+    layout_times: seconds of a step with the configured recomputation; None without times.
+    """
+
+    layout_estimates: LayoutEstimates
+    version: str
+    layout_times: TrainingTimes | None
+
+    @cached_property
+    def memory_of_run(self) -> Callable[[int, str], Memory]:
+        """(micro-batches, recomputation) → the model and its run; the same object for the same run."""
+
+        @cache
+        def memory_of_run(micro_batches: int, recompute: str) -> Memory:
+            memory = self.layout_estimates.with_recompute(recompute).memory
+            return memory.with_changes(num_microbatches=micro_batches)
+
+        return memory_of_run
+
+    def peak_estimate(self, recompute: str) -> PeakEstimate:
+        """Returns the estimate of the peaks of all runs with this recomputation."""
+        return self.layout_estimates.with_recompute(recompute).estimates_as_configured
+
+    def stage_peaks(self, layout: Layout, micro_batches: int, recompute: str) -> Sequence[int]:
+        """Returns the bytes of the tensors of each pipeline stage's first rank."""
+        return self.peak_estimate(recompute).peaks_by_stage(layout, micro_batches)
+
+    def tensor_bytes(self, layout: Layout, micro_batches: int, recompute: str) -> int:
+        """Returns the bytes of the tensors of the largest rank."""
+        return max(self.stage_peaks(layout, micro_batches, recompute))
+
+    def least_bytes(self, layout: Layout, micro_batches: int, recompute: str) -> int:
+        """Returns a lower bound of `tensor_bytes`, which is known sooner. micro_batches: 0 for any run."""
+        return self.peak_estimate(recompute).lower_bound_bytes(layout, micro_batches)
+
+    def has_too_large_rank(
+        self, layout: Layout, micro_batches: int, recompute: str, is_too_large: Callable[[int], bool]
+    ) -> bool:
+        """Whether the bytes of a rank's tensors are too large, which is known sooner than `tensor_bytes`."""
+        return self.peak_estimate(recompute).exceeds(layout, micro_batches, is_too_large)
+
+    def sent_bytes(self, layout: Layout, micro_batches: int, recompute: str) -> int:
+        """Returns the bytes that a rank of the first stage sends per step."""
+        run_memory, framework_record = self.memory_of_run(micro_batches, recompute), self.layout_estimates.framework
+        cluster = Cluster.with_framework(run_memory, layout, framework_record, self.version)
+        messages = cluster.messages_of_rank(layout.rank(pp=0))
+        return sum(message.wire_bytes * message.count for message in messages)
+
+    @cached_property
+    def _times_by_recompute(self) -> dict[str, TrainingTimes]:
+        return {}
+
+    def step_seconds(self, layout: Layout, micro_batches: int, recompute: str) -> float:
+        """Returns the seconds of a step."""
+        assert self.layout_times is not None
+        if recompute not in self._times_by_recompute:
+            memory = self.layout_estimates.with_recompute(recompute).memory
+            self._times_by_recompute[recompute] = self.layout_times.with_memory(memory)
+        return float(self._times_by_recompute[recompute].step(layout, micro_batches).seconds)
