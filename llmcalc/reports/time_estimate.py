@@ -276,6 +276,7 @@ def report(
         *warnings,
         *([] if timed_run.fits else [_size_note(timed_run, measured_run is not None)]),
         test_errors_text(timed_run.time_range, timed_run.stack.title),
+        _rates_note(timed_run, measured_run is not None),
         *timed_run.engine_notes,
         *(large_step_notes(timed_run.sequences, timed_run.seq) if timed_run.phase == "training" else ()),
         *unknown_link_notes(timed_run.hardware, timed_run.device, _messaging_devices(timed_run)),
@@ -311,6 +312,10 @@ def report(
 def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
     """Writes the time of a pass; if the run does not fit, the time with layers on the host or with more memory."""
     subject, seconds_with_host = SUBJECT_BY_PHASE[timed_run.phase], timed_run.seconds_with_host
+    short_run = timed_run.with_short_context
+    if timed_run.fits and short_run is not None and not is_measured:
+        long_text = f"{tpot_text(timed_run)} after {timed_run.context:,}"
+        return f"{subject} takes {range_text(short_run.time_range)}, after {short_run.context:,} tokens; {long_text}"
     if timed_run.fits or is_measured:
         return f"{subject} takes {range_text(timed_run.time_range)}"
     if seconds_with_host is not None:
@@ -331,11 +336,7 @@ def _run_text(timed_run: TimedRun) -> str:
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
     device_text = device_phrase(timed_run.devices, timed_run.hardware.title)
-    short_run, short_text = timed_run.with_short_context, ""
-    if short_run is not None and timed_run.fits:
-        rates_text = _rates_text(short_run, short_run.seconds)
-        short_text = f"; after {short_run.context:,} tokens {tpot_text(short_run)}, {rates_text}"
-    return f"{work_text} on {device_text}{layout}{_formats_text(timed_run)}{short_text}"
+    return f"{work_text} on {device_text}{layout}{_formats_text(timed_run)}"
 
 
 def _formats_text(timed_run: TimedRun) -> str:
@@ -445,21 +446,28 @@ def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
     return size_note
 
 
-def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
+def _rates_note(timed_run: TimedRun, is_measured: bool) -> str:
+    """Writes tokens/s, MFU and HFU of the estimate, and tokens/s after a short context if that is timed too."""
     conditions = ["the estimate"] if is_measured else []
     if not timed_run.fits:
         conditions.append(
             "with all layers on the accelerator" if timed_run.leaves_layers_on_host else "with enough memory"
         )
     condition_text = f"{', '.join(conditions)}: " if conditions else ""
-    rate_notes = [f"{condition_text}{_rates_text(timed_run, timed_run.seconds)}"]
+    rates_text, short_run = _rates_text(timed_run, timed_run.seconds), timed_run.with_short_context
+    if short_run is not None and timed_run.fits:
+        short_text = f"{_rates_text(short_run, short_run.seconds)} after {short_run.context:,} tokens"
+        rates_text = f"{short_text}; {rates_text} after {timed_run.context:,}"
+    return f"{condition_text}{rates_text}"
+
+
+def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
     rule_texts = [
         f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
         for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
         if rule_seconds is not None
     ]
     return [
-        *rate_notes,
         *([_size_note(timed_run, is_measured)] if timed_run.chosen_options else []),
         *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(timed_run.not_counted)}",
