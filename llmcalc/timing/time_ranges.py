@@ -206,14 +206,13 @@ def expected_range(
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
     low_seconds, high_seconds = earliest_seconds * bounds.low, latest_seconds * bounds.high
     has_few_rows = tested_class is None and device_class == "tested" and not untested_reason
-    stack_name = software_stack.name
     return TimeRange(
         seconds,
         low_seconds,
         high_seconds,
         phase,
         device.evidence,
-        stack_name,
+        software_stack.name,
         tested_class,
         untested_reason,
         has_few_rows,
