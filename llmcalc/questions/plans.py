@@ -331,7 +331,8 @@ def longer_micro_batches(
     """Returns the fastest layout with more than one sequence in a micro-batch, if it is faster than the plan's first.
 
     None where the micro-batch is stated, and where the first layout hardly waits for the host. A longer micro-batch
-    takes more memory and has longer pipelines, so that those after the first one that is slower are not tried.
+    takes more memory and idles longer in a pipeline. So the first one that is slower is the last one tried, unless it
+    does not divide the sequences of a replica of the fastest layout.
     """
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, plan_of
@@ -345,7 +346,7 @@ def longer_micro_batches(
         or first_plan.host_wait_share(first_candidate) < TIE_SHARE
     ):
         return None
-    least_seconds, fastest_layout = first_candidate.seconds, None
+    least_seconds, replicas, fastest_layout = first_candidate.seconds, first_candidate.layout.dp, None
     budget = WorkBudget(WORK_OF_COMPARISON)
     for micro_batch in LONGER_MICRO_BATCHES:
         if plan.global_batch % micro_batch:
@@ -366,8 +367,10 @@ def longer_micro_batches(
             continue
         _, candidate = longer_plan.first_row
         if candidate is None or candidate.seconds is None or candidate.seconds >= least_seconds:
-            break
-        least_seconds = candidate.seconds
+            if budget.is_spent() or not plan.global_batch % (micro_batch * replicas):
+                break
+            continue
+        least_seconds, replicas = candidate.seconds, candidate.layout.dp
         counted_candidate = replace(candidate, count_sent_bytes=partial(int, candidate.communication_bytes or 0))
         time_range = longer_plan.step_time_range(candidate)
         fastest_layout = ComparedLayout(

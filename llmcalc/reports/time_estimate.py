@@ -134,8 +134,10 @@ DECODING_COLUMNS = (
 
 
 def test_errors_text(seconds_range: TimeRange, title: str) -> str:
-    """Writes how this kind of estimate was tested: the number of measured rows and their errors, or never."""
+    """Writes how this kind of estimate was tested: the number of measured rows and their errors, or few or none."""
     tested_class = seconds_range.tested_class
+    if seconds_range.has_few_rows:
+        return f"{title} on this device has too few measured rows for a range of its own: the range is the widest"
     if tested_class is None:
         untested_text = f"with {seconds_range.untested_reason}" if seconds_range.untested_reason else "on this device"
         return f"{title} {untested_text} was never tested: the range is the widest"

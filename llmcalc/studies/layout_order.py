@@ -218,8 +218,9 @@ class LayoutOrder:
         return candidate if candidate is not None and candidate.may_fit else None
 
     def _with_refusals(self, ranked_layouts: RankedLayouts, too_large_count: int) -> RankedLayouts:
-        """Returns the ranked layouts, with how many others were refused for each reason. too_large_count: do not fit.
+        """Returns the ranked layouts with the number of other layouts that each reason refuses.
 
+        too_large_count: number of layouts that do not fit.
         Raises the most frequent error if no layout fits, may fit or is too large.
         """
         refusal_counts = ranked_layouts.refusal_counts = dict(self.layout_search.refusal_counts)

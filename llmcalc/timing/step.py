@@ -456,30 +456,33 @@ def _step_seconds(
 def _hop_seconds(
     spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan
 ) -> tuple[Number, Number]:
-    """Returns the seconds of the messages of a micro-batch's activations, or gradients, between pipeline stages.
+    """Returns the seconds of a micro-batch's way through all stages, and of the exchanges that a stage waits for.
 
-    The first is of all stages, one after the other; the second of the exchanges that one stage waits for, while the
-    pipeline is full. Stages are the outermost axis of the ranks, so that a domain of fast links holds whole stages
-    where they are small, and then at most one neighbor of a stage is in another domain.
+    The way has one message between each two stages, in one direction; the exchanges are those of a step, while the
+    pipeline is full. Stages are the outermost axis of the ranks. So a domain of fast links holds whole stages where
+    they are small, and in full domains at most one neighbor of such a stage is in another domain.
     """
     is_divided = step_plan.sequence_parallel or software_stack.scatters_hops
     sent_bytes = 2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1)
-    near, far = device.hop_seconds(sent_bytes, 1), device.hop_seconds(sent_bytes, step_plan.devices)
+    near_seconds = device.hop_seconds(sent_bytes, 1)
+    far_seconds = device.hop_seconds(sent_bytes, step_plan.devices)
     stage_devices = step_plan.tp * step_plan.cp * step_plan.dp
     domain_stages = minimum(step_plan.pp, maximum(1, floor_div(device.domain_devices, stage_devices)))
-    far_boundaries = ceil_div(step_plan.pp, domain_stages) - 1
+    far_hops = ceil_div(step_plan.pp, domain_stages) - 1
     neighbors = choose(step_plan.vpp > 1, 2, minimum(2, step_plan.pp - 1))
-    far_neighbors = choose(domain_stages > 1, minimum(1, far_boundaries), neighbors)
+    far_neighbors = choose(domain_stages > 1, minimum(1, far_hops), neighbors)
+    exchange_seconds = far_neighbors * far_seconds + (neighbors - far_neighbors) * near_seconds
     return (
-        far_boundaries * far + (step_plan.pp - 1 - far_boundaries) * near,
-        (far_neighbors * far + (neighbors - far_neighbors) * near) * _exposed_exchange_count(step_plan, software_stack),
+        far_hops * far_seconds + (step_plan.pp - 1 - far_hops) * near_seconds,
+        exchange_seconds * _exposed_exchange_count(step_plan, software_stack),
     )
 
 
 def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
-    """Returns the number of exchanges with each neighbor for which a stage waits while the pipeline is full.
+    """Returns the number of messages to each neighbor for which a stage waits while the pipeline is full.
 
-    A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input
+    An exchange takes as long as one message, or as two where a stage does not send and receive at once. A stage of 1F1B
+    sends its output and waits for the gradient, then sends a gradient and waits for the next input
     (megatron/core/pipeline_parallel/schedules.py, send_forward_recv_backward); the first stage has no neighbor before
     it, and the last none after it. Of interleaved stages a stack may hide messages beside other chunks
     (--overlap-p2p-communication); schedules of divided backward passes hide them.

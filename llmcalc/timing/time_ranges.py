@@ -132,6 +132,7 @@ class TimeRange:
 
     phase, device, stack: of the class. untested_reason: what of the run was never measured; empty for its device alone.
     tested_class: the class; None for a device or a stack without one, which has the widest range.
+    has_few_rows: whether runs of the stack were measured on this device, but too few for a class. Default false.
     """
 
     estimate: Number
@@ -142,6 +143,7 @@ class TimeRange:
     stack: str
     tested_class: TestedClass | None
     untested_reason: str = ""
+    has_few_rows: bool = False
 
     @property
     def amount(self) -> RangedAmount:
@@ -203,6 +205,15 @@ def expected_range(
     if fast_host_seconds is not None and not includes_host_waits:
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
     low_seconds, high_seconds = earliest_seconds * bounds.low, latest_seconds * bounds.high
+    has_few_rows = tested_class is None and device_class == "tested" and not untested_reason
     return TimeRange(
-        seconds, low_seconds, high_seconds, phase, device.evidence, software_stack.name, tested_class, untested_reason
+        seconds,
+        low_seconds,
+        high_seconds,
+        phase,
+        device.evidence,
+        software_stack.name,
+        tested_class,
+        untested_reason,
+        has_few_rows,
     )

@@ -659,13 +659,27 @@ def test_a_plan_whose_layouts_wait_for_the_host_names_longer_micro_batches(run: 
 @dataclass
 class _TimedLayout:
     seconds: float
+    layout: Layout
     communication_bytes: int = 0
     count_sent_bytes: Any = None
 
 
-def test_longer_micro_batches_end_with_the_first_one_that_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes a search of layouts; longer ones take more memory and have longer pipelines."""
-    seconds_by_micro_batch, tried = {None: 1.0, 2: 0.8, 3: 0.9, 4: 0.5}, []
+@pytest.mark.parametrize(
+    ("global_batch", "seconds_by_micro_batch", "tried_micro_batches", "fastest"),
+    [
+        (96, {None: 1.0, 2: 0.8, 3: 0.9, 4: 0.5}, [2, 3], 2),
+        (24, {None: 1.0, 2: 1.1, 3: 0.4, 4: 0.5, 6: 0.5, 8: 0.5}, [2, 3, 4, 6, 8], 3),  # 8 replicas of 3 sequences
+    ],
+)
+def test_longer_micro_batches_end_with_the_first_one_that_is_slower(
+    monkeypatch: pytest.MonkeyPatch,
+    global_batch: int,
+    seconds_by_micro_batch: dict[int | None, float],
+    tried_micro_batches: list[int],
+    fastest: int,
+) -> None:
+    """Each takes a search of layouts. One that replicas of the fastest layout cannot have says nothing of others."""
+    tried = []
 
     def planned(micro_batch: int | None) -> Any:
         plan = SimpleNamespace(
@@ -674,9 +688,9 @@ def test_longer_micro_batches_end_with_the_first_one_that_is_slower(monkeypatch:
             host_wait_share=lambda _: 0.5,
             step_time_range=lambda _: None,
             hardware=None,
-            global_batch=24,
+            global_batch=global_batch,
         )
-        plan.first_row = plan, _TimedLayout(seconds_by_micro_batch[micro_batch])
+        plan.first_row = plan, _TimedLayout(seconds_by_micro_batch[micro_batch], Layout(dp=8))
         return plan
 
     def plan_of(micro_batch: int, *_: Any, **__: Any) -> Any:
@@ -687,7 +701,7 @@ def test_longer_micro_batches_end_with_the_first_one_that_is_slower(monkeypatch:
     run_question: Any = SimpleNamespace(settings=Settings(), layout=LayoutRequest())
     longer = longer_micro_batches(run_question, planned(None), None)
     assert longer is not None
-    assert (longer.micro_batch, tried) == (2, [2, 3])
+    assert (longer.micro_batch, tried) == (fastest, tried_micro_batches)
 
 
 def test_an_error_in_the_settings_of_a_comparison_compares_nothing() -> None:

@@ -126,6 +126,8 @@ def test_an_engine_is_not_timed_where_it_does_not_run(run: Any, hardware: str, e
     assert f"are not modelled; expected {expected}, or a GPU of" in refused.err
     plugin = run("time", SMALL, "--phase", "decode", "--hardware", "gaudi3", "--engine", "vllm", "--notes")
     assert "vLLM on this device was never tested" in " ".join(plugin.out.split())
+    training = run("time", SMALL, "--phase", "training", "--hardware", "ascend-910b", "--framework", "torch", "--notes")
+    assert "eager PyTorch on this device has too few measured rows for a range" in " ".join(training.out.split())
 
 
 @pytest.mark.parametrize(
