@@ -65,11 +65,14 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 }
 """Class of an optimizer → options of `llmcalc memory`."""
 
+WHOLE_LOGITS = {"logits_dtype": "fp32"}
+"""Settings of a loss of all logits, which are copied to fp32 (modules/transformer.py, `TransformerDecoder.unembed`)."""
+
 SETTINGS_BY_LOSS: Mapping[str, Mapping[str, Any]] = {
     "LinearCrossEntropyLoss": {"cross_entropy": "split"},
     "CEWithChunkedOutputLoss": {"cross_entropy": "split"},
-    "CrossEntropyLoss": {"logits_dtype": "fp32"},  # modules/transformer.py, `TransformerDecoder.unembed`
-    "DPOLoss": {},
+    "CrossEntropyLoss": WHOLE_LOGITS,
+    "DPOLoss": WHOLE_LOGITS,
 }
 """Class of a loss → options of `llmcalc memory`."""
 
