@@ -35,11 +35,10 @@ MOST_FORMAT_COMBINATIONS = 8
 """Largest number of combinations of formats that are tried."""
 
 
-INPUT_TOKENS, OUTPUT_TOKENS = 1024, 128
-"""Tokens of a prompt and of an answer where none are stated: the requests of `vllm bench serve`.
+OUTPUT_TOKENS = 128
+"""Tokens of an answer where none are stated: those that `vllm bench serve` asks for.
 
-Source: the defaults of its `--random-input-len` and `--random-output-len`,
-https://docs.vllm.ai/en/latest/cli/bench/serve/
+Source: the default of its `--random-output-len`, https://docs.vllm.ai/en/latest/cli/bench/serve/
 """
 
 
@@ -69,10 +68,12 @@ def ask_serve(
 
 
 def _with_assumed_request(options: ServeOptions) -> tuple[ServeOptions, str]:
-    """Returns the options with the tokens of a request, and those that nobody stated as text; empty for none."""
+    """Returns the options with the tokens of a request, and the assumed ones as text (`--output 128`; none: empty)."""
+    from ..studies.decoding import SHORT_CONTEXT
+
     if options.trace is not None:
         return options, ""
-    request_tokens = {"input": INPUT_TOKENS, "output": OUTPUT_TOKENS}
+    request_tokens = {"input": SHORT_CONTEXT, "output": OUTPUT_TOKENS}
     assumed_tokens: dict[str, Any] = {
         field: tokens for field, tokens in request_tokens.items() if getattr(options, field) is None
     }
