@@ -105,7 +105,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         reader.requests_expandable_segments = True  # torchtune/__init__.py
         if PPO_MODEL in config:
             raise reader.argument_error(PPO_MODEL, "PPO is not modelled; expected a recipe of fine-tuning or DPO")
-        if "optimizer" not in config:
+        if not _component_name(config.get("optimizer")):
             raise reader.argument_error(
                 "optimizer", "missing, so the recipe trains nothing; expected a recipe of fine-tuning or DPO"
             )
