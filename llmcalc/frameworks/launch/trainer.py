@@ -188,15 +188,14 @@ def is_trainer(config: Table) -> bool:
 
 def has_program_arguments(command_words: Sequence[str]) -> bool:
     """Whether a command's words are arguments of the Trainer, which has a default for the batch size."""
-    option_names = {  # HfArgumentParser takes hyphens in place of underscores
-        "--" + keyword_of(command_word.partition("=")[0])
-        for command_word in command_words
-        if command_word.startswith("--")
+    argument_names = {  # HfArgumentParser takes hyphens in place of underscores
+        keyword_of(command_word.partition("=")[0]) for command_word in command_words if command_word.startswith("--")
     }
-    alpaca_lora_options = {f"--{argument_name}" for argument_name in ALPACA_LORA_SIGNS}
-    return any(
-        options <= option_names for options in ({"--do_train", "--model_name_or_path"}, alpaca_lora_options)
-    ) or any(option_name.startswith("--per_device_train_batch") for option_name in option_names)
+    return (
+        argument_names >= {"do_train", "model_name_or_path"}
+        or argument_names >= ALPACA_LORA_SIGNS
+        or any(argument_name.startswith("per_device_train_batch") for argument_name in argument_names)
+    )
 
 
 def read_trainer(config: Table, source_file: LaunchSource, earlier_argument: str = "") -> Launch:

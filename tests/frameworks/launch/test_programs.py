@@ -16,6 +16,7 @@ from llmcalc.frameworks.launch.file_kinds import program_files
 from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
+from llmcalc.frameworks.server_files.read import starts_any_server
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import known_model
@@ -1385,6 +1386,9 @@ def test_a_script_with_another_name_for_the_model(tmp_path: Path) -> None:
     command = "python sft.py --per_device_train_batch_size 1 --block_size 512 --bf16 True"
     script.write_text(f"{command} --model_name Qwen/Qwen2.5-0.5B --train_file_path data\n")
     assert read_launch(script).model_name == "Qwen/Qwen2.5-0.5B"
+    server = "text-generation-launcher --model-id gpt2 &\n"
+    script.write_text(server + script.read_text().replace("python sft", "python3.11 -u sft"))
+    assert not starts_any_server(script)
 
 
 def test_a_script_of_chinese_llama_alpaca(tmp_path: Path) -> None:
