@@ -464,15 +464,16 @@ def _hop_seconds(
     """
     is_divided = step_plan.sequence_parallel or software_stack.scatters_hops
     sent_bytes = 2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1)
-    near, far = device.hop_seconds(sent_bytes, 1), device.hop_seconds(sent_bytes, step_plan.devices)
+    near_seconds, far_seconds = (device.hop_seconds(sent_bytes, devices) for devices in (1, step_plan.devices))
     stage_devices = step_plan.tp * step_plan.cp * step_plan.dp
     domain_stages = minimum(step_plan.pp, maximum(1, floor_div(device.domain_devices, stage_devices)))
     far_boundaries = ceil_div(step_plan.pp, domain_stages) - 1
     neighbors = choose(step_plan.vpp > 1, 2, minimum(2, step_plan.pp - 1))
     far_neighbors = choose(domain_stages > 1, minimum(1, far_boundaries), neighbors)
     return (
-        far_boundaries * far + (step_plan.pp - 1 - far_boundaries) * near,
-        (far_neighbors * far + (neighbors - far_neighbors) * near) * _exposed_exchange_count(step_plan, software_stack),
+        far_boundaries * far_seconds + (step_plan.pp - 1 - far_boundaries) * near_seconds,
+        (far_neighbors * far_seconds + (neighbors - far_neighbors) * near_seconds)
+        * _exposed_exchange_count(step_plan, software_stack),
     )
 
 
