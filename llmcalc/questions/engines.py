@@ -96,8 +96,9 @@ class EngineQuestion:
                 engine_memory = engine.memory_on(self.preset, hardware, version, engine_flags)
             if receipt is not None:
                 engine_memory = replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
-            find_changes = partial(engine.flag_changes_on, self.preset, hardware, version, engine_flags)
-            find_changes = self.naming_file_in_errors()(find_changes)
+            find_changes = self.naming_file_in_errors()(
+                partial(engine.flag_changes_on, self.preset, hardware, version, engine_flags)
+            )
             yield EngineUse(
                 self.preset, engine, version, hardware, engine_flags, engine_memory, find_changes, self.launch
             )

@@ -35,11 +35,10 @@ MOST_FORMAT_COMBINATIONS = 8
 """Largest number of combinations of formats that are tried."""
 
 
-INPUT_TOKENS, OUTPUT_TOKENS = 1024, 128
-"""Tokens of a prompt and of an answer where none are stated: the requests of `vllm bench serve`.
+OUTPUT_TOKENS = 128
+"""Tokens of an answer where none are stated: those that `vllm bench serve` asks for.
 
-Source: the defaults of its `--random-input-len` and `--random-output-len`,
-https://docs.vllm.ai/en/latest/cli/bench/serve/
+Source: the default of its `--random-output-len`, https://docs.vllm.ai/en/latest/cli/bench/serve/
 """
 
 
@@ -54,8 +53,8 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    options, assumed_options = _with_assumed_request(options)
-    server_study = replace(serve_study(preset, hardware, options, read_model), assumed_options=assumed_options)
+    options, assumption_note = _with_assumed_request(preset, options)
+    server_study = replace(serve_study(preset, hardware, options, read_model), assumption_note=assumption_note)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
         device = calibration.factors.device(server_study.device)
@@ -68,16 +67,28 @@ def ask_serve(
     )
 
 
-def _with_assumed_request(options: ServeOptions) -> tuple[ServeOptions, str]:
-    """Returns the options with the tokens of a request, and those that nobody stated as text; empty for none."""
+def _with_assumed_request(preset: Preset, options: ServeOptions) -> tuple[ServeOptions, str]:
+    """Returns the options with the tokens of a request, and a note on those that are assumed; empty for none.
+
+    A prompt is shorter than that of `vllm bench serve` where the model's learned positions end before.
+    """
+    from ..costs.context_length import learned_positions
+    from ..studies.decoding import SHORT_CONTEXT
+
     if options.trace is not None:
         return options, ""
-    request_tokens = {"input": INPUT_TOKENS, "output": OUTPUT_TOKENS}
+    positions = learned_positions(preset.model) or LARGEST_COUNT
+    output = OUTPUT_TOKENS if options.output is None else options.output
+    is_too_long = options.input is None and output < positions < SHORT_CONTEXT + output
+    request_tokens = {"input": positions - output if is_too_long else SHORT_CONTEXT, "output": OUTPUT_TOKENS}
     assumed_tokens: dict[str, Any] = {
         field: tokens for field, tokens in request_tokens.items() if getattr(options, field) is None
     }
+    if not assumed_tokens:
+        return options, ""
     assumed_options = " ".join(f"{option(field)} {tokens}" for field, tokens in assumed_tokens.items())
-    return replace(options, **assumed_tokens), assumed_options
+    origin = "the longest request of the model" if is_too_long else "as `vllm bench serve` sends by default"
+    return replace(options, **assumed_tokens), f"assumed: {assumed_options} ({origin})"
 
 
 def _calibration_of_options(

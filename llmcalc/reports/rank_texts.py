@@ -49,11 +49,11 @@ def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
         | ({"sp", WHOLE_EXPERTS_TEXT} if layout_candidate.layout.tp == 1 else set())
         for layout_candidate in candidates
     ]
-    texts_in_heading = set.intersection(*words_by_candidate)
+    shared_words = set.intersection(*words_by_candidate)
     layout_words = ["sp", WHOLE_EXPERTS_TEXT] if any(candidate.layout.tp > 1 for candidate in candidates) else []
     layout_words += [f"ZeRO-{zero_stage}" for zero_stage in (1, 2, 3)]
     layout_words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
-    return [shared_word for shared_word in layout_words if shared_word in texts_in_heading]
+    return [layout_word for layout_word in layout_words if layout_word in shared_words]
 
 
 ONE_DEVICE_TEXT = "one device"

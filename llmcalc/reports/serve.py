@@ -110,8 +110,7 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
             f"{serve_study.engine.title} refuses requests of {serve_study.longest_request:,} tokens without "
             f"{variable_name}=1"
         )
-    assumed_notes = [f"assumed: {serve_study.assumed_options} (as `vllm bench serve` sends by default)"]
-    notes = [*warnings, *(assumed_notes if serve_study.assumed_options else ()), *_serve_notes(serve_study, servers)]
+    notes = [*warnings, *filter(None, [serve_study.assumption_note]), *_serve_notes(serve_study, servers)]
     if any(weight_format is None for weight_format, _ in serve_study.memory_by_formats):
         notes[:0] = published_tag_notes(preset, serve_study.engine.title)
     title = f"{preset.display}, {load_text(serve_study)}"

@@ -175,7 +175,7 @@ class ServeStudy:
         replicas that decode, of a group; None for the ratio at which neither waits.
     speculation: what drafts tokens; None for nothing.
     engine_flags: the engine's flags beside those of layout and formats.
-    assumed_options: options of the request that were not stated, as text; empty for none.
+    assumption_note: the note on tokens of a request that were not stated; empty for none.
     """
 
     preset: Preset
@@ -194,7 +194,7 @@ class ServeStudy:
     prefill_decode_ratio: tuple[int, int] | None = None
     speculation: Speculation | None = None
     engine_flags: Mapping[str, Any] = field(default_factory=dict)
-    assumed_options: str = ""
+    assumption_note: str = ""
 
     @property
     def longest_request(self) -> int:

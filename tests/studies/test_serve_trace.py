@@ -212,8 +212,9 @@ def test_requests_that_nobody_states_are_those_of_the_usual_benchmark(run: Any) 
     """`serve llama3-8b --hardware h100` was refused, though `time`, `fit` and `cost` state what they assume."""
     words = ("gpt2", "--hardware", "h100", "--tp", "1")
     assumed = serve(run, *words)
-    typed = serve(run, *words, "--input", "1024", "--output", "128")
-    assert [note for note in assumed["notes"] if "assumed: --input 1024 --output 128" in note]
+    typed = serve(run, *words, "--input", "896", "--output", "128")
+    assert "assumed: --input 896 --output 128 (the longest request of the model)" in assumed["notes"]
+    assert not any("learned positions" in note for note in assumed["notes"])
     without_notes = [{key: value for key, value in answer.items() if key != "notes"} for answer in (assumed, typed)]
     assert without_notes[0] == without_notes[1]
     longer = serve(run, *words, "--input", "256")

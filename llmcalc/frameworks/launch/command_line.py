@@ -151,7 +151,7 @@ def _file_exists(file_name: str) -> bool:
 
 TRAINING_COMMAND = re.compile(
     r"^[^#\n]*\b(accelerate\s+launch|torchrun|deepspeed|llamafactory-cli\s+train|axolotl\s+train|tune\s+run|swift\s+(sft|pt|rlhf)"
-    rf"|trl\s+({'|'.join(CONSOLE_PROGRAMS['trl'])})|python3?\s+\S*(sft|dpo|grpo|train|tune|tuning)\w*\.py)\s",
+    rf"|trl\s+({'|'.join(CONSOLE_PROGRAMS['trl'])})|python[\d.]*\s+(-u\s+)?\S*(sft|dpo|grpo|train|tune|tuning)\w*\.py)\s",
     re.MULTILINE,
 )
 """A line of a script that trains, beside which a server of an engine that is not modelled only tries the result."""

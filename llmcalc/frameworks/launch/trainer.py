@@ -76,6 +76,9 @@ AUTO_DTYPE = "auto"
 EARLIER_DTYPE = "float32"
 """The number format in which transformers before 5 loads weights, whatever that of the checkpoint."""
 
+QUANTIZING_ARGUMENTS = ("load_in_4bit", "load_in_8bit")
+"""Arguments with which bitsandbytes quantizes a model when it is loaded."""
+
 
 def earlier_dtype(arguments: Table) -> str:
     """Returns the number format in which transformers before 5 loads weights where no dtype is written.
@@ -88,9 +91,6 @@ def earlier_dtype(arguments: Table) -> str:
     is_quantized = any(arguments.get(argument_name) in TRUE_VALUES for argument_name in QUANTIZING_ARGUMENTS)
     return "float16" if is_quantized else EARLIER_DTYPE
 
-
-QUANTIZING_ARGUMENTS = ("load_in_4bit", "load_in_8bit")
-"""Arguments with which bitsandbytes quantizes a model when it is loaded."""
 
 EARLIER_ARGUMENT = "evaluation_strategy"
 """An argument that ends with transformers 4.46 of October 2024."""
@@ -181,21 +181,21 @@ PAIR_ARGUMENTS = field_names("""
 
 def is_trainer(config: Table) -> bool:
     """Whether a table has arguments of Hugging Face's Trainer."""
-    signs = [argument_name for argument_name in TRAINER_SIGNS if not isinstance(config.get(argument_name, {}), Mapping)]
-    return bool(signs) and "distributed_type" not in config
+    return "distributed_type" not in config and any(
+        argument_name in config and not isinstance(config[argument_name], Mapping) for argument_name in TRAINER_SIGNS
+    )
 
 
 def has_program_arguments(command_words: Sequence[str]) -> bool:
     """Whether a command's words are arguments of the Trainer, which has a default for the batch size."""
-    option_names = {  # HfArgumentParser takes hyphens in place of underscores
-        "--" + keyword_of(command_word.partition("=")[0])
-        for command_word in command_words
-        if command_word.startswith("--")
+    argument_names = {  # HfArgumentParser takes hyphens in place of underscores
+        keyword_of(command_word.partition("=")[0]) for command_word in command_words if command_word.startswith("--")
     }
-    alpaca_lora_options = {f"--{argument_name}" for argument_name in ALPACA_LORA_SIGNS}
-    return any(
-        options <= option_names for options in ({"--do_train", "--model_name_or_path"}, alpaca_lora_options)
-    ) or any(option_name.startswith("--per_device_train_batch") for option_name in option_names)
+    return (
+        argument_names >= {"do_train", "model_name_or_path"}
+        or argument_names >= ALPACA_LORA_SIGNS
+        or any(argument_name.startswith("per_device_train_batch") for argument_name in argument_names)
+    )
 
 
 def read_trainer(config: Table, source_file: LaunchSource, earlier_argument: str = "") -> Launch:
@@ -258,11 +258,11 @@ def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str =
 
 
 OTHER_MODEL_ARGUMENTS = ("model_name", "model_id", "base_model")
-"""Names that scripts of their own give the argument `model_name_or_path`."""
+"""Names of `model_name_or_path` in training scripts that people write themselves."""
 
 
 def _with_model_argument(config: Table) -> Table:
-    """Returns the arguments with the model under the Trainer scripts' name for it."""
+    """Returns the arguments with the model as `model_name_or_path`."""
     model_argument = next((name for name in OTHER_MODEL_ARGUMENTS if isinstance(config.get(name), str)), "")
     if not model_argument or config.get("model_name_or_path") is not None:
         return config

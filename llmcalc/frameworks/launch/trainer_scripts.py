@@ -58,10 +58,11 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
         if config.get(argument_name) in TRUE_VALUES:
             reader.refuse(argument_name, f"{refusal_reason} not modelled")
     trainer_arguments = training_script.translate(reader, config)
+    listed_names = config.keys() | reader.assumed_defaults.keys()
     reader.assumed_defaults |= {
         name: value
         for name, value in trainer_arguments.items()
-        if name in LISTED_DEFAULTS and not {name, name.replace("lora_r", "lora_rank")} & config.keys()
+        if name in LISTED_DEFAULTS and not {name, OTHER_ARGUMENT_NAMES.get(name, name)} & listed_names
     }
     script_argument_names = (
         training_script.translated_arguments
@@ -84,6 +85,9 @@ LISTED_DEFAULTS = (
     "dtype",
 )
 """The Trainer's arguments whose value from a script's default is listed."""
+
+OTHER_ARGUMENT_NAMES = {"lora_r": "lora_rank", "max_length": "max_seq_length", "dtype": "torch_dtype"}
+"""The Trainer's argument → its name in the scripts that rename it."""
 
 
 def _adapter_arguments(reader: LaunchReader, config: Table, rank: int, targets: Any, dropout: str) -> dict[str, Any]:
@@ -156,24 +160,26 @@ def _arguments_of_qlora(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _arguments_of_chinese_alpaca(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the equivalent Trainer arguments. Source: ymcui/Chinese-LLaMA-Alpaca-3 at 58a4b6c, scripts/training."""
-    arguments = _flash_attention_argument(reader.flag(config, "use_flash_attention_2"))
+    """Returns the equivalent Trainer arguments. Source: ymcui/Chinese-LLaMA-Alpaca-3 at 58a4b6c, scripts/training.
+
+    Beside 4 and 8 bits `prepare_model_for_kbit_training` copies the other weights to float32; without `torch_dtype` the
+    script's transformers 4 loads them so. Both scripts cut samples to 1,024 tokens by default.
+    """
     bits = reader.integer(config, "load_in_kbits", 16)
-    if bits < 16:
-        arguments["dtype"] = "float32"  # prepare_model_for_kbit_training
+    is_nested = bits == 4 and reader.flag(config, "double_quant", True)
+    arguments = {
+        **_flash_attention_argument(reader.flag(config, "use_flash_attention_2")),
+        **_quantization_arguments(reader, bits, is_nested, "load_in_kbits"),
+        "dtype": "float32" if bits < 16 else config.get("torch_dtype") or "float32",
+        "max_length": reader.integer(config, "block_size" if "block_size" in config else "max_seq_length", 1024),
+    }
     if reader.flag(config, "full_finetuning"):
         return arguments
-    saved_modules = config.get("modules_to_save")
-    adapter_config = {
-        **config,
-        "lora_r": config.get("lora_rank"),
-        "lora_target_modules": config.get("trainable"),
-    }
+    adapter_config = {**config, "lora_r": config.get("lora_rank"), "lora_target_modules": config.get("trainable")}
     arguments |= _adapter_arguments(reader, adapter_config, 8, "q_proj,v_proj", "0.1")
-    if saved_modules is not None:
-        arguments["lora_modules_to_save"] = str(saved_modules).split(",")
-    is_nested = bits == 4 and reader.flag(config, "double_quant", True)
-    return arguments | _quantization_arguments(reader, bits, is_nested, "load_in_kbits")
+    if config.get("modules_to_save") is not None:
+        arguments["lora_modules_to_save"] = str(config["modules_to_save"]).split(",")
+    return arguments
 
 
 def _arguments_of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -295,8 +301,9 @@ TRAINER_SCRIPTS = (
         frozenset({"load_in_kbits"}),
         field_names("""
             load_in_kbits double_quant lora_rank trainable modules_to_save full_finetuning use_flash_attention_2
+            torch_dtype max_seq_length block_size
             """),
-        field_names("dataset_dir data_cache_dir peft_path"),
+        field_names("dataset_dir data_cache_dir peft_path quant_type"),
         _arguments_of_chinese_alpaca,
     ),
     TrainerScript(

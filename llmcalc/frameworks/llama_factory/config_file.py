@@ -101,8 +101,8 @@ ATTENTION_IMPLEMENTATIONS = {
 }
 """`flash_attn` → transformers' name of the attention implementation."""
 
-EARLIER_ATTENTION = {"True": "fa2", "off": "disabled"}
-"""`flash_attn` before 0.7, where it is a flag, and before 0.9 → its name since."""
+EARLIER_ATTENTION = {"True": "fa2", "False": "auto", "off": "disabled"}
+"""`flash_attn` before 0.7, where it is a flag (model/patcher.py, `patch_config`), and before 0.9 → its name since."""
 
 ARGUMENT_DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 

@@ -65,11 +65,14 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 }
 """Class of an optimizer → options of `llmcalc memory`."""
 
+WHOLE_LOGITS = {"logits_dtype": "fp32"}
+"""Settings of a loss of all logits, which are copied to fp32 (modules/transformer.py, `TransformerDecoder.unembed`)."""
+
 SETTINGS_BY_LOSS: Mapping[str, Mapping[str, Any]] = {
     "LinearCrossEntropyLoss": {"cross_entropy": "split"},
     "CEWithChunkedOutputLoss": {"cross_entropy": "split"},
-    "CrossEntropyLoss": {"logits_dtype": "fp32"},  # modules/transformer.py, `TransformerDecoder.unembed`
-    "DPOLoss": {},
+    "CrossEntropyLoss": WHOLE_LOGITS,
+    "DPOLoss": WHOLE_LOGITS,
 }
 """Class of a loss → options of `llmcalc memory`."""
 
@@ -102,7 +105,7 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         reader.requests_expandable_segments = True  # torchtune/__init__.py
         if PPO_MODEL in config:
             raise reader.argument_error(PPO_MODEL, "PPO is not modelled; expected a recipe of fine-tuning or DPO")
-        if "optimizer" not in config:
+        if not _component_name(config.get("optimizer")):
             raise reader.argument_error(
                 "optimizer", "missing, so the recipe trains nothing; expected a recipe of fine-tuning or DPO"
             )

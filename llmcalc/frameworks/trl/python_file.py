@@ -238,18 +238,30 @@ def _loads_causal_class(named_calls: list[NamedCall]) -> bool:
     return bool(loading_nodes) and "AutoModelForCausalLM" in dotted_name_of(loading_nodes[0].func).split(".")
 
 
+QUANTIZED_MODEL_TRAINERS = {"SFTTrainer": True, "DPOTrainer": True, "KTOTrainer": True, "RewardTrainer": False}
+"""Trainer of TRL before 0.20 that copies weights to float32 beside quantized ones → whether to bf16 after that."""
+
+
 def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the number format of what is not quantized where a trainer of TRL before 0.20 adds the adapters.
 
     Such a trainer copies it to float32, and the embedding and the head beside 4 bits back to bfloat16 under bf16
-    (trainer/sft_trainer.py and dpo_trainer.py, `prepare_model_for_kbit_training`, `peft_module_casting_to_bf16`).
+    (trainer/sft_trainer.py, dpo_trainer.py and kto_trainer.py, `prepare_model_for_kbit_training` and
+    `peft_module_casting_to_bf16`). reward_trainer.py does not copy back, and grpo_trainer.py copies nothing.
     """
-    trainer_calls = [call for call in named_calls if call.name in CONFIG_CLASS_BY_TRAINER]
-    adds_adapters = any("peft_config" in call.arguments for call in trainer_calls)
-    if not adds_adapters or earlier_dtype(config) == EARLIER_DTYPE:
+    trainer_name = next(
+        (
+            call.name
+            for call in named_calls
+            if call.name in QUANTIZED_MODEL_TRAINERS and "peft_config" in call.arguments
+        ),
+        "",
+    )
+    if not trainer_name or earlier_dtype(config) == EARLIER_DTYPE:
         return {}
-    is_cast_again = config.get("bf16") is True and config.get("load_in_4bit") is True
-    return {"dtype": "bfloat16" if is_cast_again else EARLIER_DTYPE, "torch_dtype": None}
+    is_4_bit_under_bf16 = config.get("bf16") is True and config.get("load_in_4bit") is True
+    is_copied_back = QUANTIZED_MODEL_TRAINERS[trainer_name] and is_4_bit_under_bf16
+    return {"dtype": "bfloat16" if is_copied_back else EARLIER_DTYPE, "torch_dtype": None}
 
 
 def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:

@@ -48,6 +48,7 @@ from .rollout import ACTOR_PREFIX, MODEL_PREFIX, REFERENCE_PREFIX, ROLLOUT_PREFI
 from .sft import (
     ENGINE_SFT_TRAINER,
     FP32_SHARDS,
+    MODEL_KEY_BY_TRAINER,
     OUTER_GROUPS,
     SFT_TRAINER,
     optimizer_settings,
@@ -102,8 +103,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         program, is_recipe = command_line.program, _sets_the_actor(command_line)
-        sft_models = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
-        if program not in (*TRAINERS, *sft_models, EASY_R1_PROGRAM) and not is_recipe:
+        if program not in (*TRAINERS, *MODEL_KEY_BY_TRAINER, EASY_R1_PROGRAM) and not is_recipe:
             raise reader.argument_error(
                 f"line {command_line.line}: {program}", f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}"
             )
@@ -112,8 +112,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             config_path = overrides_by_key.pop("config", None)
             base_config = _config_of_easy_r1(reader, config_path)
             return launch_of_easy_r1(reader, values_of_config(base_config, overrides_by_key, source_file.env))
-        if program in sft_models:
-            return launch_of_fine_tuning(reader, overrides_by_key, program, sft_models[program])
+        if program in MODEL_KEY_BY_TRAINER:
+            return launch_of_fine_tuning(reader, overrides_by_key, program)
         if program not in TRAINERS:
             reader.notes.append(f"{program}: its update is counted as that of {TRAINERS[0]}")
         config_folder, config_name = (
@@ -124,14 +124,12 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         return launch_of_overrides(reader, overrides_by_key, [config_name, *config_names(base_config)])
 
 
-def launch_of_fine_tuning(
-    reader: LaunchReader, overrides_by_key: Table, program: str = SFT_TRAINER, model_key: str = "model.partial_pretrain"
-) -> Launch:
-    """Returns a run of supervised fine-tuning. model_key: the dotted key of the program's model."""
+def launch_of_fine_tuning(reader: LaunchReader, overrides_by_key: Table, program: str = SFT_TRAINER) -> Launch:
+    """Returns the run of one of verl's programs of supervised fine-tuning; by default of `fsdp_sft_trainer`."""
     config = _resolved_overrides(reader, overrides_by_key)
     if program == ENGINE_SFT_TRAINER:
         config = with_keys_of_fsdp(reader, config)
-    model_id = marked_model_name(overrides_by_key.get(model_key))
+    model_id = marked_model_name(overrides_by_key.get(MODEL_KEY_BY_TRAINER[program]))
     return reader.create_launch("fsdp2", run_of_sft(reader, config), model_name=model_id)
 
 

@@ -23,6 +23,9 @@ SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
 ENGINE_SFT_TRAINER = "verl.trainer.sft_trainer"
 """The trainer whose engine is configured apart from the model."""
 
+MODEL_KEY_BY_TRAINER = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
+"""Trainer of supervised fine-tuning → the key of its model."""
+
 ENGINE_KEYS = {
     "model.path": "model.partial_pretrain",
     "engine.model_dtype": "model.fsdp_config.model_dtype",

@@ -16,6 +16,7 @@ from llmcalc.frameworks.launch.file_kinds import program_files
 from llmcalc.frameworks.launch.launch_types import Launch, OptionOverride
 from llmcalc.frameworks.launch.read_launch_file import launch_from_text, read_launch
 from llmcalc.frameworks.megatron.named_model import BRIDGE_FUSED_MODEL_TYPES
+from llmcalc.frameworks.server_files.read import starts_any_server
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import known_model
@@ -1363,6 +1364,8 @@ def test_a_component_of_torchtune_is_replaced_by_its_name() -> None:
     assert settings["optimizer"] == "adamw-8bit"
     logits = read_launch(command + "torch.optim.AdamW loss=torch.nn.CrossEntropyLoss").settings["logits_dtype"]
     assert logits == "fp32"
+    pairs = read_launch(command + "torch.optim.AdamW loss=torchtune.rlhf.loss.DPOLoss").settings["logits_dtype"]
+    assert pairs == "fp32"
 
 
 def test_a_config_of_verls_fine_tuning_is_read_without_its_command(tmp_path: Path) -> None:
@@ -1383,6 +1386,9 @@ def test_a_script_with_another_name_for_the_model(tmp_path: Path) -> None:
     command = "python sft.py --per_device_train_batch_size 1 --block_size 512 --bf16 True"
     script.write_text(f"{command} --model_name Qwen/Qwen2.5-0.5B --train_file_path data\n")
     assert read_launch(script).model_name == "Qwen/Qwen2.5-0.5B"
+    server = "text-generation-launcher --model-id gpt2 &\n"
+    script.write_text(server + script.read_text().replace("python sft", "python3.11 -u sft"))
+    assert not starts_any_server(script)
 
 
 def test_a_script_of_chinese_llama_alpaca(tmp_path: Path) -> None:
@@ -1397,8 +1403,15 @@ def test_a_script_of_chinese_llama_alpaca(tmp_path: Path) -> None:
     assert (launch.settings["lora_rank"], launch.settings["dtype"]) == (64, "bf16")
     assert "base" not in launch.settings
     assert "lora_r" not in launch.assumed_defaults
-    script.write_text(script.read_text().replace("load_in_kbits 16", "load_in_kbits 4"))
-    assert read_launch(script, 1).settings["base"] == "nf4-dq"
+    quantized = script.read_text().replace("load_in_kbits 16", "load_in_kbits 4 --quant_type nf4")
+    script.write_text(quantized.replace("--max_seq_length 512 ", ""))
+    launch = read_launch(script, 1)
+    settings = launch.settings
+    assert (settings["base"], settings["precision"], settings["seq"]) == ("nf4-dq", "autocast", 1024)
+    assert "max_length" not in launch.assumed_defaults
+    script.write_text(quantized.replace("--dataset_dir", "--full_finetuning True --dataset_dir"))
+    with pytest.raises(InputError, match="quantized weights take no gradient"):
+        read_launch(script, 1)
 
 
 def test_the_command_that_trains_among_others(tmp_path: Path) -> None:
@@ -1425,3 +1438,5 @@ def test_hyphens_in_arguments_of_the_trainer_and_earlier_flash_attn(tmp_path: Pa
     command = "python src/train_bash.py --stage sft --do_train --model_name_or_path Qwen/Qwen1.5-0.5B --bf16"
     script.write_text(f"{command} --finetuning_type full --per_device_train_batch_size 1 --flash_attn\n")
     assert read_launch(script).settings["attn_implementation"] == "flash"
+    script.write_text(script.read_text().replace("--flash_attn", "--flash_attn False"))
+    assert read_launch(script).settings["attn_implementation"] == "sdpa"

@@ -491,3 +491,6 @@ def test_what_is_not_quantized_is_float16_before_transformers_5_until_a_trainer_
     of_trainer = SUPERVISED.replace("max_length", "max_seq_length").replace(" torch_dtype=torch.bfloat16,", "")
     assert settings_of(tmp_path, of_trainer.replace("optim=", "fp16=True, optim="))[1].get("dtype") is None
     assert settings_of(tmp_path, of_trainer.replace("optim=", "bf16=True, optim="))[1]["dtype"] == "bf16"
+    of_reward = SUPERVISED.replace("SFT", "Reward").replace("optim=", "bf16=True, optim=")
+    of_reward = of_reward.replace("RewardTrainer(model", "RewardTrainer(tokenizer=tokenizer, model")
+    assert settings_of(tmp_path, of_reward)[1].get("dtype") is None
