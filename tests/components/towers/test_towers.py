@@ -382,6 +382,16 @@ def test_swin_before_a_decoder_holds_and_computes_what_its_class_does(encoder: d
     assert node.total(forward_flops_of, run) == counter.get_total_flops()
 
 
+def test_positions_of_swin_need_the_sides_of_an_image() -> None:
+    config = {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+        "encoder": {**SWIN, "model_type": "swin", "use_absolute_embeddings": True, "image_size": None},
+        "decoder": {"model_type": "bert", **TEXT, "is_decoder": True, "add_cross_attention": True},
+    }
+    assert any("encoder.image_size: null; expected a positive whole number" in note for note in read_config(config)[1])
+
+
 def test_muse_spark_sees_as_muse_glimmer_does() -> None:
     shape = {**WRAPPERS["muse_glimmer"][2][0], "audio_config": {"out_hidden_size": 32}}
     config = wrapped("muse_spark", {**shape, "architectures": ["MuseSparkForConditionalGeneration"]})

@@ -1,4 +1,4 @@
-"""Multimodal wrappers with an uncounted encoder and a counted text model; a remark names each encoder.
+"""Multimodal wrappers of a text model; a remark names each encoder that is not counted.
 
 transformers: the folders of `models` that the model types name.
 """
