@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 DEPTHWISE_KERNEL = 9
 """The taps of the depthwise convolutions, 3 × 3."""
 
+MOST_STAGES = 16
+"""The most stages of an encoder."""
+
 
 class DaVitStage(Part):
     """A stage of DaViT: a strided convolution with a norm, then pairs of a window block and a channel block.
@@ -83,7 +86,7 @@ class DaVit(TowerPart):
     type: Literal["davit"] = "davit"
     num_channels: InnerWidth = 3
     grid: InnerWidth
-    stages: tuple[DaVitStage, ...] = Field(min_length=1, max_length=16)
+    stages: tuple[DaVitStage, ...] = Field(min_length=1, max_length=MOST_STAGES)
     window_size: InnerWidth
     qkv_bias: Flag = True
     norm: Norm
