@@ -422,7 +422,14 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     base_model: Any = model.base_model  # some heads do not return the cache that it filled
     if base_model is not model:
         hook_handles.append(base_model.register_forward_hook(lambda _, __, output: module_outputs.append(output)))
-    forward_flops, _ = count_flops(model, lambda: module_outputs.append(model(**inputs)))
+    try:
+        forward_flops, _ = count_flops(model, lambda: module_outputs.append(model(**inputs)))
+    except ValueError as error:  # of classes that read an image or a recording, but have a default for it
+        if "have to specify" not in str(error):
+            raise
+        raise InputError(
+            f"--against transformers: {class_name} does not run on tokens alone ({error}); expected --against reference"
+        ) from None
     for hook_handle in hook_handles:
         hook_handle.remove()
     stored_cache = next((cache for output in reversed(module_outputs) for cache in _find_caches(output)), None)

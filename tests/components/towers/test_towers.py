@@ -562,6 +562,16 @@ def test_a_class_that_needs_an_image_says_so(run: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(wrapped("blip-2", WRAPPERS["blip-2"][2][0])))
     error = run("verify", str(tmp_path), "--against", "transformers").error
     assert "Blip2ForConditionalGeneration does not run without pixel_values" in " ".join(error.split())
+    bert = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+    donut = {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+        "encoder": {**SWIN, "model_type": "donut-swin"},
+        "decoder": {**bert, "is_decoder": True, "add_cross_attention": True},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(donut))
+    error = run("verify", str(tmp_path), "--against", "transformers").error
+    assert "VisionEncoderDecoderModel does not run on tokens alone" in " ".join(error.split())
 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="the class is built where timm is installed")
