@@ -390,6 +390,21 @@ def test_positions_of_swin_need_the_sides_of_an_image() -> None:
         "decoder": {"model_type": "bert", **TEXT, "is_decoder": True, "add_cross_attention": True},
     }
     assert any("encoder.image_size: null; expected a positive whole number" in note for note in read_config(config)[1])
+    config["encoder"] |= {"image_size": 64, "hidden_size": 77}  # another width than the last stage has
+    assert any("encoder.hidden_size: 77; expected one of 16" in note for note in read_config(config)[1])
+
+
+def test_the_decoder_of_donut_says_that_its_cross_attention_is_not_run() -> None:
+    decoder = {"model_type": "mbart", "vocab_size": 50, "d_model": 16, "decoder_layers": 1, "decoder_ffn_dim": 8}
+    config = {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+        "encoder": {**SWIN, "model_type": "donut-swin"},
+        "decoder": {**decoder, "decoder_attention_heads": 2, "is_decoder": True, "add_cross_attention": True},
+    }
+    notes = read_config(config)[1]
+    assert [note for note in notes if "cross-attention: its parameters are counted; its products" in note]
+    assert not [note for note in notes if "its encoder is not counted" in note]
 
 
 def test_muse_spark_sees_as_muse_glimmer_does() -> None:

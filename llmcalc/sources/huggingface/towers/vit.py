@@ -84,6 +84,7 @@ def _read_swin(root_config: Config, config: Config, text_hidden_size: int) -> Ta
             raise config.field_error("image_size", f"a height and a width of at least patch_size, {patch_size}")
         encoder["positions"] = {"rows": prod(side // patch_size for side in sides) + is_donut}
     output_width = first_width * 2 ** (len(depths) - 1)
+    config.require_if_present("hidden_size", output_width)
     return {"vision_encoder": encoder} | _projector_to_decoder(root_config, output_width, text_hidden_size)
 
 
@@ -128,7 +129,7 @@ WRAPPERS = {
             default_section=None,
             ignored_fields=field_names("""
                 add_final_layer_norm attention_probs_dropout_prob drop_path_rate encoder_stride hidden_dropout_prob
-                hidden_size num_layers out_features out_indices path_norm pooler_act stage_names tie_word_embeddings
+                num_layers out_features out_indices path_norm pooler_act stage_names tie_word_embeddings
                 """),
         )
     }
