@@ -632,8 +632,8 @@ def test_wedlm_8b_has_the_parameters_of_qwen3_8b() -> None:
 
 
 def test_florence_2_in_its_own_code_has_the_sizes_of_its_class() -> None:
-    """microsoft/Florence-2-large: modeling_florence2.py, whose configs call the text model `florence2_language` and give the
-    encoder no model type.
+    """microsoft/Florence-2-large: modeling_florence2.py, whose configs call the text model `florence2_language` and
+    give the encoder no model type.
     """
     sizes = {
         "vocab_size": 51289, "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_ffn_dim": 4096,

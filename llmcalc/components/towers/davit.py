@@ -109,7 +109,7 @@ class DaVit(TowerPart):
     def patches(self) -> Patches:
         """The squares of pixels that correspond to the positions of the last stage."""
         patch_side = prod(stage.stride for stage in self.stages)
-        return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
+        return Patches(patch_size=1).model_copy(update={"patch_size": patch_side, "num_channels": self.num_channels})
 
     def input_value(self) -> Value:
         return self.patches.pixel_values()

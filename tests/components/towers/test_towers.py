@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from llmcalc import load, params
+from llmcalc.components.towers.davit import DaVit
 from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.flops import forward_flops_of
@@ -392,6 +393,12 @@ def test_positions_of_swin_need_the_sides_of_an_image() -> None:
     assert any("encoder.image_size: null; expected a positive whole number" in note for note in read_config(config)[1])
     config["encoder"] |= {"image_size": 64, "hidden_size": 77}  # another width than the last stage has
     assert any("encoder.hidden_size: 77; expected one of 16" in note for note in read_config(config)[1])
+
+
+def test_the_product_of_strides_may_be_larger_than_a_field() -> None:
+    encoder = DaVit.examples()[0]
+    stages = tuple(stage.model_copy(update={"stride": 10**6}) for stage in encoder.stages)
+    assert encoder.model_copy(update={"stages": stages}).patches.patch_size == 10**12
 
 
 def test_the_decoder_of_donut_says_that_its_cross_attention_is_not_run() -> None:
