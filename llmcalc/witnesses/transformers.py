@@ -119,9 +119,14 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
 
     require_library_class(config)
     class_settings = class_quirks(config)
-    config_object = transformers.AutoConfig.for_model(
-        class_model_type(config["model_type"]), **{**class_config_fields(config), **class_settings.counted_field_values}
-    )
+    class_fields = {**class_config_fields(config), **class_settings.counted_field_values}
+    try:
+        config_object = transformers.AutoConfig.for_model(class_model_type(config["model_type"]), **class_fields)
+    except ValueError as error:  # of a section whose model type only the repository's own code has (Florence-2)
+        problem_text, is_unknown_type, _ = str(error).partition(". Should contain one of")
+        if not is_unknown_type:
+            raise
+        raise InputError(f"--against transformers: {problem_text}; expected --against reference") from None
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0

@@ -594,6 +594,10 @@ def test_a_class_that_needs_an_image_says_so(run: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(donut))
     error = run("verify", str(tmp_path), "--against", "transformers").error
     assert "VisionEncoderDecoderModel does not run on tokens alone" in " ".join(error.split())
+    text = {"model_type": "florence2_language", "vocab_size": 50, "d_model": 16}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "florence2", "text_config": text}))
+    error = run("verify", str(tmp_path), "--against", "transformers").error
+    assert "subconfig: florence2_language; expected --against reference" in " ".join(error.split())
 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="the class is built where timm is installed")
