@@ -97,6 +97,21 @@ def projected_heads(module: Any, projection_name: str, x: Tensor) -> Tensor:
     return heads.transpose(1, 2)
 
 
+def split_windows(x: Tensor, side: int) -> Tensor:
+    """Cuts images into square windows: [images, rows, columns, hidden] → [images · windows, side², hidden].
+
+    side: the side of a window, which divides both sides of the images.
+    """
+    windows = x.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3)
+    return windows.flatten(3, 4).flatten(0, 2)
+
+
+def join_windows(windows: Tensor, side: int, rows: int, columns: int) -> Tensor:
+    """Joins the windows of `split_windows`: [images · windows, side², hidden] → [images, rows, columns, hidden]."""
+    squares = windows.unflatten(1, (side, side)).unflatten(0, (-1, rows // side, columns // side))
+    return squares.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
 def vector_module(parameter_values: Tensor) -> Any:
     """Creates a module with one vector parameter `weight`, which is added to or multiplied with the input."""
     return _vector_class()(parameter_values)

@@ -119,9 +119,14 @@ def build_class_model(config: dict[str, Any], will_run: bool = True) -> nn.Modul
 
     require_library_class(config)
     class_settings = class_quirks(config)
-    config_object = transformers.AutoConfig.for_model(
-        class_model_type(config["model_type"]), **{**class_config_fields(config), **class_settings.counted_field_values}
-    )
+    class_fields = {**class_config_fields(config), **class_settings.counted_field_values}
+    try:
+        config_object = transformers.AutoConfig.for_model(class_model_type(config["model_type"]), **class_fields)
+    except ValueError as error:  # of a section whose model type only the repository's own code has (Florence-2)
+        problem_text, is_unknown_type, _ = str(error).partition(". Should contain one of")
+        if not is_unknown_type:
+            raise
+        raise InputError(f"--against transformers: {problem_text}; expected --against reference") from None
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
@@ -422,7 +427,14 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
     base_model: Any = model.base_model  # some heads do not return the cache that it filled
     if base_model is not model:
         hook_handles.append(base_model.register_forward_hook(lambda _, __, output: module_outputs.append(output)))
-    forward_flops, _ = count_flops(model, lambda: module_outputs.append(model(**inputs)))
+    try:
+        forward_flops, _ = count_flops(model, lambda: module_outputs.append(model(**inputs)))
+    except ValueError as error:  # of classes that read an image or a recording, but have a default for it
+        if "have to specify" not in str(error):
+            raise
+        raise InputError(
+            f"--against transformers: {class_name} does not run on tokens alone ({error}); expected --against reference"
+        ) from None
     for hook_handle in hook_handles:
         hook_handle.remove()
     stored_cache = next((cache for output in reversed(module_outputs) for cache in _find_caches(output)), None)

@@ -631,8 +631,10 @@ def test_wedlm_8b_has_the_parameters_of_qwen3_8b() -> None:
     assert llmcalc.params(wedlm).total == 8_190_735_360 + 36 * (32 + 2 * 8) * 128
 
 
-def test_the_text_model_of_florence_2_in_its_own_code_is_bart() -> None:
-    """microsoft/Florence-2-large: modeling_florence2.py, whose configs call the text model `florence2_language`."""
+def test_florence_2_in_its_own_code_has_the_sizes_of_its_class() -> None:
+    """microsoft/Florence-2-large: modeling_florence2.py, whose configs call the text model `florence2_language` and
+    give the encoder no model type.
+    """
     sizes = {
         "vocab_size": 51289, "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_ffn_dim": 4096,
         "decoder_ffn_dim": 4096, "encoder_attention_heads": 16, "decoder_attention_heads": 16,
@@ -645,16 +647,24 @@ def test_the_text_model_of_florence_2_in_its_own_code_is_bart() -> None:
         "patch_prenorm": [False, True, True, True], "projection_dim": 1024,
     }  # fmt: skip
     own_code_vision = {
-        "model_type": "davit", "dim_embed": [256, 512, 1024, 2048], **stages,
+        "model_type": "davit", "dim_embed": [256, 512, 1024, 2048], **stages, "enable_checkpoint": False,
         "image_feature_source": ["spatial_avg_pool", "temporal_avg_pool"],
         "image_pos_embed": {"type": "learned_abs_2d", "max_pos_embeddings": 50},
         "visual_temporal_embedding": {"type": "COSINE", "max_temporal_embeddings": 100},
     }  # fmt: skip
     class_vision = {"model_type": "florence_vision", "embed_dim": [256, 512, 1024, 2048], **stages}
+    heads_of_code = {name: field for name, field in own_code_vision.items() if name not in ("num_heads", "num_groups")}
+    widths_of_code = {name: field for name, field in own_code_vision.items() if name != "dim_embed"}
     counts = [
         llmcalc.params(
             {**wrapper, "text_config": {**sizes, "model_type": name}, "vision_config": vision}, with_towers=True
         ).total
-        for name, vision in (("bart", class_vision), ("florence2_language", own_code_vision))
+        for name, vision in (
+            ("bart", class_vision),
+            ("florence2_language", own_code_vision),
+            ("florence2_language", {**own_code_vision, "model_type": ""}),  # as published
+            ("florence2_language", {**heads_of_code, "model_type": ""}),
+            ("florence2_language", {**widths_of_code, "model_type": "florence2_vision"}),
+        )
     ]
-    assert counts == [770_173_952] * 2  # 39 rows of the embedding fewer than florence-community/Florence-2-large-ft
+    assert counts == [770_173_952] * 5  # 39 rows of the embedding fewer than florence-community/Florence-2-large-ft

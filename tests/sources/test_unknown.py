@@ -164,6 +164,8 @@ def test_a_size_under_another_name_in_the_singular_is_no_error() -> None:
     assert description["model"] == describe_config_data(config)["model"]
     with pytest.raises(InputError, match=f"n_head = {head_count + 1}: unknown field of a falcon config"):
         describe_config_data({**config, **others, "n_head": head_count + 1})
+    with pytest.raises(InputError, match="n_heads = 128: unknown field of a llama config"):
+        describe_config_data({**LLAMA, "head_dim": 128, "n_heads": 128})
 
 
 def test_sizes_from_the_class_are_listed() -> None:

@@ -23,7 +23,7 @@ from ..inputs import ImageInput
 from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import PassState, softmax_core_class
+from ..runtime import PassState, join_windows, softmax_core_class, split_windows
 from .base import TowerPart
 from .vision import Patches
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 DEPTHWISE_KERNEL = 9
 """The taps of the depthwise convolutions, 3 × 3."""
+
+MOST_STAGES = 16
+"""The most stages of an encoder."""
 
 
 class DaVitStage(Part):
@@ -83,7 +86,7 @@ class DaVit(TowerPart):
     type: Literal["davit"] = "davit"
     num_channels: InnerWidth = 3
     grid: InnerWidth
-    stages: tuple[DaVitStage, ...] = Field(min_length=1, max_length=16)
+    stages: tuple[DaVitStage, ...] = Field(min_length=1, max_length=MOST_STAGES)
     window_size: InnerWidth
     qkv_bias: Flag = True
     norm: Norm
@@ -106,7 +109,7 @@ class DaVit(TowerPart):
     def patches(self) -> Patches:
         """The squares of pixels that correspond to the positions of the last stage."""
         patch_side = prod(stage.stride for stage in self.stages)
-        return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
+        return Patches(patch_size=1).model_copy(update={"patch_size": patch_side, "num_channels": self.num_channels})
 
     def input_value(self) -> Value:
         return self.patches.pixel_values()
@@ -201,26 +204,19 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj, self.core = nn.Linear(hidden_size, hidden_size), softmax_core_class()()
 
         def forward(self, x: Tensor) -> Tensor:
-            window_side, rows, columns = self.window, x.shape[1], x.shape[2]
-            if window_side is None:
-                squares = x.flatten(1, 2)
-            else:
-                squares = x.unflatten(2, (-1, window_side)).unflatten(1, (-1, window_side)).transpose(2, 3)
-                squares = squares.flatten(3, 4).flatten(0, 2)
+            positions = x.flatten(1, 2) if self.window is None else split_windows(x, self.window)
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(squares).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                self.get_submodule(f"{letter}_proj")(positions).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for letter in "qkv"
             )
-            if window_side is None:
+            if self.window is None:
                 heads = self.core(*(value.transpose(2, 3) for value in (q, k, v))).transpose(2, 3)
             else:
                 heads = self.core(q, k, v)
             attn_output: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))
-            if window_side is None:
-                return attn_output.unflatten(1, (rows, columns))
-            windows = attn_output.unflatten(1, (window_side, window_side))
-            windows = windows.unflatten(0, (-1, rows // window_side, columns // window_side)).transpose(2, 3)
-            return windows.flatten(3, 4).flatten(1, 2)
+            if self.window is None:
+                return attn_output.unflatten(1, x.shape[1:3])
+            return join_windows(attn_output, self.window, *x.shape[1:3])
 
     class DaVitBlock(nn.Module):
         """Runs a window block or a channel block. x: [images, rows, columns, hidden] → same shape."""

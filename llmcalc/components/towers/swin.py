@@ -22,7 +22,7 @@ from ..inputs import ImageInput
 from ..mixers.grouped_query import record_queries_keys_values
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import PassState, softmax_core_class
+from ..runtime import PassState, join_windows, softmax_core_class, split_windows
 from .base import TowerPart
 from .vision import Patches, PatchPositions
 
@@ -194,17 +194,13 @@ def _reference_class() -> type[nn.Module]:
             self.distances = DistanceIndex(window)
 
         def forward(self, x: Tensor) -> Tensor:
-            window_side, rows, columns = self.window, x.shape[1], x.shape[2]
-            windows = x.unflatten(2, (-1, window_side)).unflatten(1, (-1, window_side)).transpose(2, 3)
-            windows = windows.flatten(3, 4).flatten(0, 2)
+            windows = split_windows(x, self.window)
             q, k, v = (
                 self.get_submodule(f"{letter}_proj")(windows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for letter in "qkv"
             )
             heads = self.core(q, k, v, bias=self.distance_bias(self.distances()).permute(2, 0, 1))
-            windows = self.o_proj(heads.transpose(1, 2).flatten(2)).unflatten(1, (window_side, window_side))
-            windows = windows.unflatten(0, (-1, rows // window_side, columns // window_side)).transpose(2, 3)
-            return windows.flatten(3, 4).flatten(1, 2)
+            return join_windows(self.o_proj(heads.transpose(1, 2).flatten(2)), self.window, *x.shape[1:3])
 
     class DistanceIndex(nn.Module):
         """Returns the index of the distance of each pair of positions in a window: [positions, positions]."""

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from ...components.base import LARGEST_SIZE, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
 from ...errors import InputError, short_repr, similar_name
-from .unknown_fields import UnknownField, field_name_words
+from .unknown_fields import UnknownField, name_same_size
 
 IRRELEVANT_FIELDS = frozenset(
     """
@@ -383,8 +383,7 @@ class Config:
 
     def _restates_another_field(self, field_name: str, field_value: Any) -> bool:
         """Whether another field, already read, has the same value and a similar name."""
-        name_words = field_name_words(field_name)
         return any(
-            name_words & field_name_words(field_name) and self.config_fields[field_name] == field_value
-            for field_name in self.fields_read & self.config_fields.keys()
+            self.config_fields[read_name] == field_value and name_same_size(field_name, read_name)
+            for read_name in self.fields_read & self.config_fields.keys()
         )

@@ -26,9 +26,22 @@ PER_LAYER_FIELD = "per_layer_config"
 """The table of transformers with a layer's number → its values of fields, where they differ from the config's."""
 
 
-def field_name_words(field_name: str) -> frozenset[str]:
-    """Returns the words of a field's name in the singular, except words such as `num` that mean a count."""
-    return frozenset(word.removesuffix("s") for word in {*field_name.lower().split("_")} - COUNTING_WORDS)
+def name_same_size(first_name: str, second_name: str) -> bool:
+    """Whether two names of fields may mean the same size, because they have a word in common, singular or plural.
+
+    Words such as `num` that mean a count are left out. A number of things is no width of one of them (`n_heads` beside
+    `head_dim`).
+    """
+    first_words, second_words = (frozenset(name.lower().split("_")) for name in (first_name, second_name))
+    if any(
+        {"num", "n", "number"} & count_words and {"dim", "dims"} & width_words
+        for count_words, width_words in ((first_words, second_words), (second_words, first_words))
+    ):
+        return False
+    first_things, second_things = (
+        {word.removesuffix("s") for word in words - COUNTING_WORDS} for words in (first_words, second_words)
+    )
+    return bool(first_things & second_things)
 
 
 class UnknownField(NamedTuple):

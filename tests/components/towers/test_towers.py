@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from llmcalc import load, params
+from llmcalc.components.towers.davit import DaVit
 from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.flops import forward_flops_of
@@ -382,6 +383,37 @@ def test_swin_before_a_decoder_holds_and_computes_what_its_class_does(encoder: d
     assert node.total(forward_flops_of, run) == counter.get_total_flops()
 
 
+def test_positions_of_swin_need_the_sides_of_an_image() -> None:
+    config = {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+        "encoder": {**SWIN, "model_type": "swin", "use_absolute_embeddings": True, "image_size": None},
+        "decoder": {"model_type": "bert", **TEXT, "is_decoder": True, "add_cross_attention": True},
+    }
+    assert any("encoder.image_size: null; expected a positive whole number" in note for note in read_config(config)[1])
+    config["encoder"] |= {"image_size": 64, "hidden_size": 77}  # another width than the last stage has
+    assert any("encoder.hidden_size: 77; expected one of 16" in note for note in read_config(config)[1])
+
+
+def test_the_product_of_strides_may_be_larger_than_a_field() -> None:
+    encoder = DaVit.examples()[0]
+    stages = tuple(stage.model_copy(update={"stride": 10**6}) for stage in encoder.stages)
+    assert encoder.model_copy(update={"stages": stages}).patches.patch_size == 10**12
+
+
+def test_the_decoder_of_donut_says_that_its_cross_attention_is_not_run() -> None:
+    decoder = {"model_type": "mbart", "vocab_size": 50, "d_model": 16, "decoder_layers": 1, "decoder_ffn_dim": 8}
+    config = {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+        "encoder": {**SWIN, "model_type": "donut-swin"},
+        "decoder": {**decoder, "decoder_attention_heads": 2, "is_decoder": True, "add_cross_attention": True},
+    }
+    notes = read_config(config)[1]
+    assert [note for note in notes if "cross-attention: its parameters are counted; its products" in note]
+    assert not [note for note in notes if "its encoder is not counted" in note]
+
+
 def test_muse_spark_sees_as_muse_glimmer_does() -> None:
     shape = {**WRAPPERS["muse_glimmer"][2][0], "audio_config": {"out_hidden_size": 32}}
     config = wrapped("muse_spark", {**shape, "architectures": ["MuseSparkForConditionalGeneration"]})
@@ -552,6 +584,20 @@ def test_a_class_that_needs_an_image_says_so(run: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(wrapped("blip-2", WRAPPERS["blip-2"][2][0])))
     error = run("verify", str(tmp_path), "--against", "transformers").error
     assert "Blip2ForConditionalGeneration does not run without pixel_values" in " ".join(error.split())
+    bert = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+    donut = {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+        "encoder": {**SWIN, "model_type": "donut-swin"},
+        "decoder": {**bert, "is_decoder": True, "add_cross_attention": True},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(donut))
+    error = run("verify", str(tmp_path), "--against", "transformers").error
+    assert "VisionEncoderDecoderModel does not run on tokens alone" in " ".join(error.split())
+    text = {"model_type": "florence2_language", "vocab_size": 50, "d_model": 16}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "florence2", "text_config": text}))
+    error = run("verify", str(tmp_path), "--against", "transformers").error
+    assert "subconfig: florence2_language; expected --against reference" in " ".join(error.split())
 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="the class is built where timm is installed")

@@ -7,9 +7,10 @@ same layers under other names of fields.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
 from typing import Any
 
-from ....components.base import MOST_LAYERS
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
@@ -18,45 +19,51 @@ from .section import projector, vision_section
 IMAGE_SIDE = 768
 """The side of an image in the published processor (preprocessor_config.json of microsoft/Florence-2-large)."""
 
-OWN_CODE = "davit"
-"""The model type of the encoder in configs of the repository's own code."""
-
-STAGE_FIELDS = (
-    *("depths", "patch_size", "patch_stride", "patch_padding", "patch_prenorm"),
-    *("num_heads", "num_groups"),
-)
-"""The fields with one value per stage, beside the stages' widths."""
+OWN_CODE_TYPES = ("davit", "florence2_vision")
+"""The model types that versions of the repository's own code give the encoder; the published configs have an empty one
+(configuration_florence2.py, config.json).
+"""
 
 
-def _stage_values(config: Config, width_field: str) -> list[dict[str, Any]]:
-    """Returns the values of each stage by field. width_field: the field of the stages' widths."""
-    widths = config.integers(width_field)
-    values_by_field: dict[str, list[Any]] = {width_field: widths}
-    for field_name in STAGE_FIELDS:
-        values: Any = config.get(field_name)
-        value_type = bool if field_name == "patch_prenorm" else int
-        if not isinstance(values, list | tuple) or {*map(type, values)} != {value_type} or len(values) != len(widths):
-            raise config.error(field_name, values, f"{len(widths)} values, as many as {width_field} has")
-        if field_name not in ("patch_prenorm", "patch_padding") and min(values) < 1:
-            raise config.error(field_name, values, "positive whole numbers")
-        values_by_field[field_name] = list(values)
-    if max(values_by_field["depths"]) > MOST_LAYERS:
-        raise config.error("depths", values_by_field["depths"], f"at most {MOST_LAYERS:,} layers")
+def _has_fields_of_own_code(config: Config) -> bool:
+    """Whether a config is one of the repository's own code, by the name of the stages' widths if there is one."""
+    if {"embed_dim", "dim_embed"} & config.config_fields.keys():
+        return "embed_dim" not in config.config_fields
+    return config.model_type in OWN_CODE_TYPES
+
+
+def _stage_values(config: Config) -> list[dict[str, Any]]:
+    """Returns the values of each stage by field."""
+    stage_count = len(config.integers("embed_dim"))
+    values_by_field: dict[str, list[Any]] = {}
+    for field_name in ("embed_dim", "depths", "patch_size", "patch_stride", "patch_padding", "num_heads", "num_groups"):
+        values_by_field[field_name] = config.integers(field_name)
+        least = 0 if field_name == "patch_padding" else 1
+        if len(values_by_field[field_name]) != stage_count or min(values_by_field[field_name], default=-1) < least:
+            raise config.field_error(field_name, f"{stage_count or 1} numbers of at least {least}, one per stage")
+    pre_norms = config.get("patch_prenorm")
+    if not isinstance(pre_norms, list | tuple) or {*map(type, pre_norms)} != {bool} or len(pre_norms) != stage_count:
+        raise config.error("patch_prenorm", pre_norms, f"true or false for each of {stage_count} stages")
+    values_by_field["patch_prenorm"] = list(pre_norms)
     return [dict(zip(values_by_field, values, strict=True)) for values in zip(*values_by_field.values(), strict=True)]
 
 
 def _read_florence2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    is_own_code = config.model_type == OWN_CODE
-    width_field = "dim_embed" if is_own_code else "embed_dim"
+    is_own_code = _has_fields_of_own_code(config)
+    if is_own_code:
+        config = replace(config, defaults=OWN_CODE_DEFAULTS)
     config.require("projection_dim", text_hidden_size)
+    stage_values = _stage_values(config)
     stage_tables: list[Table] = []
-    total_stride = 1
-    for values in _stage_values(config, width_field):
+    for values in stage_values:
         kernel_size, stride, padding = (values[f"patch_{name}"] for name in ("size", "stride", "padding"))
         if not kernel_size - stride <= 2 * padding < kernel_size:
-            raise config.field_error("patch_padding", "what leaves a stride's part of each side of the grid")
-        total_stride *= stride
-        hidden_size = values[width_field]
+            raise config.field_error(
+                "patch_padding",
+                "patch_size − patch_stride ≤ 2 · patch_padding < patch_size in every stage, so that the stride divides "
+                "the sides of the grid",
+            )
+        hidden_size = values["embed_dim"]
         stage_tables.append(
             {
                 "hidden_size": hidden_size,
@@ -71,6 +78,7 @@ def _read_florence2(root_config: Config, config: Config, text_hidden_size: int) 
                 ),
             }
         )
+    total_stride = prod(values["patch_stride"] for values in stage_values)
     if IMAGE_SIDE % total_stride:
         raise config.field_error("patch_stride", f"strides whose product divides {IMAGE_SIDE}, the side of an image")
     return {
@@ -112,34 +120,38 @@ def _position_counts(config: Config, is_own_code: bool) -> Table:
     }
 
 
-COMMON_DEFAULTS: Table = {
+CLASS_DEFAULTS: Table = {
     "in_channels": 3,
     "depths": (1, 1, 9, 1),
     "patch_size": (7, 3, 3, 3),
     "patch_stride": (4, 2, 2, 2),
     "patch_padding": (3, 1, 1, 1),
     "patch_prenorm": (False, True, True, True),
+    "embed_dim": (128, 256, 512, 1024),
+    "num_heads": (4, 8, 16, 32),
+    "num_groups": (4, 8, 16, 32),
     "window_size": 12,
     "mlp_ratio": 4.0,
     "qkv_bias": True,
     "activation_function": "gelu",
     "projection_dim": 1024,
-}
-CLASS_DEFAULTS: Table = {
-    **COMMON_DEFAULTS,
-    "embed_dim": (128, 256, 512, 1024),
-    "num_heads": (4, 8, 16, 32),
-    "num_groups": (4, 8, 16, 32),
     "max_position_embeddings": 50,
     "max_temporal_embeddings": 100,
 }
+OWN_CODE_DEFAULTS: Table = {
+    **CLASS_DEFAULTS,
+    "embed_dim": (256, 512, 1024, 2048),
+    "num_heads": (8, 16, 32, 64),
+    "num_groups": (8, 16, 32, 64),
+    "image_feature_source": ["spatial_avg_pool", "temporal_avg_pool"],
+}
+"""Defaults of configuration_florence2.py, and what its code builds whatever a config states."""
+
 WRAPPERS = {
     "florence2": vision_section(
         _read_florence2,
-        {"florence_vision": CLASS_DEFAULTS, OWN_CODE: COMMON_DEFAULTS},
-        ignored_fields=field_names("""
-            dim_embed drop_path_rate enable_checkpoint image_feature_source image_pos_embed max_pos_embeddings
-            visual_temporal_embedding
-            """),
+        dict.fromkeys(("florence_vision", *OWN_CODE_TYPES), CLASS_DEFAULTS),
+        ignored_fields=field_names("drop_path_rate enable_checkpoint"),
+        aliases={"embed_dim": "dim_embed"},
     )
 }

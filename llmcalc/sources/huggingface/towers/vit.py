@@ -54,8 +54,10 @@ def _read_swin(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         config.integers("depths"),
         config.integers("num_heads"),
     )
-    if not depths or len(head_counts) != len(depths) or 0 in (*depths, *head_counts):
-        raise config.error("num_heads", head_counts, f"{max(len(depths), 1)} positive whole numbers, as depths")
+    if not depths or 0 in depths:
+        raise config.error("depths", depths, "a positive number of layers per stage")
+    if len(head_counts) != len(depths) or 0 in head_counts:
+        raise config.error("num_heads", head_counts, f"{len(depths)} positive numbers, one per stage of depths")
     activation, ratio = config.choice(ACTIVATIONS, "hidden_act"), config.number("mlp_ratio")
     patch_size = config.integer("patch_size")
     encoder: Table = {
@@ -76,12 +78,13 @@ def _read_swin(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         "final_norm": not is_donut,
     }
     if config.flag("use_absolute_embeddings"):
-        image_size = config.get("image_size")
-        sides = config.integers("image_size") if isinstance(image_size, list | tuple) else [image_size] * 2
+        is_square = not isinstance(config.get("image_size"), list | tuple)
+        sides = [config.integer("image_size")] * 2 if is_square else config.integers("image_size")
         if len(sides) != 2 or min(sides) < patch_size:
-            raise config.error("image_size", image_size, f"a height and a width of at least {patch_size}")
+            raise config.field_error("image_size", f"a height and a width of at least patch_size, {patch_size}")
         encoder["positions"] = {"rows": prod(side // patch_size for side in sides) + is_donut}
     output_width = first_width * 2 ** (len(depths) - 1)
+    config.require_if_present("hidden_size", output_width)
     return {"vision_encoder": encoder} | _projector_to_decoder(root_config, output_width, text_hidden_size)
 
 
@@ -126,7 +129,7 @@ WRAPPERS = {
             default_section=None,
             ignored_fields=field_names("""
                 add_final_layer_norm attention_probs_dropout_prob drop_path_rate encoder_stride hidden_dropout_prob
-                hidden_size num_layers out_features out_indices path_norm pooler_act stage_names tie_word_embeddings
+                num_layers out_features out_indices path_norm pooler_act stage_names tie_word_embeddings
                 """),
         )
     }

@@ -141,7 +141,7 @@ def bart_model(
     bias: whether the projections of attention have biases.
     fields_by_stack: further fields of `encoder` or `decoder`.
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
-    (`BartForCausalLM`) keeps its cross-attention, which never runs.
+    (`BartForCausalLM`) keeps its cross-attention, which runs only after an encoder of another model (Donut).
     """
     class_name = class_name_of_config(config)
     is_decoder_only = class_name_of_config(config).endswith("ForCausalLM")
@@ -172,6 +172,7 @@ def bart_model(
     if is_decoder_only:
         del model_fields["encoder"]
         model_fields["decoder"]["block"] |= {"idle_cross_attention": True}
+        config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     elif not is_tied and "stem" not in model_fields["encoder"]:
         model_fields["encoder"]["vocab_size"] = config.integer("vocab_size")
         model_fields["unused_embedding"] = {}
