@@ -110,11 +110,15 @@ def left_out(sources: Mapping[str, Sequence[Ratios]], widening: float) -> float:
 
 
 def least_widening(sources: Mapping[str, Sequence[Ratios]]) -> float:
-    """The least widening of which ranges hold 80 % of the rows of sources that are left out; 1 for a single source."""
+    """The least widening of which ranges hold 80 % of the rows of sources that are left out; 1 for a single source.
+
+    The share is a mean of the sources, so that it is known to half of one source's part.
+    """
     widenings = (1 + STEP * step for step in range(41))
     if len(sources) == 1:
         return 1.0
-    return next(widening for widening in widenings if left_out(sources, widening) >= TAILS[1] - TAILS[0])
+    least_share = TAILS[1] - TAILS[0] - 0.5 / len(sources)
+    return next(widening for widening in widenings if left_out(sources, widening) >= least_share)
 
 
 def share_within(rows: Sequence[Ratios], low: float, high: float) -> float:
