@@ -55,6 +55,7 @@ from .expert_exchange import (
     gathering_ranks,
     keeps_routed_copies,
     keeps_workspaces,
+    shares_workspaces,
     uses_pplx,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
@@ -77,8 +78,9 @@ DEFAULT_COMPUTE_UNITS = 108
 FULL_GRAPHS_FROM = (0, 11)
 """First version that captures whole passes of decoding by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
 
-CHECKS_OVERRIDE_FROM = (0, 21)
-"""First version after V0 whose start check reads `--num-gpu-blocks-override`, not the free memory (vllm#41069)."""
+CHECKS_OVERRIDE_FROM = (0, 20, 1)
+"""First version after V0 whose start check reads `--num-gpu-blocks-override`, not the free memory (vllm#41069; read in
+0.20.0 and 0.20.1)."""
 
 RESERVES_NULL_BLOCK_FROM = (0, 29)
 """First version whose start check leaves out the block that the pool never lends (vllm#47272)."""
@@ -127,7 +129,7 @@ class VLLMServer(VLLMSettings):
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
         compute_units, engine_rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
-        capability = self.hardware.compute_capability
+        weight_kernels, capability = engine_rank.weight_kernels, self.hardware.compute_capability
         compute_capability = None if capability is None else float(capability)
         compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
@@ -147,13 +149,11 @@ class VLLMServer(VLLMSettings):
             else 0,
             gathering_ranks=gathering_ranks(self.flags, self.dp, self.version_numbers),
             expert_chunk_tokens=expert_chunk_tokens(
-                self.flags,
-                self.version_numbers,
-                engine_rank.weight_kernels,
-                compute_capability,
+                self.flags, self.version_numbers, weight_kernels, compute_capability
             ),
-            keeps_routed_copies=keeps_routed_copies(self.flags, engine_rank.weight_kernels, compute_capability),
-            keeps_workspaces=keeps_workspaces(self.version_numbers, engine_rank.weight_kernels),
+            keeps_routed_copies=keeps_routed_copies(self.flags, weight_kernels, compute_capability),
+            shares_workspaces=shares_workspaces(self.version_numbers, weight_kernels),
+            keeps_workspaces=keeps_workspaces(self.flags, self.version_numbers, weight_kernels, compute_capability),
         )
 
     @property

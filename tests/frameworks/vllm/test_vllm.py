@@ -140,9 +140,9 @@ def test_terms_add_up() -> None:
 
 @pytest.mark.parametrize(
     ("version", "block_count", "starts"),
-    [("0.20.2", 100, True), ("0.21", 100, False), ("0.28", 512, True), ("0.29", 512, False), ("0.29", 513, True)],
+    [("0.20", 100, True), ("0.20.1", 100, False), ("0.28", 512, True), ("0.29", 512, False), ("0.29", 513, True)],
 )
-def test_the_start_check_reads_the_override_from_0_21_and_leaves_out_a_block_from_0_29(
+def test_the_start_check_reads_the_override_from_0_20_1_and_leaves_out_a_block_from_0_29(
     version: str, block_count: int, starts: bool
 ) -> None:
     """v1/core/kv_cache_utils.py, `get_kv_cache_configs`; vLLM pull requests 41069 and 47272."""
@@ -151,7 +151,7 @@ def test_the_start_check_reads_the_override_from_0_21_and_leaves_out_a_block_fro
     assert memory.block_count == block_count
 
 
-def test_an_override_adds_no_memory_that_the_check_before_0_21_sees() -> None:
+def test_an_override_adds_no_memory_that_the_check_before_0_20_1_sees() -> None:
     """index:55471149664: refused with 4.15 GiB available and 10.76 GiB needed, whatever the override."""
     flags = {"max_model_len": 240_000, "max_num_batched_tokens": 65_536, "enable_expert_parallel": True}
     memory = server_memory(
