@@ -409,7 +409,7 @@ class VLLMServer(VLLMSettings):
             cache_bytes,
             block_count,
             graph_bytes,
-            self.checked_bytes(kv_pool, cache_bytes) // (kv_pool.checked_block_bytes or kv_pool.block_bytes),
+            self.checked_bytes(kv_pool, cache_bytes),
         )
 
     def checked_bytes(self, kv_pool: BlockPool, cache_bytes: int) -> int:
@@ -463,7 +463,7 @@ class VLLMServer(VLLMSettings):
 class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs.
 
-    checked_block_count: blocks of the start check, which compares bytes (`_check_enough_kv_cache_memory`).
+    checked_bytes: the bytes that the start check compares with the longest request (`_check_enough_kv_cache_memory`).
     """
 
     terms: tuple[MemoryTerm, ...]
@@ -471,7 +471,17 @@ class StageMemory(NamedTuple):
     available_bytes: int
     block_count: int
     graph_bytes: int
-    checked_block_count: int
+    checked_bytes: int
+
+    @property
+    def checked_block_count(self) -> int:
+        """The blocks in the bytes of the start check."""
+        return self.checked_bytes // (self.pool.checked_block_bytes or self.pool.block_bytes)
+
+    def fitting_blocks(self, total_memory: int) -> int:
+        """Returns the blocks that fit beside the weights and the memory outside torch, without regard to the budget."""
+        occupied_bytes = sum(term.bytes for term in self.terms if term.name in ("weights", "non_torch"))
+        return self.pool.blocks(total_memory - occupied_bytes)
 
 
 def memory(server: VLLMServer) -> EngineMemory:
@@ -519,7 +529,7 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
     if version_rules.checks_free_memory and server.free_bytes_at_start < budget_bytes:
         free_gib = server.free_bytes_at_start / GIB
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
-    if stage_memory.available_bytes <= 0:
+    if stage_memory.checked_bytes <= 0:
         return message_texts["no_cache"]
     if stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight) > stage_memory.checked_block_count:
         longest_request_tokens = stage_memory.pool.longest_request(
@@ -527,6 +537,12 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
         )
         message_start = message_texts["one_request_v0" if version_rules.generation == "v0" else "one_request"]
         return f"{message_start} (--max-model-len {max_model_len}); the longest that fits is {longest_request_tokens}"
+    fitting_blocks = stage_memory.fitting_blocks(server.total_memory)
+    for flag_name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+        if flag_name in server.flags and stage_memory.block_count > fitting_blocks:
+            return (
+                f"{message_texts['large_cache']} (--{flag_name.replace('_', '-')}); at most {fitting_blocks} blocks fit"
+            )
     if server.needs_blocks_of_sequences(stage_memory.pool) and server.max_num_seqs > stage_memory.block_count:
         requested_text = f"(--max-num-seqs {server.max_num_seqs})"
         return f"{message_texts['sequences']} {requested_text}; at most {stage_memory.block_count} fit"
