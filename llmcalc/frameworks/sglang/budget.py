@@ -51,11 +51,11 @@ ENCODER_WITH_DEPTH = "visual"
 """The encoder's name in classes whose configs have `depth`, not `num_hidden_layers` (configs/qwen3_vl.py)."""
 
 IMAGE_ENCODER_START = "vis"
-"""The start of the names of image encoders (`vision_tower`, `visual`); others hear."""
+"""The start of the names of image encoders (`vision_tower`, `visual`), which audio encoders do not share."""
 
 NESTED_ENCODERS = frozenset(("visual", "audio_tower"))
-"""Encoders that beside each other have their configs inside `thinker_config`, where SGLang reads no `vision_config`
-(transformers, configuration_qwen3_omni_moe.py)."""
+"""Encoders of models that have both in `thinker_config`, where SGLang reads no `vision_config` (transformers,
+configuration_qwen3_omni_moe.py)."""
 
 LARGE_GRAPH_SEQUENCES = 300
 """Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
@@ -242,18 +242,19 @@ class SGLangServer(EngineServer):
 
     @property
     def has_vision_config(self) -> bool:
-        """Whether SGLang reads the config of an image encoder: neither one of audio nor one inside another config."""
-        if isinstance(self._vision_config, Mapping):
-            return not self.flags.get("language_model_only")
-        towers = self.preset.model.towers
-        sees_images = any(tower_name.startswith(IMAGE_ENCODER_START) for tower_name in towers)
-        return self.loads_towers and sees_images and not towers.keys() >= NESTED_ENCODERS
+        """Whether SGLang reads the config of an image encoder; by the encoders' names for a model without a config."""
+        if self.flags.get("language_model_only"):
+            return False
+        if self.preset.config is not None:
+            return isinstance(self._vision_config, Mapping)
+        encoder_names = self.preset.model.towers.keys()
+        has_images = any(encoder_name.startswith(IMAGE_ENCODER_START) for encoder_name in encoder_names)
+        return has_images and not encoder_names >= NESTED_ENCODERS
 
     @property
     def has_encoder(self) -> bool:
         """Whether the model runs with an encoder, even an encoder that llmcalc does not count."""
-        has_vision_config = isinstance(self._vision_config, Mapping) and not self.flags.get("language_model_only")
-        return self.loads_towers or has_vision_config
+        return self.loads_towers or self.has_vision_config
 
     @property
     def _vision_config(self) -> Any:

@@ -55,6 +55,7 @@ from .expert_exchange import (
     gathering_ranks,
     keeps_routed_copies,
     keeps_workspaces,
+    shares_workspaces,
     uses_pplx,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
@@ -77,8 +78,9 @@ DEFAULT_COMPUTE_UNITS = 108
 FULL_GRAPHS_FROM = (0, 11)
 """First version that captures whole passes of decoding by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
 
-CHECKS_OVERRIDE_FROM = (0, 21)
-"""First version after V0 whose start check reads `--num-gpu-blocks-override`, not the free memory (vllm#41069)."""
+CHECKS_OVERRIDE_FROM = (0, 20, 1)
+"""First version after V0 whose start check reads `--num-gpu-blocks-override`, not the free memory (vllm#41069; read in
+0.20.0 and 0.20.1)."""
 
 RESERVES_NULL_BLOCK_FROM = (0, 29)
 """First version whose start check leaves out the block that the pool never lends (vllm#47272)."""
@@ -127,7 +129,7 @@ class VLLMServer(VLLMSettings):
     def profile_run(self, stage_number: int) -> ProfileRun:
         """Returns the profile run on the ranks of a pipeline stage."""
         compute_units, engine_rank = self.hardware.compute_units, self.rank_of_stage(stage_number)
-        capability = self.hardware.compute_capability
+        weight_kernels, capability = engine_rank.weight_kernels, self.hardware.compute_capability
         compute_capability = None if capability is None else float(capability)
         compiles_embedding = self.flags.get(CACHE_VARIABLE) and self.has_kernel_autotuning and stage_number == 0
         return ProfileRun(
@@ -147,13 +149,11 @@ class VLLMServer(VLLMSettings):
             else 0,
             gathering_ranks=gathering_ranks(self.flags, self.dp, self.version_numbers),
             expert_chunk_tokens=expert_chunk_tokens(
-                self.flags,
-                self.version_numbers,
-                engine_rank.weight_kernels,
-                compute_capability,
+                self.flags, self.version_numbers, weight_kernels, compute_capability
             ),
-            keeps_routed_copies=keeps_routed_copies(self.flags, engine_rank.weight_kernels, compute_capability),
-            keeps_workspaces=keeps_workspaces(self.version_numbers, engine_rank.weight_kernels),
+            keeps_routed_copies=keeps_routed_copies(self.flags, weight_kernels, compute_capability),
+            shares_workspaces=shares_workspaces(self.version_numbers, weight_kernels),
+            keeps_workspaces=keeps_workspaces(self.flags, self.version_numbers, weight_kernels, compute_capability),
         )
 
     @property
@@ -409,7 +409,7 @@ class VLLMServer(VLLMSettings):
             cache_bytes,
             block_count,
             graph_bytes,
-            self.checked_bytes(kv_pool, cache_bytes) // (kv_pool.checked_block_bytes or kv_pool.block_bytes),
+            self.checked_bytes(kv_pool, cache_bytes),
         )
 
     def checked_bytes(self, kv_pool: BlockPool, cache_bytes: int) -> int:
@@ -463,7 +463,7 @@ class VLLMServer(VLLMSettings):
 class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs.
 
-    checked_block_count: blocks of the start check, which compares bytes (`_check_enough_kv_cache_memory`).
+    checked_bytes: the bytes that the start check compares with the longest request (`_check_enough_kv_cache_memory`).
     """
 
     terms: tuple[MemoryTerm, ...]
@@ -471,7 +471,17 @@ class StageMemory(NamedTuple):
     available_bytes: int
     block_count: int
     graph_bytes: int
-    checked_block_count: int
+    checked_bytes: int
+
+    @property
+    def checked_block_count(self) -> int:
+        """The blocks in the bytes of the start check."""
+        return self.checked_bytes // (self.pool.checked_block_bytes or self.pool.block_bytes)
+
+    def fitting_blocks(self, total_memory: int) -> int:
+        """Returns the blocks that fit beside the weights and the memory outside torch, without regard to the budget."""
+        occupied_bytes = sum(term.bytes for term in self.terms if term.name in ("weights", "non_torch"))
+        return self.pool.blocks(total_memory - occupied_bytes)
 
 
 def memory(server: VLLMServer) -> EngineMemory:
@@ -519,7 +529,7 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
     if version_rules.checks_free_memory and server.free_bytes_at_start < budget_bytes:
         free_gib = server.free_bytes_at_start / GIB
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
-    if stage_memory.available_bytes <= 0:
+    if stage_memory.checked_bytes <= 0:
         return message_texts["no_cache"]
     if stage_memory.pool.blocks_of_request(max_model_len, server.tokens_in_flight) > stage_memory.checked_block_count:
         longest_request_tokens = stage_memory.pool.longest_request(
@@ -527,6 +537,12 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
         )
         message_start = message_texts["one_request_v0" if version_rules.generation == "v0" else "one_request"]
         return f"{message_start} (--max-model-len {max_model_len}); the longest that fits is {longest_request_tokens}"
+    fitting_blocks = stage_memory.fitting_blocks(server.total_memory)
+    for flag_name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+        if flag_name in server.flags and stage_memory.block_count > fitting_blocks:
+            return (
+                f"{message_texts['large_cache']} (--{flag_name.replace('_', '-')}); at most {fitting_blocks} blocks fit"
+            )
     if server.needs_blocks_of_sequences(stage_memory.pool) and server.max_num_seqs > stage_memory.block_count:
         requested_text = f"(--max-num-seqs {server.max_num_seqs})"
         return f"{message_texts['sequences']} {requested_text}; at most {stage_memory.block_count} fit"

@@ -93,8 +93,24 @@ CUTLASS_BACKEND = "cutlass"
 CUTLASS_FP4_FROM = 10.0
 """Compute capability from which those kernels compute in 4 bits (fused_moe/cutlass_moe.py, `CutlassExpertsFp4`)."""
 
-KEEPS_WORKSPACES_FROM = (0, 13)
-"""First version whose experts take their workspaces from one buffer that stays (v1/worker/workspace.py, vllm#27532)."""
+SHARES_WORKSPACES_FROM = (0, 14)
+"""First version whose layers share one buffer with the experts' workspaces (v1/worker/workspace.py; in 0.13
+`UnquantizedFusedMoEMethod` and `Fp8MoEMethod` still run `fused_experts`, which has tensors of its own)."""
+
+FLASHINFER_FP8_FROM = (0, 18)
+"""First version that was read in which experts in fp8 run FlashInfer's kernels by default on compute capability 10, and
+beside expert parallelism on 9 (fused_moe/oracle/fp8.py)."""
+
+FLASHINFER_16_BITS_FROM = (0, 20)
+"""First version that was read in which experts in 16 bits run FlashInfer's kernels by default
+(fused_moe/oracle/unquantized.py, not in 0.19.1)."""
+
+HOPPER_RUNS_TRITON_FROM = (0, 23)
+"""First version in which those on compute capability 9 run Triton's kernels again (not in 0.22.0)."""
+
+FREEING_BACKENDS = ("flashinfer", "aiter")
+"""Starts of the values of --moe-backend with kernels that free their workspaces (`workspace_shapes` of
+fused_moe/experts/flashinfer_cutlass_moe.py and rocm_aiter_moe.py)."""
 
 LARGEST_HEAP = 16 * (2**31 - 1)
 """Largest size of DeepEP's low-latency buffers (github.com/vllm-project/vllm/issues/57894)."""
@@ -131,7 +147,7 @@ def gathering_ranks(flags: Mapping[str, Any], dp: int, version_numbers: tuple[in
     if flags.get("enable_expert_parallel"):
         backend, _ = all2all_backend(flags, version_numbers)
         has_collectives = backend in BACKENDS_WITHOUT_BUFFERS and not uses_pplx(flags, version_numbers)
-        if not has_collectives or flags.get("moe_backend") in FUSED_EXCHANGES:
+        if not has_collectives or moe_backend(flags) in FUSED_EXCHANGES:
             return 1
     return dp
 
@@ -157,17 +173,46 @@ def expert_chunk_tokens(
     return int(flags.get(EXPERT_CHUNK_VARIABLE, default_tokens))
 
 
+def moe_backend(flags: Mapping[str, Any]) -> str:
+    """Returns the value of --moe-backend as vLLM reads it, in lower case and with underscores; `auto` without it."""
+    return str(flags.get("moe_backend", "auto")).lower().replace("-", "_")
+
+
 def keeps_routed_copies(
     flags: Mapping[str, Any], weight_kernels: frozenset[str], compute_capability: float | None
 ) -> bool:
     """Whether the experts' kernels keep a token's shuffled copies beside their workspaces (`run_cutlass_moe_fp4`)."""
     has_kernels = compute_capability is not None and compute_capability >= CUTLASS_FP4_FROM
-    return has_kernels and "nvfp4" in weight_kernels and flags.get("moe_backend") == CUTLASS_BACKEND
+    return has_kernels and "nvfp4" in weight_kernels and moe_backend(flags) == CUTLASS_BACKEND
 
 
-def keeps_workspaces(version_numbers: tuple[int, ...], weight_kernels: frozenset[str]) -> bool:
-    """Whether the workspaces of the experts stay allocated; of kernels of 4 bits it is not known."""
-    return version_numbers >= KEEPS_WORKSPACES_FROM and weight_kernels <= CHUNKING_KERNELS
+def shares_workspaces(version_numbers: tuple[int, ...], weight_kernels: frozenset[str]) -> bool:
+    """Whether all layers share the workspaces of their experts; False for kernels of 4 bits, which are not modelled."""
+    return version_numbers >= SHARES_WORKSPACES_FROM and weight_kernels <= CHUNKING_KERNELS
+
+
+def keeps_workspaces(
+    flags: Mapping[str, Any],
+    version_numbers: tuple[int, ...],
+    weight_kernels: frozenset[str],
+    compute_capability: float | None,
+) -> bool:
+    """Whether the shared workspaces stay allocated after the layers; FlashInfer's kernels free theirs.
+
+    compute_capability: that of the GPU; None for other accelerators.
+    """
+    if not shares_workspaces(version_numbers, weight_kernels):
+        return False
+    if (backend := moe_backend(flags)) != "auto":
+        return not backend.startswith(FREEING_BACKENDS)
+    if compute_capability is None:
+        return True
+    is_hopper = 9 <= compute_capability < 10
+    if weight_kernels:
+        runs_flashinfer = 10 <= compute_capability < 11 or (is_hopper and bool(flags.get("enable_expert_parallel")))
+        return version_numbers < FLASHINFER_FP8_FROM or not runs_flashinfer
+    runs_flashinfer = compute_capability >= 10 or (is_hopper and version_numbers < HOPPER_RUNS_TRITON_FROM)
+    return version_numbers < FLASHINFER_16_BITS_FROM or not runs_flashinfer
 
 
 def backend_flags(

@@ -51,7 +51,8 @@ class ProfileRun(NamedTuple):
     gathering_ranks: data-parallel ranks whose tokens each rank's experts gather; 1 where none are gathered.
     expert_chunk_tokens: most tokens that the experts read at once; None for all tokens of a step.
     keeps_routed_copies: whether the experts keep shuffled results beside their workspaces.
-    keeps_workspaces: whether the experts' workspaces stay allocated after the layers.
+    shares_workspaces: whether all layers share the experts' workspaces, which then have their kernels' sizes.
+    keeps_workspaces: whether these stay allocated after the layers.
     """
 
     tokens: int
@@ -69,6 +70,7 @@ class ProfileRun(NamedTuple):
     gathering_ranks: int = 1
     expert_chunk_tokens: int | None = None
     keeps_routed_copies: bool = False
+    shares_workspaces: bool = False
     keeps_workspaces: bool = False
 
     @property
@@ -105,14 +107,14 @@ class ProfileRun(NamedTuple):
     def expert_bytes(self, engine_rank: EngineRank) -> int:
         """Returns the bytes of the experts' workspaces and copies; 0 without experts.
 
-        Workspaces that stay are as wide as in `TritonExperts.workspace_shapes` (fused_moe/experts/triton_moe.py).
+        Shared workspaces are as wide as in `TritonExperts.workspace_shapes` (fused_moe/experts/triton_moe.py).
         """
         rank_experts = engine_rank.widest_networks[2]
         if rank_experts is None:
             return 0
         expert_width, input_width = rank_experts.intermediate_size, rank_experts.input_width
         row_width, summed_width = max(2 * expert_width, input_width), 0
-        if self.keeps_workspaces:
+        if self.shares_workspaces:
             row_width += max(expert_width, input_width)
         else:
             row_width += expert_width + input_width

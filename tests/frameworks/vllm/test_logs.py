@@ -17,7 +17,7 @@ from llmcalc.frameworks.engines.engine import EngineMemory
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.vllm.budget import VLLMServer
 from llmcalc.frameworks.vllm.encoder_run import EncoderRequest, encoder_run
-from llmcalc.frameworks.vllm.expert_exchange import expert_chunk_tokens, gathering_ranks
+from llmcalc.frameworks.vllm.expert_exchange import expert_chunk_tokens, gathering_ranks, keeps_workspaces
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.preset import Preset
@@ -651,10 +651,11 @@ def test_more_sequences_than_blocks_do_not_start() -> None:
         ("0.18.0", {}, 8),
         ("0.31.0", {}, 8),
         ("0.31.0", {"VLLM_FUSED_MOE_CHUNK_SIZE": 24_576}, 8),
+        ("0.13.0", {}, 2),
         ("0.14.0", {"VLLM_ALL2ALL_BACKEND": "pplx"}, 1),
         ("0.16.0", {"all2all_backend": "pplx"}, 1),
         ("0.17.1", {"all2all_backend": "pplx"}, 2),
-        ("0.31.0", {"moe_backend": "deep_gemm_mega_moe"}, 1),
+        ("0.31.0", {"moe_backend": "deep-gemm-mega-moe"}, 1),
         ("0.31.0", {"all2all_backend": "deepep_high_throughput"}, 1),
     ],
 )
@@ -673,7 +674,7 @@ def test_experts_of_a_replica_gather_the_tokens_of_all(
     )
     tokens, hidden_size, top_k, width = 8192, 6144, 8, 2560
     gathered = 0 if gathered_steps == 1 else 8 * tokens * 2 * hidden_size
-    copied_width = width if (*map(int, version.split(".")),) < (0, 13) else 0  # from 0.13 on the workspaces alone
+    copied_width = width if (*map(int, version.split(".")),) < (0, 14) else 0  # from 0.14 on the workspaces alone
     experts = gathered_steps * tokens * top_k * 2 * (2 * hidden_size + copied_width)
     workspace_bytes = 32 * 2**20  # of cuBLAS
     expected_bytes = tokens * 10 * hidden_size + gathered + experts + workspace_bytes
@@ -688,6 +689,40 @@ def test_workspaces_of_experts_stay_beside_the_sampler(ranks: int, peak_gib: flo
     memory = record.memory_on(llmcalc.load("mixtral-8x7b"), find_hardware("h100-sxm"), version, flags)
     assert memory.bytes_of("profile_run") / GIB == pytest.approx(peak_gib, rel=0.03)
     assert memory.terms[2].origin == "1,024 users x 32,000 logits"
+
+
+@pytest.mark.parametrize(
+    ("version_numbers", "kernels", "compute_capability", "flags", "stay"),
+    [
+        ((0, 13), "", 9.0, {}, False),
+        ((0, 14), "", 9.0, {}, True),
+        ((0, 19, 1), "", 10.0, {}, True),
+        ((0, 20), "", 10.0, {}, False),
+        ((0, 20), "", 12.0, {}, False),
+        ((0, 20), "", 8.0, {}, True),
+        ((0, 22), "", 9.0, {}, False),
+        ((0, 23), "", 9.0, {}, True),
+        ((0, 23), "", 10.0, {"moe_backend": "Triton"}, True),
+        ((0, 23), "", 9.0, {"moe_backend": "flashinfer-cutlass"}, False),
+        ((0, 33), "", None, {}, True),
+        ((0, 33), "", None, {"moe_backend": "aiter"}, False),
+        ((0, 20), "fp8", 9.0, {}, True),
+        ((0, 20), "fp8", 9.0, {"enable_expert_parallel": True}, False),
+        ((0, 20), "fp8", 10.3, {}, False),
+        ((0, 20), "fp8", 12.0, {}, True),
+        ((0, 20), "nvfp4", 9.0, {}, False),
+    ],
+)
+def test_workspaces_that_stay_are_those_of_kernels_that_share_them(
+    version_numbers: tuple[int, ...],
+    kernels: str,
+    compute_capability: float | None,
+    flags: dict[str, Any],
+    stay: bool,
+) -> None:
+    """fused_moe/oracle/unquantized.py and fp8.py of these versions choose the kernels."""
+    weight_kernels = frozenset(kernels.split())
+    assert keeps_workspaces(flags, version_numbers, weight_kernels, compute_capability) is stay
 
 
 @pytest.mark.parametrize(
@@ -739,6 +774,8 @@ def test_cutlass_experts_of_4_bits_keep_shuffled_results(hardware: str, has_kern
     )
     copied_bytes = tokens * (2 * top_k + 1) * hidden_size * 2 if has_kernels else 0
     assert cutlass.bytes_of("profile_run") - automatic.bytes_of("profile_run") == copied_bytes
+    read_flags = {flag.field_name for flag in record.known_flags() if not flag.is_memory_neutral}
+    assert "moe_backend" in read_flags  # the command line and `explain-log` leave out flags that change no memory
 
 
 @pytest.mark.parametrize(("ranks", "replicas", "whole_copies"), [(2, 4, 1), (4, 2, 3), (8, 1, 0), (1, 8, 0)])

@@ -140,9 +140,9 @@ def test_terms_add_up() -> None:
 
 @pytest.mark.parametrize(
     ("version", "block_count", "starts"),
-    [("0.20.2", 100, True), ("0.21", 100, False), ("0.28", 512, True), ("0.29", 512, False), ("0.29", 513, True)],
+    [("0.20", 100, True), ("0.20.1", 100, False), ("0.28", 512, True), ("0.29", 512, False), ("0.29", 513, True)],
 )
-def test_the_start_check_reads_the_override_from_0_21_and_leaves_out_a_block_from_0_29(
+def test_the_start_check_reads_the_override_from_0_20_1_and_leaves_out_a_block_from_0_29(
     version: str, block_count: int, starts: bool
 ) -> None:
     """v1/core/kv_cache_utils.py, `get_kv_cache_configs`; vLLM pull requests 41069 and 47272."""
@@ -151,7 +151,25 @@ def test_the_start_check_reads_the_override_from_0_21_and_leaves_out_a_block_fro
     assert memory.block_count == block_count
 
 
-def test_an_override_adds_no_memory_that_the_check_before_0_21_sees() -> None:
+@pytest.mark.parametrize("flags", [{"num_gpu_blocks_override": 10**6}, {"kv_cache_memory_bytes": 2**40}])
+def test_a_cache_larger_than_the_device_does_not_start(flags: dict[str, int]) -> None:
+    memory = server_memory(engine="vllm==0.21", max_model_len=8192, **flags)
+    assert "at most" in memory.message
+    fitting_blocks = int(memory.message.split("at most ")[1].split()[0])
+    assert server_memory(engine="vllm==0.21", max_model_len=8192, num_gpu_blocks_override=fitting_blocks).can_start
+    assert not server_memory(
+        engine="vllm==0.21", max_model_len=8192, num_gpu_blocks_override=fitting_blocks + 1
+    ).can_start
+
+
+def test_an_override_starts_without_memory_in_the_budget() -> None:
+    """vllm#41069: from 0.20.1 on the bytes of the override alone are checked."""
+    flags = {"max_model_len": 1024, "gpu_memory_utilization": 0.2, "num_gpu_blocks_override": 64}
+    assert not server_memory(engine="vllm==0.20.0", **flags).can_start
+    assert server_memory(engine="vllm==0.21", **flags).can_start
+
+
+def test_an_override_adds_no_memory_that_the_check_before_0_20_1_sees() -> None:
     """index:55471149664: refused with 4.15 GiB available and 10.76 GiB needed, whatever the override."""
     flags = {"max_model_len": 240_000, "max_num_batched_tokens": 65_536, "enable_expert_parallel": True}
     memory = server_memory(
