@@ -32,10 +32,14 @@ def with_rest(values: Mapping[str, T], sample: Iterable[str]) -> list[ParameterS
 
 def in_one_test(test: Any) -> Any:
     """Makes one test of all parameters of a test, or of each test of a class, each of which takes less time than pytest
-    needs for a test. A failure names its parameters.
+    needs for a test. A failure names its parameters. Exhaustive parameters are a second test, `rest`.
+
+    Fixtures are those of the one test: all parameters share its `tmp_path`. Parameters may be a function that returns
+    them, which is called when the test runs, so in one process of several, and not when it is collected.
     """
-    marks = list(test.pytestmark)
-    test.pytestmark = []
+    marks = [mark for mark in test.pytestmark if mark.name == "parametrize"]
+    others = [mark for mark in test.pytestmark if mark.name != "parametrize"]
+    test.pytestmark = others
     if isinstance(test, type):
         for name in [name for name in vars(test) if name.startswith("test_")]:
             setattr(test, name, _over_all(getattr(test, name), marks))
@@ -44,28 +48,40 @@ def in_one_test(test: Any) -> Any:
 
 
 def _over_all(test: Callable[..., None], marks: list[pytest.Mark]) -> Callable[..., None]:
-    assert all(mark.name == "parametrize" for mark in marks), test
+    names_of_marks = [mark.args[0] if isinstance(mark.args[0], tuple) else (mark.args[0],) for mark in marks]
+    has_rest = any(callable(mark.args[1]) or any(map(_is_exhaustive, mark.args[1])) for mark in marks)
 
-    def run(*instance: Any) -> None:
-        for cases in itertools.product(*(mark.args[1] for mark in marks)):
+    def run(*instance: Any, is_rest: bool = False, **fixtures: Any) -> None:
+        listed = [mark.args[1]() if callable(mark.args[1]) else mark.args[1] for mark in marks]
+        for cases in itertools.product(*listed):
+            if any(map(_is_exhaustive, cases)) != is_rest:
+                continue
             arguments: dict[str, Any] = {}
-            for mark, case in zip(marks, cases, strict=True):
-                names = mark.args[0] if isinstance(mark.args[0], tuple) else (mark.args[0],)
+            for names, case in zip(names_of_marks, cases, strict=True):
                 values = case.values if isinstance(case, ParameterSet) else case if len(names) > 1 else (case,)
                 arguments |= dict(zip(names, values, strict=True))
             try:
-                test(*instance, **arguments)
+                test(*instance, **arguments, **fixtures)
             except BaseException as error:
                 error.add_note(f"{test.__name__}: {arguments}")
                 raise
 
-    def run_of_class(self: Any) -> None:
-        run(self)
+    parameters = inspect.signature(test).parameters
+    own_names = {name for names in names_of_marks for name in names}
+    fixtures = [parameter for name, parameter in parameters.items() if name not in own_names]
+    rest = [inspect.Parameter("is_rest", inspect.Parameter.KEYWORD_ONLY)] if has_rest else []
+    run.__signature__ = inspect.Signature([*fixtures, *rest])  # type: ignore[attr-defined]
+    run.__name__, run.__qualname__, run.__doc__ = test.__name__, test.__qualname__, test.__doc__
+    run.__module__ = test.__module__
+    run.pytestmark = list(getattr(test, "pytestmark", []))  # type: ignore[attr-defined]
+    if not has_rest:
+        return run
+    rest_cases = [pytest.param(False, id="sample"), pytest.param(True, id="rest", marks=pytest.mark.exhaustive)]
+    return pytest.mark.parametrize("is_rest", rest_cases)(run)
 
-    merged = run_of_class if "self" in inspect.signature(test).parameters else run
-    merged.__name__, merged.__qualname__, merged.__doc__ = test.__name__, test.__qualname__, test.__doc__
-    merged.__module__ = test.__module__
-    return merged
+
+def _is_exhaustive(case: Any) -> bool:
+    return isinstance(case, ParameterSet) and any(mark.name == "exhaustive" for mark in case.marks)
 
 
 def spread(cases: Iterable[ParameterSet]) -> list[ParameterSet]:

@@ -24,7 +24,7 @@ from llmcalc.sources.preset import Preset
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import FormulaSetting
 from tests.builders import family_shapes, parts_of, spec_of, verbs_of
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled
 
 SHAPES = dict(family_shapes())
 FIRST = dict(family_shapes(first_of_each_file=True))
@@ -67,8 +67,9 @@ def trees(spec: ModelSpec) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "flops", document["tree"]
 
 
+@in_one_test
 @pytest.mark.parametrize(
-    "name", sampled({name: name for name in SHAPES}, lambda name: [*parts_of(spec_of(SHAPES[name]))])
+    "name", lambda: sampled({name: name for name in SHAPES}, lambda name: parts_of(spec_of(SHAPES[name])))
 )
 def test_children_add_up_to_their_parent(name: str) -> None:
     for quantity, tree in trees(spec_of(SHAPES[name])):
@@ -96,7 +97,8 @@ def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fracti
     return {"active": values["params"], **values}, sums
 
 
-@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in FIRST.items()}, verbs_of))
+@in_one_test
+@pytest.mark.parametrize("spec", lambda: sampled({name: spec_of(config) for name, config in FIRST.items()}, verbs_of))
 def test_the_rows_of_explain_add_up_to_its_model_row(spec: ModelSpec) -> None:
     model, rows = _rows(spec, "all", seq=40)
     assert rows == {quantity: value for quantity, value in model.items() if quantity in rows or value}

@@ -200,11 +200,6 @@ GROUPED = frozenset({MOE, "MixtureOfAttention"})
 """Parts with grouped products, which on meta torch refuses in float32."""
 
 
-def runs(model: str, values: Values) -> bool:
-    """Whether torch can run a model with these values."""
-    return _fit(model, values) and all(takes(model, option, value) for option, value in values.items())
-
-
 @cache
 def takes(model: str, option: str, value: str) -> bool:
     """Whether torch can run a model with a value of one option."""
@@ -285,7 +280,8 @@ def _drawn(model: str, left: set[tuple[str, str, str]], pick: random.Random) -> 
     """A case of a model. Each option has the value that covers the most of what is left, beside those before it."""
     values: dict[str, str] = {}
     for option in pick.sample(list(OPTIONS), len(OPTIONS)):
-        able = [value for value in OPTIONS[option] if runs(model, {**values, option: value})]
+        taken = [value for value in OPTIONS[option] if takes(model, option, value)]
+        able = [value for value in taken if _fit(model, {**values, option: value})]
         new = {value: sum((part, option, value) in left for part in parts_in(model)) for value in able}
         most = max(new.values())
         values[option] = pick.choice([value for value in able if new[value] == most])

@@ -35,7 +35,7 @@ from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import FormulaSetting
 from tests.builders import kinds_of_parts, run_config, spec_of, verbs_of
 from tests.families import shapes_of
-from tests.samples import sampled
+from tests.samples import in_one_test, sampled
 
 WIDTH = 80
 
@@ -89,7 +89,8 @@ def test_every_architecture_can_be_shown(spec: ModelSpec) -> None:
         assert "None" not in out.getvalue()
 
 
-@pytest.mark.parametrize("spec", sampled(architectures(), verbs_of))
+@in_one_test
+@pytest.mark.parametrize("spec", lambda: sampled(architectures(), verbs_of))
 def test_every_architecture_can_be_explained(spec: ModelSpec) -> None:
     """test_trees_add_up.py compares the formulas of more models with their counts."""
     out, report = (

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 import llmcalc
 from llmcalc.components.evidence import evidence_of_parts
@@ -23,7 +24,7 @@ from llmcalc.witnesses.cpu_events import NUMBER_BYTES, GradientSums
 from llmcalc.witnesses.memory import unsupported_reason
 from tests.builders import family_shapes, spec_of, verbs_of, with_other_causes
 from tests.contracts.test_parts import around_a_model
-from tests.samples import sampled, spread
+from tests.samples import in_one_test, sampled, spread
 from tests.simulator.compare import examples
 from tests.simulator.models import without_values
 from tests.simulator.profiler import seen
@@ -198,13 +199,13 @@ def gradients_are_added_where_torch_adds_them(name: str) -> None:
     assert cpu.pass_bytes() == (ours.live, ours.forward, ours.backward), name
 
 
-COMPARED = {name: spec(name) for name in examples() if is_compared(spec(name))}
+def compared_examples() -> list[ParameterSet]:
+    names = [name for name in examples() if is_compared(spec(name))]
+    return sampled({name: name for name in names}, lambda name: verbs_of(spec(name)))
 
 
-@pytest.mark.parametrize(
-    "name",
-    sampled({name: name for name in COMPARED}, lambda name: verbs_of(COMPARED[name])),
-)
+@in_one_test
+@pytest.mark.parametrize("name", compared_examples)
 def test_gradients_of_a_part(name: str) -> None:
     gradients_are_added_where_torch_adds_them(name)
 

@@ -29,7 +29,7 @@ from llmcalc.parallel.schedules import PassDurations, Pipeline, pipeline, timeta
 from llmcalc.reports.expression import write_expression
 from llmcalc.simulator.autograd import record
 from llmcalc.simulator.tensor import BOOL, Tensor
-from llmcalc.sources.presets import model_names
+from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.compare import stack_shape
 from llmcalc.studies.literature import kaplan_range
 from llmcalc.studies.model_selection import attention_kinds
@@ -461,7 +461,7 @@ def test_shapes_of_known_models(name: str) -> None:
 @cache
 def dense_decoders() -> dict[str, ModelSpec]:
     """Every preset that is a decoder of attention and dense FFNs."""
-    specs = {name: llmcalc.load(name).model for name in model_names()}
+    specs = {name: load_preset(name).model for name in model_names()}
     heads = {"mha", "gqa", "mqa", "mla", "sliding"}
     return {
         name: spec

@@ -13,8 +13,7 @@ import pytest
 
 from llmcalc.parallel import layout_search
 from llmcalc.reports.serve import UNCOUNTED_EFFECTS
-from llmcalc.sources.presets import model_names
-from llmcalc.sources.target import load
+from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.cost import UNCOUNTED_COSTS as COST_NOT_COUNTED
 from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON
 
@@ -72,7 +71,7 @@ def left(sentences: set[str]) -> dict[str, str]:
 @cache
 def published_notes() -> frozenset[str]:
     """Why counts of presets differ from the published ones, as the page shows it."""
-    notes = {load(name).published.parameters_note or "" for name in model_names()}
+    notes = {load_preset(name).published.parameters_note or "" for name in model_names()}
     return frozenset(note.partition("; ")[0] for note in notes if note)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from llmcalc.reports.summary import headline
-from llmcalc.sources.presets import model_names
-from llmcalc.sources.target import load
+from llmcalc.sources.presets import load_preset, model_names
 
 from .loading import WEB, Open, inaccessible, module, until
 
@@ -65,7 +64,9 @@ def with_numbers_as_values(phrase: str) -> str:
 
 def headline_strings() -> set[str]:
     """What the table is asked for by the headlines of all presets, where a phrase has an English word."""
-    phrases = {phrase for name in model_names() for phrase in re.split(r", (?![^(]*\))", headline(load(name).model))}
+    phrases = {
+        phrase for name in model_names() for phrase in re.split(r", (?![^(]*\))", headline(load_preset(name).model))
+    }
     keys = {with_numbers_as_values(phrase) for phrase in phrases}
     return {key for key in keys if re.search(r"(?<![A-Za-z-])[a-z]{2,}(?![A-Z])", key)}
 

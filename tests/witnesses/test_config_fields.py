@@ -27,24 +27,21 @@ SHARES = 4
 """Number of tests that share the model types, so that several processes can run them."""
 
 
-def readings_of(kind: str, number: int) -> set[tuple[str, str]]:
-    """What is read of a shape of a model type: each field, with its lineage. test_families.py compares the fields of
-    every file at the values of its shapes, and test_differential.py some at other values.
-    """
-    config = list(configs_of(kind))[number]
-    return {(lineage_of(kind), name) for name in {*fields_asked(config), *config}}
-
-
 def lineage_of(kind: str) -> str:
     """The folder of the file that reads a model type: what stands in it reads a field by the same functions."""
     return FILE_BY_TYPE[kind].partition(".")[0]
 
 
-SHAPES = [(kind, number) for kind in KINDS for number, _ in enumerate(configs_of(kind))]
-SAMPLE = set(with_other_causes(SHAPES, lambda shape: readings_of(*shape)))
-"""Shapes (model type, number) that have every field of their lineage between them."""
+LINEAGES = sorted({lineage_of(kind) for kind in KINDS})
 
-LINEAGES = sorted({lineage_of(kind) for kind, _ in SAMPLE})
+
+def sample_of(kinds: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Returns (model type, config) of the shapes of a lineage's model types that have every field which the lineage
+    reads. test_families.py compares the fields of every file at the values of its shapes, and test_differential.py some
+    at other values.
+    """
+    shapes = [(kind, config) for kind in kinds for config in configs_of(kind)]
+    return with_other_causes(shapes, lambda shape: {*fields_asked(shape[1]), *shape[1]})
 
 
 @pytest.mark.parametrize("share", range(SHARES))
@@ -54,9 +51,8 @@ def test_fields_count_exactly_where_the_class_reads_them(share: int) -> None:
     for lineage in LINEAGES[share::SHARES]:
         known: set[str] = set()
         kinds = [kind for kind in KINDS if lineage_of(kind) == lineage]
-        for kind in kinds:
-            configs = [config for number, config in enumerate(configs_of(kind)) if (kind, number) in SAMPLE]
-            found += [str(difference) for config in configs for difference in differences(config, known)]
+        for _, config in sample_of(kinds):
+            found += [str(difference) for difference in differences(config, known)]
         assert known or all(family_of(kind).text_type is not None or _leaves_an_encoder_out(kind) for kind in kinds), (
             lineage
         )

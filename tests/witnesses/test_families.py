@@ -111,7 +111,8 @@ def _with_products(spec: ModelSpec) -> list[NodePosition]:
     return [place for place in costly if place.cost_per_repeat(forward_flops_of)]
 
 
-@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, verbs_of))
+@in_one_test
+@pytest.mark.parametrize("spec", lambda: sampled({name: spec_of(config) for name, config in family_shapes()}, verbs_of))
 def test_small_shapes_agree_with_the_reference(spec: ModelSpec) -> None:
     """All of them are compared with their class above, and every part's examples with its reference."""
     verdict = verify_reference(spec, batch=2)
