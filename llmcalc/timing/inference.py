@@ -86,7 +86,7 @@ def _shared_timed_pass(
     rank_pass: RankPass,
     number_formats: NumberFormats,
 ) -> TimedPass:
-    """Returns the timed pass of a rank. Layouts that differ in stages or replicas alone share it, if sizes are numbers."""
+    """Returns the timed pass of a rank. Layouts of equal ranks share it, if the sizes are numbers."""
     sizes = rank_pass.batch, rank_pass.seq, rank_pass.context, rank_pass.ep, rank_pass.cp
     if not all(isinstance(size, int | float) for size in sizes):
         return time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)

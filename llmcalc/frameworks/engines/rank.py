@@ -290,13 +290,16 @@ class EngineRank:
 
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
-        full_model = self.preset.model
-        quantization_savings = self._weight_bytes_of(full_model, "none") - self._weight_bytes_of(
-            full_model, self.scheme
-        )
-        return self._weight_bytes_of(self.model, "none") - quantization_savings // (
+        whole_model_savings = replace(self, layout=ONE_DEVICE, rank=0).shared()._savings_of_whole_model
+        return self._weight_bytes_of(self.model, "none") - whole_model_savings // (
             self.layout.expert_tp * self.layout.pp
         )
+
+    @cached_property
+    def _savings_of_whole_model(self) -> int:
+        """Bytes by which the scheme makes the weights of the whole model smaller."""
+        full_model = self.preset.model
+        return self._weight_bytes_of(full_model, "none") - self._weight_bytes_of(full_model, self.scheme)
 
     def _weight_bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""
