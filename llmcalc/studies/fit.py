@@ -230,8 +230,9 @@ def largest_fitting_number(
             is_next_number_tried = False
     trial_count = 0
     while upper_number - lower_number > 1:
-        if has_prediction and lower_number % size_step == 0 and upper_number - lower_number <= size_step:
-            candidate_number = lower_number + 1  # the first number of a block needs what the others of it need
+        if has_prediction and upper_number - lower_number <= size_step > 1:  # most numbers of a block need equal bytes
+            is_block_start = lower_number % size_step == 0
+            candidate_number = lower_number + 1 if is_block_start else (lower_number + upper_number) // 2
         elif upper_number > INTERPOLATION_RATIO * lower_number and not has_prediction:
             candidate_number = math.isqrt(lower_number * upper_number)
         else:
@@ -268,8 +269,8 @@ def _next_trial_number(
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
     two points up to `fitting_number` too late. The search uses both lines and bisection in turn. Where a part of the
-    bytes has a closed form, bytes grow at least as fast as this part, which bounds the number from both ends. A trial
-    of the line is then followed by one of the closer bound.
+    bytes has a closed form, bytes grow at least as fast as this part, which bounds the number from both ends: then the
+    closer bound takes the place of the second line.
     """
     fitting_excess, too_large_excess = excess_by_number[fitting_number], excess_by_number[too_large_number]
     number_difference = too_large_number - fitting_number
@@ -278,8 +279,10 @@ def _next_trial_number(
     if stored_difference > 0:
         least_number = too_large_number - -(-too_large_excess * number_difference // stored_difference)
         largest_number = fitting_number - fitting_excess * number_difference // stored_difference + 1
-        if trial_number % 2 == 1:
+        if trial_number % 3 == 1:
             return largest_number if -fitting_excess < too_large_excess else least_number
+        if trial_number % 3 == 2:
+            return (fitting_number + too_large_number) // 2
         return max(least_number, min(largest_number, number_on_line))
     if trial_number % 3 == 0:
         return number_on_line
