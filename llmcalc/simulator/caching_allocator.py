@@ -314,6 +314,43 @@ class CachingAllocator:
                 ]
         self.allocated, self.peak_allocated = allocated_units << UNIT_BITS, peak_units << UNIT_BITS
 
+    def run_repeats(self, allocator_steps: Collection[AllocatorStep], storage_count: int, repeats: range) -> None:
+        """Runs the steps of consecutive equal layers, with the repeats as offsets of the storage numbers.
+
+        Layers often take turns with two blocks. A repeat that leaves the free blocks of two repeats before, and whose
+        next one releases the same block as two repeats before, is followed by repeats of these two, which are not run.
+        """
+        allocated = {storage_number for storage_number, encoded_units in allocator_steps if encoded_units > 0}
+        released = {storage_number for storage_number, encoded_units in allocator_steps if not encoded_units}
+        earlier_storages, left_storages = released - allocated, allocated - released
+        releases_previous_repeat = all(
+            storage_number + repeats.step in left_storages for storage_number in earlier_storages
+        )
+        blocks_by_number = self._blocks_by_storage
+        states: list[tuple[object, ...]] = []
+        skipped_end = 0
+        for repeat_index, repeat in enumerate(repeats):
+            if repeat_index < skipped_end:
+                for storage_number in left_storages:
+                    earlier_block = blocks_by_number[storage_number + repeats[repeat_index - 2]]
+                    blocks_by_number[storage_number + repeat] = earlier_block
+                continue
+            allocated_before = self.allocated
+            self.run_steps(allocator_steps, storage_count, repeat)
+            if skipped_end or not releases_previous_repeat or self.allocated != allocated_before:
+                states.clear()
+                continue
+            states.append((self._stream, self.reserved, [dict(block_pool.starts) for block_pool in self._pools]))
+            if len(states) > 2 and repeat_index + 2 < len(repeats) and states[-1] == states[-3]:
+                next_repeat, earlier_repeat = repeats[repeat_index + 1], repeats[repeat_index - 1]
+                if all(
+                    blocks_by_number[storage_number + next_repeat] == blocks_by_number[storage_number + earlier_repeat]
+                    for storage_number in earlier_storages
+                ):
+                    skipped_count = (len(repeats) - repeat_index - 1) // 2 * 2
+                    skipped_end = repeat_index + 1 + skipped_count
+                    SIMULATED_WORK.units += len(allocator_steps) * skipped_count
+
     def _choose_block(self, pool_number: int, block_units: int) -> int:
         """Returns the size of the pool's free block for a request of `block_units` units (get_free_block).
 

@@ -515,8 +515,7 @@ class RepeatAnalysis:
         ):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
                 allocator_steps = step_encoder.encode_repeated_events(repeat_events, repeats)
-                for storage_offset in repeats:
-                    device.run_steps(allocator_steps, repeated_events.storage_count, storage_offset)
+                device.run_repeats(allocator_steps, repeated_events.storage_count, repeats)
         return AllocatorOverhead.overhead_of_replay(device, step_encoder)
 
 

@@ -41,10 +41,15 @@ def read_preset(preset_name: str) -> dict[str, Any]:
     return parse_toml(_preset_text(preset_name), preset_name)
 
 
+def _text_before_tables(preset_name: str) -> str:
+    """Returns the start of a preset's file, with the title and the aliases: TOML has such keys before all tables."""
+    return _preset_text(preset_name).partition("\n[")[0]
+
+
 @cache
 def title_and_aliases(preset_name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns a preset's title and aliases; cached, and without a check of the model, which takes longer."""
-    description = read_preset(preset_name)
+    """Returns a preset's title and aliases; cached, and without its tables, which take longer."""
+    description = parse_toml(_text_before_tables(preset_name), preset_name)
     return description["title"], tuple(description.get("aliases", ()))
 
 
@@ -239,14 +244,14 @@ def _preset_of_tag(tag: str) -> str | None:
 
 
 def _preset_with_alias(preset_alias: str, normalize_name: Callable[[str], str]) -> str | None:
-    """Returns the preset with this alias, and parses only files that contain the alias.
+    """Returns the preset with this alias, and parses only the texts that contain the alias.
 
     normalize_name: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
     alias_pattern = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, preset_alias.replace(".", ""))))
     for preset_name in model_names():
-        if alias_pattern.search(_preset_text(preset_name).lower()) and preset_alias in map(
-            normalize_name, read_preset(preset_name).get("aliases", ())
+        if alias_pattern.search(_text_before_tables(preset_name).lower()) and preset_alias in map(
+            normalize_name, title_and_aliases(preset_name)[1]
         ):
             return preset_name
     return None

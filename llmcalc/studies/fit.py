@@ -205,6 +205,7 @@ def largest_fitting_number(
             known_fitting_number = lower_number
             if lower_number < first_number <= maximum and excess_bytes(first_number) <= 0:
                 known_fitting_number = first_number
+                lower_number = first_number
             first_number = largest_fitting_number(
                 stored_bytes,
                 stored_bytes(known_fitting_number) - excess_bytes(known_fitting_number),
@@ -227,19 +228,21 @@ def largest_fitting_number(
             )
             upper_number = min(maximum, lower_number + 1 if is_next_number_tried else next_upper_number)
             is_next_number_tried = False
-    initial_lower_number, trial_count = lower_number, 0
+    trial_count = 0
     while upper_number - lower_number > 1:
-        if upper_number > INTERPOLATION_RATIO * lower_number and not has_prediction:
+        if has_prediction and upper_number - lower_number <= size_step > 1:  # most numbers of a block need equal bytes
+            is_block_start = lower_number % size_step == 0
+            candidate_number = lower_number + 1 if is_block_start else (lower_number + upper_number) // 2
+        elif upper_number > INTERPOLATION_RATIO * lower_number and not has_prediction:
             candidate_number = math.isqrt(lower_number * upper_number)
         else:
-            candidate_number = max(
-                lower_number + 1,
-                min(upper_number - 1, _next_trial_number(excess_by_number, lower_number, upper_number, trial_count)),
+            candidate_number = _next_trial_number(
+                excess_by_number, lower_number, upper_number, trial_count, stored_bytes if has_prediction else None
             )
+        candidate_number = max(lower_number + 1, min(upper_number - 1, candidate_number))
         if upper_number - lower_number > size_step:
             candidate_number = max(lower_number + 1, candidate_number // size_step * size_step)
-        # a prediction that is too large leaves one number
-        trial_count += lower_number > initial_lower_number or not has_prediction
+        trial_count += 1
         lower_number, upper_number = (
             (candidate_number, upper_number)
             if excess_bytes(candidate_number) <= 0
@@ -256,17 +259,33 @@ INTERPOLATION_RATIO = 4
 
 
 def _next_trial_number(
-    excess_by_number: Mapping[int, int], fitting_number: int, too_large_number: int, trial_number: int
+    excess_by_number: Mapping[int, int],
+    fitting_number: int,
+    too_large_number: int,
+    trial_number: int,
+    stored_bytes: Callable[[int], int] | None,
 ) -> int:
     """Returns the next number to try, between the largest fitting and the smallest failing number.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
-    two points up to `fitting_number` too late. The search uses both lines and bisection in turn.
+    two points up to `fitting_number` too late. The search uses both lines and bisection in turn. Where a part of the
+    bytes has a closed form, bytes grow at least as fast as this part, which bounds the number from both ends: then the
+    closer bound takes the place of the second line.
     """
+    fitting_excess, too_large_excess = excess_by_number[fitting_number], excess_by_number[too_large_number]
+    number_difference = too_large_number - fitting_number
+    number_on_line = fitting_number + number_difference * -fitting_excess // (too_large_excess - fitting_excess)
+    stored_difference = 0 if stored_bytes is None else stored_bytes(too_large_number) - stored_bytes(fitting_number)
+    if stored_difference > 0:
+        least_number = too_large_number - -(-too_large_excess * number_difference // stored_difference)
+        largest_number = fitting_number - fitting_excess * number_difference // stored_difference + 1
+        if trial_number % 3 == 1:
+            return largest_number if -fitting_excess < too_large_excess else least_number
+        if trial_number % 3 == 2:
+            return (fitting_number + too_large_number) // 2
+        return max(least_number, min(largest_number, number_on_line))
     if trial_number % 3 == 0:
-        return fitting_number + (too_large_number - fitting_number) * -excess_by_number[fitting_number] // (
-            excess_by_number[too_large_number] - excess_by_number[fitting_number]
-        )
+        return number_on_line
     if trial_number % 3 == 1:
         return _number_at_capacity(excess_by_number, fitting_number) + 1
     return (fitting_number + too_large_number) // 2

@@ -51,7 +51,7 @@ def forward_pass(
     Without a captured graph, kernels cannot run faster than the host launches them. Where the batches of a prompt run
     as a pipeline, the last one leaves the last stage after as many turns as there are batches and further stages.
     """
-    timed_pass = time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)
+    timed_pass = _shared_timed_pass(spec, device, software_stack, rank_pass, number_formats)
     is_decoding = rank_pass.phase == "decode"
     graph_tokens = 0 if is_decoding else graph_prompt_tokens(spec, software_stack, pp)
     kernel_seconds = _launched_seconds(timed_pass, software_stack, number_formats, is_decoding, graph_tokens)
@@ -70,6 +70,34 @@ def forward_pass(
         {"kernels": kernel_seconds, "host": host_seconds, "hops": hop_seconds},
         [timed_pass],
     )
+
+
+MAX_SHARED_PASSES = 1024
+"""Number of timed passes that are kept."""
+
+_shared_passes: dict[tuple[object, ...], tuple[tuple[object, ...], TimedPass]] = {}
+"""Timed passes; what a key names by its id is kept, so that nothing else gets this id."""
+
+
+def _shared_timed_pass(
+    spec: ModelSpec,
+    device: Device,
+    software_stack: SoftwareStack,
+    rank_pass: RankPass,
+    number_formats: NumberFormats,
+) -> TimedPass:
+    """Returns the timed pass of a rank. Layouts of equal ranks share it, if the sizes are numbers."""
+    sizes = rank_pass.batch, rank_pass.seq, rank_pass.context, rank_pass.ep, rank_pass.cp
+    if not all(isinstance(size, int | float) for size in sizes):
+        return time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)
+    named_by_id = spec, device, software_stack
+    pass_key = *map(id, named_by_id), rank_pass, number_formats, *map(type, sizes)
+    if pass_key not in _shared_passes:
+        if len(_shared_passes) >= MAX_SHARED_PASSES:
+            _shared_passes.clear()
+        timed_pass = time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)
+        _shared_passes[pass_key] = named_by_id, timed_pass
+    return _shared_passes[pass_key][1]
 
 
 def _launched_seconds(

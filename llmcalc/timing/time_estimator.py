@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from math import comb, inf, prod
 from statistics import NormalDist
 from typing import TypeAlias
@@ -265,7 +265,7 @@ class TimedPass:
             if kernel.layer_kind_index == layer and sharded_kernel_kind in (kernel.kind, kernel.step_verb)
         )
 
-    @property
+    @cached_property
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""
         return sum(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmcalc.simulator.caching_allocator import CachingAllocator, encode_allocation, encode_release
 from tests.samples import in_one_test
 from tests.simulator.allocator_witness import (
     ADDRESS_SPACE,
@@ -712,3 +714,31 @@ def test_random_sequences(expandable: bool, steps: list[tuple[str, int, int]]) -
     assert (fast.allocated, fast.requested) == (0, 0)
     fast.release_cached()
     assert (fast.reserved, fast.segments()) == (0, ())
+
+
+def test_layers_that_take_turns_with_two_blocks_are_not_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer frees the output of the previous one; the allocator ends as if every layer had run."""
+    layer = [encode_allocation(100, 3 * MIB), encode_allocation(1, 2 * MIB), encode_release(0), encode_release(100)]
+    run_count = 0
+    run_steps = CachingAllocator.run_steps
+
+    def count_run(self: CachingAllocator, *arguments: Any) -> None:
+        nonlocal run_count
+        run_count += 1
+        run_steps(self, *arguments)
+
+    allocators = CachingAllocator(), CachingAllocator()
+    for allocator in allocators:
+        allocator.run_steps([encode_allocation(0, 2 * MIB)], 200)
+    for layer_index in range(40):
+        allocators[0].run_steps(layer, 200, layer_index)
+    monkeypatch.setattr(CachingAllocator, "run_steps", count_run)
+    allocators[1].run_repeats(layer, 200, range(40))
+    assert run_count < 10
+    for allocator in allocators:
+        allocator.run_steps([encode_release(40), encode_allocation(199, 40 * MIB)], 200)
+    first, second = (
+        (allocator.allocated, allocator.peak_allocated, allocator.reserved, [pool.starts for pool in allocator._pools])
+        for allocator in allocators
+    )
+    assert first == second

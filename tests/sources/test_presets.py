@@ -18,6 +18,7 @@ from llmcalc.frameworks.ggml.encoder import encoder_bytes
 from llmcalc.frameworks.ggml.gguf_model import GgufModel
 from llmcalc.frameworks.ollama.server import tag_flags
 from llmcalc.questions.listings import ask_presets
+from llmcalc.sources import presets
 from llmcalc.sources.library_tags import LIBRARY_NAMES, USUAL_SCHEME
 from llmcalc.sources.presets import (
     checkpoint_of_tag,
@@ -26,6 +27,8 @@ from llmcalc.sources.presets import (
     load_preset,
     model_names,
     names_by_alias,
+    read_preset,
+    title_and_aliases,
 )
 from llmcalc.sources.search import search_presets
 from llmcalc.sources.target import load
@@ -462,3 +465,12 @@ def test_stale_presets_are_those_that_nobody_checked_lately():
     assert "qwen2.5-vl-7b" not in every
     with pytest.raises(InputError, match="--stale: every preset was checked within 180 days"):
         ask_presets(["qwen2.5-vl-7b"], only_stale=True, today=fresh)
+
+
+def test_titles_and_aliases_are_read_without_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search reads the start of every file, which has the same title and aliases as the whole file."""
+    names = model_names()[::60]
+    descriptions = {name: read_preset(name) for name in names}
+    monkeypatch.setattr(presets, "read_preset", None)
+    for name, description in descriptions.items():
+        assert title_and_aliases.__wrapped__(name) == (description["title"], tuple(description.get("aliases", ())))

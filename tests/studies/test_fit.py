@@ -85,6 +85,19 @@ def test_the_largest_run_of_a_paged_cache_takes_few_replays(monkeypatch: pytest.
     assert len(replayed) <= 6
 
 
+def test_bytes_of_blocks_beside_other_growth_take_few_trials() -> None:
+    """A cache in blocks of 16 has a closed form; other bytes grow too, so that the first guess is too large."""
+    trials: list[int] = []
+
+    def needed(n: int) -> int:
+        trials.append(n)
+        return 70 * (-(-n // 16) * 16) + 40 * max(0, n - 30_000)
+
+    largest_number = largest_fitting_number(needed, 60_000_000, 32_768, 2**24, 16, lambda n: 70 * n)
+    assert needed(largest_number) <= 60_000_000 < needed(largest_number + 1)
+    assert len(trials) <= 12
+
+
 def test_the_largest_number_ends_where_there_are_no_more() -> None:
     assert largest_fitting_number(lambda n: n, 10**9, 1, 1000) == 1000
 

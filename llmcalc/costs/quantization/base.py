@@ -6,7 +6,7 @@ counted one by one, since a scheme may treat them differently. Each expert of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import reduce
 from itertools import chain
@@ -124,52 +124,59 @@ def weight_tensors_of(
     first_copies_only: whether of modules that repeat, such as layers of one kind, only the first is walked; default
         False.
     """
-    root_tensor = WeightTensor("", "", ParamTensor((), "vector"), 1, None, node_tree)
-    yield from _weight_tensors_below_node(node_tree.root_position(), root_tensor, included_parts, first_copies_only)
+    yield from _weight_tensors_below_node(node_tree.root_position(), "", 1, None, included_parts, first_copies_only)
+
+
+REPEATED_LAYER = -1
+"""Index of a layer whose tensors are walked for all layers of its kind."""
 
 
 def _weight_tensors_below_node(
-    node_position: NodePosition, node_tensor: WeightTensor, included_parts: frozenset[str], first_copies_only: bool
+    node_position: NodePosition,
+    path: str,
+    copy_count: Number,
+    layer_index: int | None,
+    included_parts: frozenset[str],
+    first_copies_only: bool,
 ) -> Iterator[WeightTensor]:
-    """Yields the weight tensors of a node of the model and of all nodes below.
-
-    node_tensor: the site of the node itself, whose tensor is ignored.
-    """
+    """Yields the weight tensors of all nodes below a node. path, copy_count, layer_index: those of the node."""
     for child_position in node_position.children():
-        child_node = child_position.node
+        child_node, counted_op = child_position.node, child_position.counted_op
         if child_node.optional and child_node.optional not in included_parts:
             continue
-        child_path = f"{node_tensor.path}.{child_node.name}" if node_tensor.path else child_node.name
+        child_path = f"{path}.{child_node.name}" if path else child_node.name
+        child_copies, child_layer = copy_count, layer_index
         if child_node.indices is None:
-            tensor_copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(node_tensor.copies, child_node.repeat), node_tensor.layer_index)
-            ]
+            child_copies = times(copy_count, child_node.repeat)
         else:
-            layer_indices = child_node.indices[:1] if first_copies_only else child_node.indices
-            tensor_copies = [(f"{child_path}.{i}", node_tensor.copies, i) for i in layer_indices]
-        counted_op, parent_node = child_position.counted_op, node_position.node
-        tensors = () if counted_op is None else counted_op.tensors()
-        for tensor_path, copy_count, layer_index in tensor_copies:
-            for tensor in tensors:  # `replace` takes three times as long
-                yield WeightTensor(
-                    tensor_path,
-                    child_position.kind,
-                    tensor,
-                    copy_count,
-                    layer_index,
-                    parent_node,
-                    child_position.optional_part,
+            child_layer = REPEATED_LAYER
+        child_tensors = chain(
+            (
+                WeightTensor(
+                    *(child_path, child_position.kind, tensor, child_copies, child_layer),
+                    *(node_position.node, child_position.optional_part),
                 )
-            child_tensor = WeightTensor(
-                tensor_path,
-                child_position.kind,
-                node_tensor.tensor,
-                copy_count,
-                layer_index,
-                parent_node,
-                child_position.optional_part,
-            )
-            yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, first_copies_only)
+                for tensor in (() if counted_op is None else counted_op.tensors())
+            ),
+            _weight_tensors_below_node(
+                child_position, child_path, child_copies, child_layer, included_parts, first_copies_only
+            ),
+        )
+        if child_node.indices is None:
+            yield from child_tensors
+            continue
+        repeated_tensors = [(tensor, tensor.path[len(child_path) :]) for tensor in child_tensors]
+        for i in child_node.indices[:1] if first_copies_only else child_node.indices:
+            for tensor, path_in_layer in repeated_tensors:  # `replace` takes three times as long
+                yield WeightTensor(
+                    f"{child_path}.{i}{path_in_layer}",
+                    tensor.kind,
+                    tensor.tensor,
+                    tensor.copies,
+                    i if tensor.layer_index == REPEATED_LAYER else tensor.layer_index,
+                    tensor.parent,
+                    tensor.optional_part,
+                )
 
 
 @frozen

@@ -13,7 +13,7 @@ Unconverted tensors:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
@@ -97,10 +97,16 @@ class LinearScheme(QuantizationScheme):
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         has_converted_tensor = False
+        bytes_of_tensors: dict[tuple[Hashable, ...], StoredBytes] = {}  # equal ones of the layers of a kind
         for param in params:
+            tensor_key = id(param.tensor), id(param.parent), param.kind, param.name, param.published_names
+            if tensor_key in bytes_of_tensors:
+                yield param, bytes_of_tensors[tensor_key]
+                continue
             linear_format = self._format_of_tensor(param)
             if linear_format is None:
-                yield param, unquantized_bytes(param.tensor.size, dtype)
+                bytes_of_tensors[tensor_key] = unquantized_bytes(param.tensor.size, dtype)
+                yield param, bytes_of_tensors[tensor_key]
                 continue
             has_converted_tensor = True
             matrix_count, out_features, in_features = _matrix_shapes(param)
@@ -112,7 +118,8 @@ class LinearScheme(QuantizationScheme):
             stored_bytes = linear_format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8)
             if param.tensor.role == "table":
                 stored_bytes = replace(stored_bytes, other=0)  # scales of activations, which a table has none of
-            yield param, stored_bytes * matrix_count
+            bytes_of_tensors[tensor_key] = stored_bytes * matrix_count
+            yield param, bytes_of_tensors[tensor_key]
         if not has_converted_tensor:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")

@@ -290,13 +290,16 @@ class EngineRank:
 
     def _bytes_with_divided_blocks(self) -> int:
         """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
-        full_model = self.preset.model
-        quantization_savings = self._weight_bytes_of(full_model, "none") - self._weight_bytes_of(
-            full_model, self.scheme
-        )
-        return self._weight_bytes_of(self.model, "none") - quantization_savings // (
+        whole_model_savings = replace(self, layout=ONE_DEVICE, rank=0).shared()._savings_of_whole_model
+        return self._weight_bytes_of(self.model, "none") - whole_model_savings // (
             self.layout.expert_tp * self.layout.pp
         )
+
+    @cached_property
+    def _savings_of_whole_model(self) -> int:
+        """Bytes by which the scheme makes the weights of the whole model smaller."""
+        full_model = self.preset.model
+        return self._weight_bytes_of(full_model, "none") - self._weight_bytes_of(full_model, self.scheme)
 
     def _weight_bytes_of(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns the bytes of a model's weights. scheme: the quantization scheme; None for the checkpoint's scheme."""
@@ -510,12 +513,25 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
     return unrotated_dim + 2 * mixer.qk_rope_head_dim + unrotated_dim // 64 + 1
 
 
-def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
-    """Yields each attention or recurrence module of the decoder, with its number of layers."""
-    for _, layer_stack in spec.stacks():
-        for _, layer, layer_count, _ in layer_stack.layer_groups():
-            for mixer in _walk_components(layer):
-                yield mixer, layer_count
+def mixers(spec: ModelSpec) -> tuple[tuple[Any, int], ...]:
+    """Returns each attention or recurrence module of the decoder, with its number of layers."""
+    if id(spec) not in _mixers_by_model_id:
+        if len(_mixers_by_model_id) >= MAX_SHARED_RANKS:
+            _mixers_by_model_id.clear()
+        _mixers_by_model_id[id(spec)] = (
+            spec,
+            tuple(
+                (mixer, layer_count)
+                for _, layer_stack in spec.stacks()
+                for _, layer, layer_count, _ in layer_stack.layer_groups()
+                for mixer in _walk_components(layer)
+            ),
+        )
+    return _mixers_by_model_id[id(spec)][1]
+
+
+_mixers_by_model_id: dict[int, tuple[ModelSpec, tuple[tuple[Any, int], ...]]] = {}
+"""Id of a model → the model, which keeps its id, with its mixers."""
 
 
 def _convolution_state_tokens(layer_part: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Generic, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
@@ -18,6 +19,7 @@ from .engine import EngineVersion
 VersionNumbers = tuple[int, ...]
 
 
+@lru_cache(maxsize=1024)
 def parse_version(version_text: str) -> VersionNumbers:
     """Returns a version as numbers: `0.9.2` → (0, 9, 2). Raises `InputError` for other text."""
     version_match = re.fullmatch(
