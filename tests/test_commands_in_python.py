@@ -424,7 +424,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         lambda: llmcalc.plot("roofline", "gpt2", hardware="h100", phase="training"),
         "--phase training: has no roofline; expected prefill or decode",
     ),
-    (lambda: llmcalc.plot("serve", "gpt2", hardware="h100", output=0), "output: 0 is too small"),
+    (lambda: llmcalc.plot("serve", "gpt2", hardware="h100", input=0), "--input: 0 is too small"),
     (lambda: llmcalc.plot("time", "gpt2"), "--hardware: missing"),
     (lambda: llmcalc.plot("params", "gpt2", output="x.gif"), "--output x.gif: "),
     (lambda: llmcalc.web(port=-1, browser=False, export="."), "--export: .: is not empty"),

@@ -278,7 +278,6 @@ def report(
         *warnings,
         *([] if timed_run.fits else [_size_note(timed_run, measured_run is not None)]),
         test_errors_text(timed_run.time_range, timed_run.stack.title),
-        _rates_note(timed_run, measured_run is not None),
         *timed_run.engine_notes,
         *(large_step_notes(timed_run.sequences, timed_run.seq) if timed_run.phase == "training" else ()),
         *unknown_link_notes(timed_run.hardware, timed_run.device, _messaging_devices(timed_run)),
@@ -316,8 +315,9 @@ def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
     subject, seconds_with_host = SUBJECT_BY_PHASE[timed_run.phase], timed_run.seconds_with_host
     short_run = timed_run.with_short_context
     if timed_run.fits and short_run is not None and not is_measured:
+        short_text = f"{range_text(short_run.time_range)} ({short_run.tokens_per_second:,.0f} tokens/s)"
         long_text = f"{tpot_text(timed_run)} after {timed_run.context:,}"
-        return f"{subject} takes {range_text(short_run.time_range)}, after {short_run.context:,} tokens; {long_text}"
+        return f"{subject} takes {short_text} after {short_run.context:,} tokens; {long_text}"
     if timed_run.fits or is_measured:
         return f"{subject} takes {range_text(timed_run.time_range)}"
     if seconds_with_host is not None:
@@ -448,28 +448,21 @@ def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
     return size_note
 
 
-def _rates_note(timed_run: TimedRun, is_measured: bool) -> str:
-    """Writes tokens/s, MFU and HFU of the estimate, and tokens/s after a short context if that is timed too."""
+def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
     conditions = ["the estimate"] if is_measured else []
     if not timed_run.fits:
         conditions.append(
             "with all layers on the accelerator" if timed_run.leaves_layers_on_host else "with enough memory"
         )
     condition_text = f"{', '.join(conditions)}: " if conditions else ""
-    rates_text, short_run = _rates_text(timed_run, timed_run.seconds), timed_run.with_short_context
-    if short_run is not None and timed_run.fits:
-        short_text = f"{_rates_text(short_run, short_run.seconds)} after {short_run.context:,} tokens"
-        rates_text = f"{short_text}; {rates_text} after {timed_run.context:,}"
-    return f"{condition_text}{rates_text}"
-
-
-def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
+    rate_notes = [f"{condition_text}{_rates_text(timed_run, timed_run.seconds)}"]
     rule_texts = [
         f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
         for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
         if rule_seconds is not None
     ]
     return [
+        *rate_notes,
         *([_size_note(timed_run, is_measured)] if timed_run.chosen_options else []),
         *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(timed_run.not_counted)}",
