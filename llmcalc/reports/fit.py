@@ -159,11 +159,12 @@ def report(
         *_search_notes(fit_answer),
     ]
     report_content = _FitReportContent(answer, run_text(memory_use), table_rows, notes, bool(fit_answer.engine_title))
-    decoding = [
-        {"users": timed_run.sequences, "context": timed_run.context, **decoding_data(timed_run)}
-        for timed_run in fit_answer.decoding
-    ]
-    json_document = _fit_document(preset, fit_answer) | {"options": options_data(options), "decoding": decoding}
+    json_document = _fit_document(preset, fit_answer) | {
+        "options": options_data(options),
+        "decoding": list(map(_users_data, fit_answer.decoding)),
+    }
+    if fit_answer.short_decoding is not None:
+        json_document["short_context"] = _users_data(fit_answer.short_decoding)
     if fit_answer.decoding:
         report_content = report_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     changes_note = CHANGES_NOTE
@@ -184,12 +185,17 @@ USERS_COLUMNS = (
 )
 
 
+def _users_data(timed_run: TimedRun) -> dict[str, Any]:
+    """Returns users, tokens in the cache of each and the time of their tokens as plain data."""
+    return {"users": timed_run.sequences, "context": timed_run.context, **decoding_data(timed_run)}
+
+
 def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
     """Returns the table of seconds per token and user, for the run's users and for the most users.
 
     subtitle: the remark below the heading; empty for none.
     """
-    timed_runs = fit_answer.decoding
+    timed_runs = [*filter(None, [fit_answer.short_decoding]), *fit_answer.decoding]
     table_rows = [row(timed_run.sequences, timed_run.context, *decoding_cells(timed_run)) for timed_run in timed_runs]
     errors_text = test_errors_text(timed_runs[0].time_range, timed_runs[0].stack.title)
     notes = [f"after: tokens in each user's cache; tokens/s: of all users, of the estimate; {errors_text}"]

@@ -67,6 +67,7 @@ class FitAnswer:
     find_changes: finds `changes`, which may take longer than all the rest.
     decoding: a token of every user, of the run and of the most users that fit; empty without a time.
     engine_title: the engine whose buffers decide; empty for the kernels of torch.
+    short_decoding: a token of every user of the run after fewer tokens; None where a length was asked for.
     """
 
     memory: Memory
@@ -76,6 +77,7 @@ class FitAnswer:
     find_changes: Callable[[], Iterable[SettingChange]] = field(repr=False, compare=False)
     decoding: tuple[TimedRun, ...] = ()
     engine_title: str = ""
+    short_decoding: TimedRun | None = None
 
     @cached_property
     def changes(self) -> tuple[SettingChange, ...]:
@@ -108,13 +110,13 @@ def with_decoding_seconds(
     has_default_length: whether no sequence length was asked for: the first number of users is timed after fewer tokens
         too, as most requests are shorter than the longest for which memory is reserved. Default false.
     """
-    run_sizes: list[tuple[int, int | None]] = [(user_count, None) for user_count in users]
-    if has_default_length and run_sizes and fit_answer.memory.states.workload.seq > SHORT_CONTEXT:
-        run_sizes.insert(0, (run_sizes[0][0], SHORT_CONTEXT))
-    decoding_runs = (
-        time_decoded_token(fit_answer.memory, hardware, users=user_count, seq=seq) for user_count, seq in run_sizes
-    )
-    return replace(fit_answer, decoding=tuple(timed_run for timed_run in decoding_runs if timed_run is not None))
+    run_memory = fit_answer.memory
+    timed_runs = (time_decoded_token(run_memory, hardware, users=user_count) for user_count in users)
+    decoding = tuple(timed_run for timed_run in timed_runs if timed_run is not None)
+    short_run = None
+    if has_default_length and decoding and run_memory.states.workload.seq > SHORT_CONTEXT:
+        short_run = time_decoded_token(run_memory, hardware, users=int(decoding[0].sequences), seq=SHORT_CONTEXT)
+    return replace(fit_answer, decoding=decoding, short_decoding=short_run)
 
 
 def largest_run(
