@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -133,6 +134,8 @@ def by_torch(
     dtype: the type of weights and activations without autocast.
     """
     device = device or device_of(choices)
+    if device == "meta":  # arange imports it beside DTensor, and frames that it keeps would keep their tensors
+        import_module("torch._dynamo")
     with default_dtype(torch.float32 if autocast else getattr(torch, dtype)), device_context(device):
         module: Any = spec.reference()
         kernel_variants.use_kernels(module, choices, recompute, adapters, device)
