@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 
 from ..device_memory.estimate import Memory
 from ..frameworks.framework import Framework
@@ -67,17 +67,15 @@ class RunEstimates:
     layout_estimates: LayoutEstimates
     version: str
     layout_times: TrainingTimes | None
+    _memories_by_run: dict[tuple[int, str], Memory] = field(default_factory=dict)
+    _times_by_recompute: dict[str, TrainingTimes] = field(default_factory=dict)
 
-    @cached_property
-    def memory_of_run(self) -> Callable[[int, str], Memory]:
-        """(micro-batches, recomputation) → the model and its run; the same object for the same run."""
-
-        @cache
-        def memory_of_run(micro_batches: int, recompute: str) -> Memory:
+    def memory_of_run(self, micro_batches: int, recompute: str) -> Memory:
+        """Returns the model and its run; the same object for the same run."""
+        if (micro_batches, recompute) not in self._memories_by_run:
             memory = self.layout_estimates.with_recompute(recompute).memory
-            return memory.with_changes(num_microbatches=micro_batches)
-
-        return memory_of_run
+            self._memories_by_run[micro_batches, recompute] = memory.with_changes(num_microbatches=micro_batches)
+        return self._memories_by_run[micro_batches, recompute]
 
     def peak_estimate(self, recompute: str) -> PeakEstimate:
         """Returns the estimate of the peaks of all runs with this recomputation."""
@@ -107,10 +105,6 @@ class RunEstimates:
         cluster = Cluster.with_framework(run_memory, layout, framework_record, self.version)
         messages = cluster.messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
-
-    @cached_property
-    def _times_by_recompute(self) -> dict[str, TrainingTimes]:
-        return {}
 
     def step_seconds(self, layout: Layout, micro_batches: int, recompute: str) -> float:
         """Returns the seconds of a step."""

@@ -33,8 +33,8 @@ IN_THE_WHEEL = {
 
 @pytest.mark.parametrize("name", ["NOT_ON_THE_PAGE", "LATER", "CLUSTER", "SHAPES", "CONFIGS"])
 def test_every_part_of_an_archive_is_a_file_of_the_package(name: str) -> None:
-    own = [prefix for prefix in getattr(build, name) if prefix.startswith("llmcalc/")]
-    assert [prefix for prefix in own if not any(path.startswith(prefix) for path in IN_THE_WHEEL)] == []
+    package_prefixes = [prefix for prefix in getattr(build, name) if prefix.startswith("llmcalc/")]
+    assert [prefix for prefix in package_prefixes if not any(path.startswith(prefix) for path in IN_THE_WHEEL)] == []
 
 
 def loaded_modules(tree: ast.AST) -> Iterator[str]:
