@@ -194,17 +194,10 @@ class Replica:
         Sequences that pad a batch have no cache to read.
         """
         batch, mean_context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
-        if batch not in self._timed_batches:
-            graph_batch = next((captured for captured in self.graph_batches if captured >= batch), batch)
-            self._timed_batches[batch] = self.batch_pass(
-                graph_batch, mean_context if graph_batch == batch else max(1, round(mean_context * batch / graph_batch))
-            )
-        return self._timed_batches[batch]
-
-    @cached_property
-    def _timed_batches(self) -> dict[float, InferencePass]:
-        """The cached passes of a decoding step, by the number of sequences."""
-        return {}
+        graph_batch = next((captured_batch for captured_batch in self.graph_batches if captured_batch >= batch), batch)
+        return self.batch_pass(
+            graph_batch, mean_context if graph_batch == batch else max(1, round(mean_context * batch / graph_batch))
+        )
 
     def batch_pass(self, batch: float, cached_tokens: float) -> InferencePass:
         """Returns the pass of a batch's decoding step, including the draft model's passes.
