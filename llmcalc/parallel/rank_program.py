@@ -22,6 +22,7 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..flow.verbs.weights import IndexSource
 from ..frozen import frozen
+from ..identity_cache import IdentityCache
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..workload.rows import TOKENS, Rows
@@ -530,11 +531,8 @@ def has_whole_towers(spec: ModelSpec, rank_axes: RankAxes) -> bool:
     return False
 
 
-_shared_programs: dict[tuple[object, ...], tuple[ModelSpec, RankFlow]] = {}
-"""Recorded programs; the model is kept so that no other one gets its id."""
-
-MAX_SHARED_PROGRAMS = 512
-"""Number of recorded programs that are kept."""
+_shared_programs: IdentityCache[RankFlow] = IdentityCache(512)
+"""Recorded programs of models."""
 
 
 def cached_rank_program(
@@ -558,21 +556,13 @@ def cached_rank_program(
     )
     rank_axes = RankAxes(layout_of_sizes, Coordinates(coordinates.tp, 0, 0, 0, coordinates.etp, coordinates.ep, 0))
     layout_without_stages = replace(layout_of_sizes, pp=1)  # the number of stages is in errors alone
-    program_key = (
-        id(spec),
-        layout_without_stages,
-        rank_axes.coordinates,
-        stage and (stage.layers, stage.has_embedding, stage.has_head),
-    )
-    if program_key not in _shared_programs:
-        if len(_shared_programs) >= MAX_SHARED_PROGRAMS:
-            _shared_programs.clear()
-        _shared_programs[program_key] = spec, _record_program(spec, rank_axes, stage)
-    return _shared_programs[program_key][1]
+    stage_key = stage and (stage.layers, stage.has_embedding, stage.has_head)
+    program_key = layout_without_stages, rank_axes.coordinates, stage_key
+    return _shared_programs.result((spec,), program_key, lambda: _record_program(spec, rank_axes, stage))
 
 
-_representative_stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
-"""Stages of models, the first of each kind; the model is kept so that no other one gets its id."""
+_representative_stages: IdentityCache[Stage] = IdentityCache(1024)
+"""Stages of models, the first of each kind."""
 
 
 def representative_stage(spec: ModelSpec, stage: Stage) -> Stage:
@@ -580,19 +570,12 @@ def representative_stage(spec: ModelSpec, stage: Stage) -> Stage:
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """
-    stage_key = id(spec), *stage_program_key(spec, stage)
-    if len(_representative_stages) >= MAX_STAGES:
-        _representative_stages.clear()
-    return _representative_stages.setdefault(stage_key, (spec, stage))[1]
+    return _representative_stages.result((spec,), stage_program_key(spec, stage), lambda: stage)
 
 
 def stage_program_key(spec: ModelSpec, stage: Stage) -> tuple[object, ...]:
     """Returns a key that is equal for stages whose programs differ only in layer indices."""
     return stage.has_embedding, stage.has_head, *spec.main.layer_names()[stage.layers.start : stage.layers.stop]
-
-
-MAX_STAGES = 1024
-"""Number of stages that are kept."""
 
 
 def check_experts(spec: ModelSpec, ep: int) -> None:

@@ -20,6 +20,7 @@ from ..components.layers.block import Layer
 from ..components.stack import BASE_LAYER_NAME, SHARED_LABEL_SUFFIX, Stack
 from ..errors import MissingExtra
 from ..flow.tree import Node
+from ..identity_cache import IdentityCache
 from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
 from .symbolic_int import SymbolicInt
@@ -100,8 +101,8 @@ GROUP_MEANINGS = {
 """Size of a layout in the formulas of a rank → its meaning."""
 
 
-_latest_models: dict[int, tuple[ModelSpec, SymbolicModel]] = {}
-"""The latest model, by its identity, with its tree in symbols."""
+_latest_model: IdentityCache[SymbolicModel] = IdentityCache(1)
+"""The latest model's tree in symbols."""
 
 
 def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
@@ -109,11 +110,7 @@ def cached_symbolic(spec: ModelSpec) -> SymbolicModel:
 
     A caller that explains one component after another, such as the web page, builds the tree only once.
     """
-    cached_model = _latest_models.get(id(spec))
-    if cached_model is None:
-        _latest_models.clear()
-        cached_model = _latest_models[id(spec)] = spec, model_in_symbols(spec)
-    return cached_model[1]
+    return _latest_model.result((spec,), (), lambda: model_in_symbols(spec))
 
 
 def model_in_symbols(spec: ModelSpec) -> SymbolicModel:

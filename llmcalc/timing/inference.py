@@ -8,6 +8,7 @@ from dataclasses import field, replace
 from ..algebra import Number, are_equal, ceil_div, maximum
 from ..errors import InputError
 from ..frozen import frozen
+from ..identity_cache import IdentityCache
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
@@ -72,11 +73,8 @@ def forward_pass(
     )
 
 
-MAX_SHARED_PASSES = 1024
-"""Number of timed passes that are kept."""
-
-_shared_passes: dict[tuple[object, ...], tuple[tuple[object, ...], TimedPass]] = {}
-"""Timed passes; what a key names by its id is kept, so that nothing else gets this id."""
+_shared_passes: IdentityCache[TimedPass] = IdentityCache(1024)
+"""Timed passes of models on devices under software stacks."""
 
 
 def _shared_timed_pass(
@@ -87,17 +85,15 @@ def _shared_timed_pass(
     number_formats: NumberFormats,
 ) -> TimedPass:
     """Returns the timed pass of a rank. Layouts of equal ranks share it, if the sizes are numbers."""
+
+    def compute_pass() -> TimedPass:
+        return time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)
+
     sizes = rank_pass.batch, rank_pass.seq, rank_pass.context, rank_pass.ep, rank_pass.cp
     if not all(isinstance(size, int | float) for size in sizes):
-        return time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)
-    named_by_id = spec, device, software_stack
-    pass_key = *map(id, named_by_id), rank_pass, number_formats, *map(type, sizes)
-    if pass_key not in _shared_passes:
-        if len(_shared_passes) >= MAX_SHARED_PASSES:
-            _shared_passes.clear()
-        timed_pass = time_pass(rank_work(spec, rank_pass), device, software_stack, number_formats)
-        _shared_passes[pass_key] = named_by_id, timed_pass
-    return _shared_passes[pass_key][1]
+        return compute_pass()
+    pass_key = rank_pass, number_formats, *map(type, sizes)
+    return _shared_passes.result((spec, device, software_stack), pass_key, compute_pass)
 
 
 def _launched_seconds(

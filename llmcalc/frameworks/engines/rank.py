@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cached_property
@@ -24,6 +24,7 @@ from ...device_memory.static import memory as static_memory
 from ...errors import InputError, MissingExtra
 from ...flow.module_names import replace_numbers
 from ...frozen import frozen
+from ...identity_cache import IdentityCache
 from ...model import ModelSpec
 from ...ops import ExpertLinear, Linear
 from ...optional import included_part_names
@@ -133,15 +134,9 @@ class EngineRank:
     includes_mtp: bool = False
 
     def shared(self) -> Self:
-        """Returns the cached rank with these field values, which servers that differ in other flags share.
-
-        A rank keeps its preset, so that no other preset gets its id.
-        """
+        """Returns the cached rank with these field values, which servers that differ in other flags share."""
         field_values = (getattr(self, field.name) for field in fields(self) if field.name != "preset")
-        rank_key = (type(self), id(self.preset), *field_values)
-        if len(_shared_ranks) >= MAX_SHARED_RANKS:
-            _shared_ranks.clear()
-        shared_rank = _shared_ranks.setdefault(rank_key, self)
+        shared_rank = _shared_ranks.result((self.preset,), (type(self), *field_values), lambda: self)
         assert isinstance(shared_rank, type(self))
         return shared_rank
 
@@ -515,23 +510,14 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
 
 def mixers(spec: ModelSpec) -> tuple[tuple[Any, int], ...]:
     """Returns each attention or recurrence module of the decoder, with its number of layers."""
-    if id(spec) not in _mixers_by_model_id:
-        if len(_mixers_by_model_id) >= MAX_SHARED_RANKS:
-            _mixers_by_model_id.clear()
-        _mixers_by_model_id[id(spec)] = (
-            spec,
-            tuple(
-                (mixer, layer_count)
-                for _, layer_stack in spec.stacks()
-                for _, layer, layer_count, _ in layer_stack.layer_groups()
-                for mixer in _walk_components(layer)
-            ),
-        )
-    return _mixers_by_model_id[id(spec)][1]
+    return _mixers_of_models.result((spec,), (), lambda: tuple(_find_mixers(spec)))
 
 
-_mixers_by_model_id: dict[int, tuple[ModelSpec, tuple[tuple[Any, int], ...]]] = {}
-"""Id of a model → the model, which keeps its id, with its mixers."""
+def _find_mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
+    for _, layer_stack in spec.stacks():
+        for _, layer, layer_count, _ in layer_stack.layer_groups():
+            for mixer in _walk_components(layer):
+                yield mixer, layer_count
 
 
 def _convolution_state_tokens(layer_part: Any) -> int:
@@ -552,15 +538,16 @@ def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tupl
     if config is not None:
         class_names = config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
-    if id(model) not in _names_by_model_id:
-        class_names = next((names for known_model, names in _exported_classes if known_model == model), None)
-        if class_names is None:
-            class_names = _classes_of_export(model)
-            _exported_classes.append((model, class_names))
-        if len(_names_by_model_id) >= MAX_SHARED_RANKS:
-            _names_by_model_id.clear()
-        _names_by_model_id[id(model)] = model, class_names
-    return _names_by_model_id[id(model)][1]
+    return _class_names_of_models.result((model,), (), lambda: _class_names_of_equal_model(model))
+
+
+def _class_names_of_equal_model(model: ModelSpec) -> tuple[str, ...]:
+    """Returns the class names in the export of a model, which equal models of earlier questions have too."""
+    class_names = next((names for known_model, names in _exported_classes if known_model == model), None)
+    if class_names is None:
+        class_names = _classes_of_export(model)
+        _exported_classes.append((model, class_names))
+    return class_names
 
 
 def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
@@ -586,15 +573,12 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
 _exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=128)
 """Different models of the latest questions, with the class names in their exports."""
 
-_names_by_model_id: dict[int, tuple[ModelSpec, tuple[str, ...]]] = {}
-"""Id of a model → the model, which keeps its id, with the class names in its export; a comparison takes longer."""
-
-
-_shared_ranks: dict[tuple[Hashable, ...], EngineRank] = {}
-"""Class, preset's id and fields → the rank."""
-
 MAX_SHARED_RANKS = 64
 """Number of ranks that are kept."""
+
+_class_names_of_models: IdentityCache[tuple[str, ...]] = IdentityCache(MAX_SHARED_RANKS)
+_mixers_of_models: IdentityCache[tuple[tuple[Any, int], ...]] = IdentityCache(MAX_SHARED_RANKS)
+_shared_ranks: IdentityCache[EngineRank] = IdentityCache(MAX_SHARED_RANKS)
 
 
 def key_head_counts(spec: ModelSpec) -> list[int]:

@@ -18,6 +18,7 @@ from ...costs.quantization.gguf import GGUFMix
 from ...costs.quantization.schemes_by_name import nearest_gguf_mix, scheme_named, with_published_experts
 from ...errors import InputError
 from ...flow.tree import NodePosition
+from ...identity_cache import IdentityCache
 from ...ops import (
     AttentionCore,
     Conv1d,
@@ -230,16 +231,10 @@ class GgufModel:
     def from_quantize_flag(cls, preset: Preset, quantize: str | None, *, is_library_file: bool = False) -> GgufModel:
         """Returns a model in the scheme of `--quantize`. quantize: None or `none` for the format of file or checkpoint.
 
-        Servers that differ in other flags share it, with the tensors that it has listed. A model keeps its preset, so
-        that no other preset gets its id.
+        Servers that differ in other flags share it, with the tensors that it has listed.
         """
         scheme = None if quantize is not None and quantize.strip().lower() == "none" else quantize
-        model_key = id(preset), scheme, is_library_file
-        if model_key not in _shared_models:
-            if len(_shared_models) >= MAX_SHARED_MODELS:
-                _shared_models.clear()
-            _shared_models[model_key] = cls(preset, scheme, is_library_file)
-        return _shared_models[model_key]
+        return _shared_models.result((preset,), (scheme, is_library_file), lambda: cls(preset, scheme, is_library_file))
 
     def __post_init__(self) -> None:
         """Raises `InputError` for quantization schemes that no GGUF file has."""
@@ -403,11 +398,8 @@ class GgufModel:
         ]
 
 
-_shared_models: dict[tuple[int, str | None, bool], GgufModel] = {}
-"""Preset's id, scheme, and whether the rest of MXFP4 is in 16 bits → the model."""
-
-MAX_SHARED_MODELS = 16
-"""Number of models that are kept."""
+_shared_models: IdentityCache[GgufModel] = IdentityCache(16)
+"""Presets with a scheme, and whether the rest of MXFP4 is in 16 bits → the model."""
 
 
 def _layer_group_nodes(tree_node: NodePosition) -> Iterator[NodePosition]:

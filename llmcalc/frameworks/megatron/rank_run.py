@@ -15,6 +15,7 @@ from typing import Any
 from weakref import ref
 
 from ...errors import InputError
+from ...identity_cache import IdentityCache
 from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import Coordinates, Layout, Stage, stages
@@ -613,19 +614,11 @@ class RankRun:
         return self._allocate_hidden_states()
 
 
-_padded_specs: dict[tuple[int, int], tuple[ModelSpec, ModelSpec]] = {}
-"""Models with padded vocabularies; the model is kept so that no other one gets its id."""
+_padded_specs: IdentityCache[ModelSpec] = IdentityCache(32)
+"""Models with padded vocabularies."""
 
 
 def _spec_with_vocabulary(spec: ModelSpec, vocabulary_size: int) -> ModelSpec:
     """Returns the model with a padded vocabulary, cached so that ranks can share programs."""
-    cache_key = id(spec), vocabulary_size
-    if cache_key not in _padded_specs:
-        if len(_padded_specs) >= MAX_PADDED_SPECS:
-            _padded_specs.clear()
-        _padded_specs[cache_key] = spec, spec.model_copy(update={"vocab_size": vocabulary_size})
-    return _padded_specs[cache_key][1]
-
-
-MAX_PADDED_SPECS = 32
-"""Number of models with padded vocabularies that are kept."""
+    vocabulary_field = {"vocab_size": vocabulary_size}
+    return _padded_specs.result((spec,), (vocabulary_size,), lambda: spec.model_copy(update=vocabulary_field))

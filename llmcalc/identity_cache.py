@@ -1,0 +1,34 @@
+"""Results that are kept for objects which are told apart by identity.
+
+Models, presets and devices are equal if all their parts are, and to compare or to hash them takes longer than most of
+what is asked of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class IdentityCache(Generic[Result]):
+    """The latest results by the identity of objects and a key. All are dropped when there are `max_results` of them."""
+
+    def __init__(self, max_results: int) -> None:
+        self._max_results: int = max_results
+        self._results: dict[tuple[object, ...], tuple[tuple[object, ...], Result]] = {}
+
+    def result(
+        self, objects: tuple[object, ...], key: tuple[object, ...], compute_result: Callable[[], Result]
+    ) -> Result:
+        """Returns the result for these objects and this key, computed by the first call that asks for it.
+
+        The objects are kept with it, so that no others get their ids.
+        """
+        result_key = *map(id, objects), *key
+        if result_key not in self._results:
+            if len(self._results) >= self._max_results:
+                self._results.clear()
+            self._results[result_key] = objects, compute_result()
+        return self._results[result_key][1]
