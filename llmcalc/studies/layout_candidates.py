@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InputError, short_repr
 from ..frozen import frozen
@@ -15,6 +15,14 @@ from ..timing.time_ranges import TIE_SHARE
 
 CONFIGURED_RECOMPUTE = ""
 """A candidate's recomputation where it is that of the run's settings."""
+
+
+class LayoutRun(NamedTuple):
+    """A layout's run. micro_batches: per step. recompute: value of `--recompute`, as in `Candidate`."""
+
+    layout: Layout
+    micro_batches: int
+    recompute: str = CONFIGURED_RECOMPUTE
 
 
 @frozen
@@ -40,6 +48,11 @@ class Candidate:
     is_replayed: bool = False
     upper_bound_bytes: int = 0
     recompute: str = CONFIGURED_RECOMPUTE
+
+    @property
+    def run(self) -> LayoutRun:
+        """The run of the layout, of which the search estimates and replays the bytes."""
+        return LayoutRun(self.layout, self.micro_batches, self.recompute)
 
     @property
     def headroom(self) -> int:

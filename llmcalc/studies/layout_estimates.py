@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..device_memory.estimate import Memory
-from ..frameworks.framework import Framework
+from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate
 from ..frameworks.ranks import Cluster
-from ..parallel.layout import Layout
-from .layout_candidates import CONFIGURED_RECOMPUTE
+from .layout_candidates import CONFIGURED_RECOMPUTE, LayoutRun
 from .run_time import TrainingTimes
 
 FULL_RECOMPUTE = "full"
@@ -58,7 +57,7 @@ class LayoutEstimates:
 
 @dataclass(eq=False)
 class RunEstimates:
-    """The estimates of runs in one search. A method takes a layout, its micro-batches and a value of `--recompute`.
+    """The estimates of runs in one search.
 
     version: of the framework; empty for the newest.
     layout_times: seconds of a step with the configured recomputation; None without times.
@@ -70,46 +69,62 @@ class RunEstimates:
     _memories_by_run: dict[tuple[int, str], Memory] = field(default_factory=dict)
     _times_by_recompute: dict[str, TrainingTimes] = field(default_factory=dict)
 
-    def memory_of_run(self, micro_batches: int, recompute: str) -> Memory:
+    @property
+    def framework(self) -> Framework:
+        """The framework that runs them."""
+        return self.layout_estimates.framework
+
+    @property
+    def estimate_errors(self) -> EstimateErrors:
+        """The bounds of the error of `tensor_bytes`."""
+        return self.framework.estimate_errors
+
+    @property
+    def are_timed(self) -> bool:
+        """Whether the seconds of a step are estimated."""
+        return self.layout_times is not None
+
+    def memory_of_run(self, run: LayoutRun) -> Memory:
         """Returns the model and its run; the same object for the same run."""
-        if (micro_batches, recompute) not in self._memories_by_run:
+        micro_batches, recompute = memory_key = run.micro_batches, run.recompute
+        if memory_key not in self._memories_by_run:
             memory = self.layout_estimates.with_recompute(recompute).memory
-            self._memories_by_run[micro_batches, recompute] = memory.with_changes(num_microbatches=micro_batches)
-        return self._memories_by_run[micro_batches, recompute]
+            self._memories_by_run[memory_key] = memory.with_changes(num_microbatches=micro_batches)
+        return self._memories_by_run[memory_key]
+
+    def cluster(self, run: LayoutRun) -> Cluster:
+        """Returns the ranks of a run."""
+        return Cluster.with_framework(self.memory_of_run(run), run.layout, self.framework, self.version)
 
     def peak_estimate(self, recompute: str) -> PeakEstimate:
-        """Returns the estimate of the peaks of all runs with this recomputation."""
+        """Returns the estimate of the peaks of all runs with this value of `--recompute`."""
         return self.layout_estimates.with_recompute(recompute).estimates_as_configured
 
-    def stage_peaks(self, layout: Layout, micro_batches: int, recompute: str) -> Sequence[int]:
+    def stage_peaks(self, run: LayoutRun) -> Sequence[int]:
         """Returns the bytes of the tensors of each pipeline stage's first rank."""
-        return self.peak_estimate(recompute).peaks_by_stage(layout, micro_batches)
+        return self.peak_estimate(run.recompute).peaks_by_stage(run.layout, run.micro_batches)
 
-    def tensor_bytes(self, layout: Layout, micro_batches: int, recompute: str) -> int:
+    def tensor_bytes(self, run: LayoutRun) -> int:
         """Returns the bytes of the tensors of the largest rank."""
-        return max(self.stage_peaks(layout, micro_batches, recompute))
+        return max(self.stage_peaks(run))
 
-    def least_bytes(self, layout: Layout, micro_batches: int, recompute: str) -> int:
-        """Returns a lower bound of `tensor_bytes`, which is known sooner. micro_batches: 0 for any run."""
-        return self.peak_estimate(recompute).lower_bound_bytes(layout, micro_batches)
+    def least_bytes(self, run: LayoutRun) -> int:
+        """Returns a lower bound of `tensor_bytes`, which is known sooner. Its micro-batches may be 0 for any number."""
+        return self.peak_estimate(run.recompute).lower_bound_bytes(run.layout, run.micro_batches)
 
-    def has_too_large_rank(
-        self, layout: Layout, micro_batches: int, recompute: str, is_too_large: Callable[[int], bool]
-    ) -> bool:
+    def has_too_large_rank(self, run: LayoutRun, is_too_large: Callable[[int], bool]) -> bool:
         """Whether the bytes of a rank's tensors are too large, which is known sooner than `tensor_bytes`."""
-        return self.peak_estimate(recompute).exceeds(layout, micro_batches, is_too_large)
+        return self.peak_estimate(run.recompute).exceeds(run.layout, run.micro_batches, is_too_large)
 
-    def sent_bytes(self, layout: Layout, micro_batches: int, recompute: str) -> int:
+    def sent_bytes(self, run: LayoutRun) -> int:
         """Returns the bytes that a rank of the first stage sends per step."""
-        run_memory, framework_record = self.memory_of_run(micro_batches, recompute), self.layout_estimates.framework
-        cluster = Cluster.with_framework(run_memory, layout, framework_record, self.version)
-        messages = cluster.messages_of_rank(layout.rank(pp=0))
+        messages = self.cluster(run).messages_of_rank(run.layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
-    def step_seconds(self, layout: Layout, micro_batches: int, recompute: str) -> float:
+    def step_seconds(self, run: LayoutRun) -> float:
         """Returns the seconds of a step."""
         assert self.layout_times is not None
-        if recompute not in self._times_by_recompute:
-            memory = self.layout_estimates.with_recompute(recompute).memory
-            self._times_by_recompute[recompute] = self.layout_times.with_memory(memory)
-        return float(self._times_by_recompute[recompute].step(layout, micro_batches).seconds)
+        if run.recompute not in self._times_by_recompute:
+            memory = self.layout_estimates.with_recompute(run.recompute).memory
+            self._times_by_recompute[run.recompute] = self.layout_times.with_memory(memory)
+        return float(self._times_by_recompute[run.recompute].step(run.layout, run.micro_batches).seconds)

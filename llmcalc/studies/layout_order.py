@@ -6,21 +6,21 @@ fit, and the order in which the others are replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Literal, TypeAlias
 
 from ..errors import InputError
-from ..frameworks.framework import EstimateErrors
 from ..frameworks.peak_estimate import PeakEstimate
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_search import NO_REPLICAS, LayoutSearch
 from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.time_ranges import TIE_SHARE
-from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory, sorted_by_time
-from .layout_replays import EstimatedLayout, EstimateLayouts, EstimateTask, LayoutRun
+from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, LayoutRun, sorted_by_memory, sorted_by_time
+from .layout_estimates import RunEstimates
+from .layout_replays import EstimatedLayout, EstimateTask, LayoutReplays
 
 NearestPolicy: TypeAlias = Literal["always", "if none fits", "never"]
 """When a plan searches for the layout that requires least, of those that do not fit."""
@@ -86,41 +86,18 @@ class LayoutOrder:
 
     layout_search: the layouts of the search.
     capacity: usable bytes of a device.
-    tensor_bytes: (layout, micro-batches, recomputation) → bytes of the tensors of its largest rank.
-    sent_bytes: (layout, micro-batches, recomputation) → bytes that a rank sends per step.
-    replayed_bytes: (layout, micro-batches, recomputation, enough) → bytes of its largest rank on the allocator,
-        or of any rank above enough.
-    estimate_errors: bounds of the error of `tensor_bytes`.
-    step_seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
-    recompute_modes: values of `Candidate.recompute`, each with less memory and more work than the one before.
-    least_bytes: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at
-        least; default none.
-    has_too_large_rank: (layout, micro-batches, recomputation, are bytes too many?) → whether the tensors of a rank are,
-        which is known sooner than the bytes of its largest rank; default never.
+    run_estimates: bytes of tensors, sent bytes and seconds of each run; without seconds layouts are sorted by memory.
+    replays: replays of runs, and estimates in other processes.
+    recompute_modes: values of `--recompute`, each with less memory and more work than the one before.
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
-    begin_replays: begins replays whose bytes will probably be asked for, with their limit; default none.
-    estimates_in_processes: (tasks, estimate of a task) → the estimates of each task from other processes; None
-        (default) without other processes.
-    peak_estimates: () → the estimate of each kind of recomputation, whose measurements those processes return; default
-        none.
     """
 
     layout_search: LayoutSearch
     capacity: int
-    tensor_bytes: Callable[[Layout, int, str], int]
-    sent_bytes: Callable[[Layout, int, str], int]
-    replayed_bytes: Callable[[Layout, int, str, int | None], int]
-    estimate_errors: EstimateErrors
-    step_seconds: Callable[[Layout, int, str], float] | None = None
+    run_estimates: RunEstimates
+    replays: LayoutReplays
     recompute_modes: Sequence[str] = (CONFIGURED_RECOMPUTE,)
-    least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
-    has_too_large_rank: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: WorkBudget = field(default_factory=search_budget)
-    begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
-    estimates_in_processes: (
-        Callable[[Sequence[EstimateTask], EstimateLayouts], Iterable[Mapping[int, EstimatedLayout]]] | None
-    ) = None
-    peak_estimates: Callable[[], Sequence[PeakEstimate]] = lambda: ()
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(
@@ -138,10 +115,8 @@ class LayoutOrder:
         ranked_layouts = RankedLayouts(layout_search.tried_count)
         tried_candidates = self._candidates_of_layouts(layout_search.possible_layouts)
         too_large_layouts = [
-            layout_and_micro_batches
-            for layout_and_micro_batches, candidate in zip(
-                layout_search.possible_layouts, tried_candidates, strict=True
-            )
+            layout_and_batches
+            for layout_and_batches, candidate in zip(layout_search.possible_layouts, tried_candidates, strict=True)
             if candidate is None
         ]
         candidates = [candidate for candidate in tried_candidates if isinstance(candidate, Candidate)]
@@ -167,11 +142,12 @@ class LayoutOrder:
         Raises `InputError` as `plan` does.
         """
         layout_search, refusals_before = self.layout_search, self.layout_search.refusal_counts.copy()
-        if self.step_seconds is None:
+        if not self.run_estimates.are_timed:
             return self.plan(1, "never")
         ranked_layouts, too_large_count = RankedLayouts(layout_search.tried_count), 0
         timed_layouts = [
-            (self._least_seconds(*layout_run), layout_run) for layout_run in layout_search.possible_layouts
+            (self._least_seconds(*layout_and_batches), layout_and_batches)
+            for layout_and_batches in layout_search.possible_layouts
         ]
         untried_layouts = sorted(timed_layouts, key=lambda timed_layout: timed_layout[0])[::-1]
 
@@ -183,9 +159,9 @@ class LayoutOrder:
                 if len(untried_layouts) < len(timed_layouts) and self.budget.is_spent(ESTIMATES_WORK_SHARE):
                     ranked_layouts.ended_early = True
                     break
-                _, layout_run = untried_layouts.pop()
+                _, layout_and_batches = untried_layouts.pop()
                 try:
-                    candidate = self._candidate_that_may_fit(*layout_run)
+                    candidate = self._candidate_that_may_fit(*layout_and_batches)
                 except InputError as error:
                     layout_search.refuse(error)
                     continue
@@ -207,11 +183,11 @@ class LayoutOrder:
         Bounds that are known sooner than the estimate come first. Raises `InputError` for a layout that can have no
         kind of recomputation.
         """
-        layout_run = layout, micro_batches, self.recompute_modes[-1]
+        layout_run = LayoutRun(layout, micro_batches, self.recompute_modes[-1])
         sizes_that_choose_kernels = _kernel_layout_sizes(layout)
-        if sizes_that_choose_kernels in self._estimated_sizes and self._is_too_large(*layout_run):
+        if sizes_that_choose_kernels in self._estimated_sizes and self._is_too_large(layout_run):
             return None
-        if self._has_too_large_rank(*layout_run):
+        if self._has_too_large_rank(layout_run):
             self._estimated_sizes.add(sizes_that_choose_kernels)
             return None
         candidate = self._fitting_candidate(layout, micro_batches, self.recompute_modes, needs_fit=True)
@@ -232,15 +208,14 @@ class LayoutOrder:
 
     def _least_seconds(self, layout: Layout, micro_batches: int) -> float:
         """Returns the seconds of a layout's step with the least recomputation; 0 if they are not known."""
-        assert self.step_seconds is not None
         try:
-            return self.step_seconds(layout, micro_batches, self.recompute_modes[0])
+            return self.run_estimates.step_seconds(LayoutRun(layout, micro_batches, self.recompute_modes[0]))
         except InputError:
             return 0.0
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
-        return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
+        return (sorted_by_time if self.run_estimates.are_timed else sorted_by_memory)(candidates)
 
     def _replay_in_order(
         self,
@@ -274,7 +249,7 @@ class LayoutOrder:
                     break
                 needed_candidates.append(candidate)
                 missing_count -= candidate.headroom >= 0
-            self.begin_replays(list(map(layout_run_of, needed_candidates)), self.capacity)
+            self.replays.begin([candidate.run for candidate in needed_candidates], self.capacity)
             candidate = waiting_candidates.pop(0)
             candidate_or_error = self._replay_with_messages(candidate)
             ranked_layouts.replay_count += isinstance(candidate_or_error, Candidate)
@@ -321,9 +296,7 @@ class LayoutOrder:
 
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate:
         """Returns a candidate with replayed bytes. Raises `InputError` if it cannot be replayed."""
-        candidate_bytes = self.replayed_bytes(
-            candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit
-        )
+        candidate_bytes = self.replays.bytes(candidate.run, byte_limit)
         return replace(candidate, device_bytes=candidate_bytes, upper_bound_bytes=candidate_bytes, is_replayed=True)
 
     def _candidates_of_layouts(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
@@ -372,10 +345,10 @@ class LayoutOrder:
         numbers_by_sizes: dict[tuple[object, ...], list[int]] = {}
         for i in order:
             numbers_by_sizes.setdefault(_kernel_layout_sizes(layouts[i][0]), []).append(i)
-        if self.estimates_in_processes is None or len(numbers_by_sizes) < 2:
+        if not self.replays.can_fork or len(numbers_by_sizes) < 2:
             return {}
         try:
-            peak_estimates = self.peak_estimates()
+            peak_estimates = self._peak_estimates()
         except InputError:
             return {}
         for peak_estimate in peak_estimates:
@@ -397,9 +370,13 @@ class LayoutOrder:
         estimate_tasks = [EstimateTask(tuple(numbers), work_limit) for numbers in numbers_by_sizes.values()]
         return {
             i: estimate
-            for estimates in self.estimates_in_processes(estimate_tasks, estimate_layouts)
+            for estimates in self.replays.estimates(estimate_tasks, estimate_layouts)
             for i, estimate in estimates.items()
         }
+
+    def _peak_estimates(self) -> list[PeakEstimate]:
+        """Returns the estimate of each kind of recomputation, whose measurements processes share."""
+        return [self.run_estimates.peak_estimate(recompute) for recompute in self.recompute_modes]
 
     def _estimated_layout(
         self, peak_estimates: Sequence[PeakEstimate], layout: Layout, micro_batches: int
@@ -414,7 +391,7 @@ class LayoutOrder:
             for peak_estimate, earlier in zip(peak_estimates, earlier_measurements, strict=True)
         )
         if isinstance(candidate, Candidate):  # a function of this process is not sent to another
-            is_counted = candidate.may_fit and self.step_seconds is None
+            is_counted = candidate.may_fit and not self.run_estimates.are_timed
             count_sent_bytes = partial(int, candidate.communication_bytes or 0) if is_counted else None
             candidate = replace(candidate, count_sent_bytes=count_sent_bytes)
         has_estimated_kernels = _kernel_layout_sizes(layout) in self._estimated_sizes
@@ -425,7 +402,7 @@ class LayoutOrder:
     ) -> Candidate | InputError | None:
         """Returns the candidate of an estimate from another process, and counts its work and measurements here."""
         SIMULATED_WORK.add(estimate.work)
-        for peak_estimate, measurements in zip(self.peak_estimates(), estimate.measurements, strict=True):
+        for peak_estimate, measurements in zip(self._peak_estimates(), estimate.measurements, strict=True):
             peak_estimate.add_measurements(measurements)
         if estimate.has_estimated_kernels:
             self._estimated_sizes.add(_kernel_layout_sizes(layout))
@@ -434,37 +411,39 @@ class LayoutOrder:
             return candidate
         if candidate.seconds is None:
             return replace(candidate, layout=layout)
-        count_sent_bytes = cache(partial(self.sent_bytes, layout, micro_batches, candidate.recompute))
+        count_sent_bytes = cache(
+            partial(self.run_estimates.sent_bytes, LayoutRun(layout, micro_batches, candidate.recompute))
+        )
         return replace(candidate, layout=layout, count_sent_bytes=count_sent_bytes)
 
     def _has_too_large_static_bytes(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
-        return self._is_too_large(layout, 0, CONFIGURED_RECOMPUTE)
+        return self._is_too_large(LayoutRun(layout, 0))
 
     def _least_layout_bytes(self, layout: Layout, micro_batches: int) -> int:
         """Returns a lower bound of a layout's bytes with the most recomputation; 0 if unknown."""
         try:
-            return self.least_bytes(layout, micro_batches, self.recompute_modes[-1])
+            return self.run_estimates.least_bytes(LayoutRun(layout, micro_batches, self.recompute_modes[-1]))
         except InputError:
             return 0
 
-    def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
+    def _is_too_large(self, layout_run: LayoutRun) -> bool:
         """Whether a lower bound of a run's bytes exceeds the capacity."""
         try:
-            return self._exceeds_capacity(self.least_bytes(layout, micro_batches, recompute))
+            return self._exceeds_capacity(self.run_estimates.least_bytes(layout_run))
         except InputError:
             return False
 
-    def _has_too_large_rank(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
+    def _has_too_large_rank(self, layout_run: LayoutRun) -> bool:
         """Whether the tensors of a rank exceed the capacity; false if it cannot be estimated."""
         try:
-            return self.has_too_large_rank(layout, micro_batches, recompute, self._exceeds_capacity)
+            return self.run_estimates.has_too_large_rank(layout_run, self._exceeds_capacity)
         except InputError:
             return False
 
     def _exceeds_capacity(self, byte_count: int) -> bool:
         """Whether a layout whose tensors are estimated to have these bytes surely does not fit."""
-        return self.estimate_errors.lower_bound(byte_count) > self.capacity
+        return self.run_estimates.estimate_errors.lower_bound(byte_count) > self.capacity
 
     def _fitting_candidate(
         self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], needs_fit: bool = False
@@ -478,24 +457,26 @@ class LayoutOrder:
         last_candidate: Candidate | None = None
         has_skipped_mode = False
         for recompute in recompute_modes:
-            layout_run = layout, micro_batches, recompute
+            layout_run = LayoutRun(layout, micro_batches, recompute)
             if (
                 needs_fit
                 and _kernel_layout_sizes(layout) in self._estimated_sizes
                 and (
-                    self._is_too_large(*layout_run)
-                    or (recompute != recompute_modes[-1] and self._has_too_large_rank(*layout_run))
+                    self._is_too_large(layout_run)
+                    or (recompute != recompute_modes[-1] and self._has_too_large_rank(layout_run))
                 )
             ):
                 has_skipped_mode = True
                 continue
+            run_estimates, step_seconds = self.run_estimates, None
             try:
-                tensor_bytes = self.tensor_bytes(*layout_run)
+                tensor_bytes = run_estimates.tensor_bytes(layout_run)
                 may_fit = not self._exceeds_capacity(tensor_bytes)
-                cached_sent_bytes = cache(partial(self.sent_bytes, *layout_run)) if may_fit else None
-                if cached_sent_bytes is not None and self.step_seconds is None:
+                cached_sent_bytes = cache(partial(run_estimates.sent_bytes, layout_run)) if may_fit else None
+                if cached_sent_bytes is not None and run_estimates.are_timed:
+                    step_seconds = run_estimates.step_seconds(layout_run)
+                elif cached_sent_bytes is not None:
                     cached_sent_bytes()  # the order needs it, and an error refuses the layout
-                step_seconds = self.step_seconds(*layout_run) if may_fit and self.step_seconds is not None else None
             except InputError:
                 if last_candidate is None and has_skipped_mode:
                     return self._fitting_candidate(layout, micro_batches, recompute_modes)
@@ -510,7 +491,7 @@ class LayoutOrder:
                 self.capacity,
                 cached_sent_bytes,
                 step_seconds,
-                upper_bound_bytes=self.estimate_errors.upper_bound(tensor_bytes),
+                upper_bound_bytes=self.run_estimates.estimate_errors.upper_bound(tensor_bytes),
                 recompute=recompute,
             )
             if may_fit:
@@ -538,8 +519,11 @@ class LayoutOrder:
         """
         unfit_candidates = list(estimated_candidates)
 
-        def least_bytes_key(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
-            return self._has_too_large_static_bytes(layout_run[0]), self._least_layout_bytes(*layout_run)
+        def least_bytes_key(layout_and_batches: tuple[Layout, int]) -> tuple[bool, int]:
+            return (
+                self._has_too_large_static_bytes(layout_and_batches[0]),
+                self._least_layout_bytes(*layout_and_batches),
+            )
 
         for layout, micro_batches in sorted(too_large_layouts, key=least_bytes_key):
             if unfit_candidates and self.budget.is_spent(ESTIMATES_WORK_SHARE):
@@ -551,7 +535,9 @@ class LayoutOrder:
                 continue
             assert candidate is not None
             unfit_candidates.append(candidate)
-        index_of_layout = {layout_run: index for index, layout_run in enumerate(self.layout_search.possible_layouts)}
+        index_of_layout = {
+            layout_and_batches: index for index, layout_and_batches in enumerate(self.layout_search.possible_layouts)
+        }
 
         def candidate_key(candidate: Candidate) -> tuple[bool, bool, int]:
             layout_position = 0 if candidate.is_replayed else index_of_layout[candidate.layout, candidate.micro_batches]
@@ -566,23 +552,23 @@ class LayoutOrder:
         that cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest one.
         """
         smallest_candidate: Candidate | None = None
-        replay_count = 0
+        replay_count, lower_bound = 0, self.run_estimates.estimate_errors.lower_bound
         sorted_candidates = sorted(unfit_candidates, key=lambda candidate: candidate.device_bytes)
         nearest_candidates = [
             candidate
             for candidate in sorted_candidates[:NEAREST_REPLAYS]
-            if self.estimate_errors.lower_bound(candidate.device_bytes) < sorted_candidates[0].device_bytes
+            if lower_bound(candidate.device_bytes) < sorted_candidates[0].device_bytes
         ]
         for candidate_index, candidate in enumerate(sorted_candidates):
             if smallest_candidate is not None and (
-                smallest_candidate.device_bytes <= self.estimate_errors.lower_bound(candidate.device_bytes)
+                smallest_candidate.device_bytes <= lower_bound(candidate.device_bytes)
                 or replay_count == NEAREST_REPLAYS
                 or self.budget.is_spent()
             ):
                 break
             smallest_bytes = None if smallest_candidate is None else smallest_candidate.device_bytes
             next_candidates = nearest_candidates[candidate_index:][: 2 if smallest_bytes is None else None]
-            self.begin_replays(list(map(layout_run_of, next_candidates)), smallest_bytes)
+            self.replays.begin([candidate.run for candidate in next_candidates], smallest_bytes)
             replay_count += 1
             try:
                 replayed_candidate = self._replay(candidate, smallest_bytes)
@@ -593,11 +579,6 @@ class LayoutOrder:
             if smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
                 smallest_candidate = replayed_candidate
         return smallest_candidate
-
-
-def layout_run_of(candidate: Candidate) -> LayoutRun:
-    """Returns a candidate's layout, micro-batches and recomputation as a task for replays."""
-    return LayoutRun(candidate.layout, candidate.micro_batches, candidate.recompute)
 
 
 def _kernel_layout_sizes(layout: Layout) -> tuple[object, ...]:

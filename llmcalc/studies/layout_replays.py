@@ -11,23 +11,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
-from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.framework import Framework, LazyFunction
+from ..frameworks.framework import EstimateErrors, LazyFunction
 from ..frameworks.peak_estimate import Measurements
 from ..frameworks.ranks import Cluster
-from ..parallel.layout import Layout
 from ..processes import ForkedCalls, usable_processes
 from ..simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget, sum_of_work
-from .layout_candidates import Candidate
-
-
-class LayoutRun(NamedTuple):
-    """A layout's run. micro_batches: per step. recompute: value of `--recompute`, as in `Candidate`."""
-
-    layout: Layout
-    micro_batches: int
-    recompute: str
+from .layout_candidates import Candidate, LayoutRun
+from .layout_estimates import RunEstimates
 
 
 class ReplayTask(NamedTuple):
@@ -78,21 +69,13 @@ class RankReplay(NamedTuple):
     work: CountedWork
 
 
-def replay_layout(model_memory: Memory, framework: Framework, version: str, replay_task: ReplayTask) -> ReplayedLayout:
+def replay_layout(cluster: Cluster, replay_task: ReplayTask) -> ReplayedLayout:
     """Replays the ranks of a layout that may need the most, on the allocator as in `llmcalc memory`.
 
-    The work is not counted, but returned. model_memory: the model and its run, with the number of its micro-batches.
+    The work is not counted, but returned. cluster: the ranks of the task's run.
     """
-    cluster = Cluster.with_framework(model_memory, replay_task.run.layout, framework, version)
-    return _largest_replay(framework, replay_task, cluster.ranks_that_may_need_most, partial(_replay_rank, cluster))
-
-
-def replay_stage(
-    model_memory: Memory, framework: Framework, version: str, stage_task: StageTask
-) -> dict[int, RankReplay]:
-    """Replays ranks of a stage: rank → its replay, whose work is not counted. Arguments as of `replay_layout`."""
-    cluster = Cluster.with_framework(model_memory, stage_task.run.layout, framework, version)
-    return {rank: _replay_rank(cluster, rank) for rank in stage_task.ranks}
+    ranks, estimate_errors = cluster.ranks_that_may_need_most, cluster.framework.estimate_errors
+    return _largest_replay(estimate_errors, replay_task, ranks, partial(_replay_rank, cluster))
 
 
 def _replay_rank(cluster: Cluster, rank: int) -> RankReplay:
@@ -103,7 +86,10 @@ def _replay_rank(cluster: Cluster, rank: int) -> RankReplay:
 
 
 def _largest_replay(
-    framework: Framework, replay_task: ReplayTask, ranks: Sequence[int], replay_rank: Callable[[int], RankReplay]
+    estimate_errors: EstimateErrors,
+    replay_task: ReplayTask,
+    ranks: Sequence[int],
+    replay_rank: Callable[[int], RankReplay],
 ) -> ReplayedLayout:
     """Returns the replay of the largest of a layout's ranks, without those that surely need no more than another.
 
@@ -130,7 +116,7 @@ def _largest_replay(
             if rank in replays:
                 continue
             if first_stage is not None:
-                upper_bound = framework.estimate_errors.upper_bound_of_stage(
+                upper_bound = estimate_errors.upper_bound_of_stage(
                     replay_task.stage_peaks[layout.coordinates(rank).pp],
                     replay_task.stage_peaks[first_stage],
                     first_replay.bytes,
@@ -183,25 +169,13 @@ SearchTask: TypeAlias = ReplayTask | StageTask | EstimateTask
 class LayoutReplays:
     """The memory replays of the layouts in one search, with their results.
 
-    framework, version: as in `Cluster`.
-    memory_of_run: (micro-batches per step, recomputation) → the model and its run.
-    stage_peaks: (layout, micro-batches, recomputation) → the estimated bytes of each pipeline stage's first rank.
+    run_estimates: the estimates of the runs, and their models.
     budget: the work of the search. A run without a limit of bytes replays the rank with the largest estimate, and
         others until the budget is spent.
     """
 
-    def __init__(
-        self,
-        framework: Framework,
-        version: str,
-        memory_of_run: Callable[[int, str], Memory],
-        stage_peaks: Callable[[Layout, int, str], Sequence[int]],
-        budget: WorkBudget,
-    ) -> None:
-        self._framework: Framework = framework
-        self._version: str = version
-        self._memory_of_run: Callable[[int, str], Memory] = memory_of_run
-        self._stage_peaks: Callable[[Layout, int, str], Sequence[int]] = stage_peaks
+    def __init__(self, run_estimates: RunEstimates, budget: WorkBudget) -> None:
+        self._run_estimates: RunEstimates = run_estimates
         self._budget: WorkBudget = budget
         self._calls: ForkedCalls[SearchTask, Any] = ForkedCalls(self._run_task, usable_processes())
         self._estimate_layouts: EstimateLayouts | None = None
@@ -226,8 +200,9 @@ class LayoutReplays:
     ) -> Iterator[dict[int, EstimatedLayout]]:
         """Yields the estimates of each task, all of which run at once."""
         self._estimate_layouts = estimate_layouts
-        if isinstance(self._framework.rank_memory, LazyFunction):
-            _ = self._framework.rank_memory.function  # imported once, before the processes start
+        rank_memory = self._run_estimates.framework.rank_memory
+        if isinstance(rank_memory, LazyFunction):
+            _ = rank_memory.function  # imported once, before the processes start
         self._calls.begin((estimate_task, estimate_task.layout_numbers[:1]) for estimate_task in estimate_tasks)
         for estimate_task in estimate_tasks:
             yield self._calls.result(estimate_task)
@@ -261,30 +236,25 @@ class LayoutReplays:
             first_stage is None
             or replay_task.byte_limit is None
             or (largest_peak := stage_peaks[first_stage]) > replay_task.byte_limit
-            or not self._framework.replays_stages_alone
+            or not self._run_estimates.framework.replays_stages_alone
         ):
             return {}
         ranks_by_stage = {first_stage: {layout.rank(pp=first_stage)}}
-        for rank in self._cluster(replay_task.run).ranks_that_may_need_most:
+        for rank in self._run_estimates.cluster(replay_task.run).ranks_that_may_need_most:
             stage = layout.coordinates(rank).pp
-            upper_bound = self._framework.estimate_errors.upper_bound_of_stage(
+            upper_bound = self._run_estimates.estimate_errors.upper_bound_of_stage(
                 stage_peaks[stage], largest_peak, largest_peak
             )
             if upper_bound > largest_peak:
                 ranks_by_stage.setdefault(stage, set()).add(rank)
         return {stage: StageTask(replay_task.run, tuple(sorted(ranks))) for stage, ranks in ranks_by_stage.items()}
 
-    def _cluster(self, layout_run: LayoutRun) -> Cluster:
-        model_memory = self._memory_of_run(layout_run.micro_batches, layout_run.recompute)
-        return Cluster.with_framework(model_memory, layout_run.layout, self._framework, self._version)
-
-    def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
+    def bytes(self, layout_run: LayoutRun, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank, replayed on the simulated allocator.
 
         byte_limit: bytes; if the rank with the largest estimate requires more, it stands for all. None replays all.
         Raises `InputError` for a run that cannot be replayed.
         """
-        layout_run = LayoutRun(layout, micro_batches, recompute)
         replay_task = self._replay_task(layout_run, byte_limit, has_no_limit=byte_limit is None)
         running_task = self._begun.pop(layout_run, None)
         if running_task is not None:
@@ -314,27 +284,24 @@ class LayoutReplays:
             return replays[rank]
 
         ranks = sorted(rank for stage_task in stage_tasks.values() for rank in stage_task.ranks)
-        replayed_layout = _largest_replay(self._framework, replay_task, ranks, replay_rank)
+        replayed_layout = _largest_replay(self._run_estimates.estimate_errors, replay_task, ranks, replay_rank)
         self._calls.forget(stage_tasks.values())
         return replayed_layout
 
     def _replay_task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
         """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
-        stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._stage_peaks(*layout_run))
+        stage_peaks = () if layout_run.layout.pp == 1 else tuple(self._run_estimates.stage_peaks(layout_run))
         return ReplayTask(layout_run, stage_peaks, byte_limit, self._budget.units_left if has_no_limit else None)
 
     def _run_task(self, task: SearchTask) -> Any:
         """Runs a task, possibly in another process. Who asks for the result counts its work."""
-        if isinstance(task, (ReplayTask, StageTask)):
-            model_memory = self._memory_of_run(task.run.micro_batches, task.run.recompute)
-            run_arguments = model_memory, self._framework, self._version
-            return (
-                replay_layout(*run_arguments, task)
-                if isinstance(task, ReplayTask)
-                else replay_stage(*run_arguments, task)
-            )
-        assert self._estimate_layouts is not None
-        return self._estimate_layouts(task)
+        if isinstance(task, EstimateTask):
+            assert self._estimate_layouts is not None
+            return self._estimate_layouts(task)
+        cluster = self._run_estimates.cluster(task.run)
+        if isinstance(task, ReplayTask):
+            return replay_layout(cluster, task)
+        return {rank: _replay_rank(cluster, rank) for rank in task.ranks}
 
 
 def _pass_sizes(layout_run: LayoutRun) -> tuple[object, ...]:

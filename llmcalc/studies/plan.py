@@ -18,6 +18,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
 from ..frameworks.peak_estimate import PeakEstimate
+from ..frameworks.ranks import Cluster
 from ..frameworks.registry import DEFAULT_FRAMEWORK, framework
 from ..frozen import frozen
 from ..parallel.layout import Layout
@@ -27,7 +28,7 @@ from ..simulator.simulated_work import SIMULATED_WORK, WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_time
 from .layout_estimates import FULL_RECOMPUTE, LayoutEstimates, RunEstimates
-from .layout_order import TOO_MUCH_MEMORY, LayoutOrder, NearestPolicy, RankedLayouts, layout_run_of, search_budget
+from .layout_order import TOO_MUCH_MEMORY, LayoutOrder, NearestPolicy, RankedLayouts, search_budget
 from .layout_replays import LayoutReplays, ReplayTask, replay_layout
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
@@ -317,24 +318,9 @@ def plan_of(
         if may_recompute and layout_times is not None
         else (CONFIGURED_RECOMPUTE,)
     )
-    with LayoutReplays(
-        framework_record, version, run_estimates.memory_of_run, run_estimates.stage_peaks, budget
-    ) as replays:
+    with LayoutReplays(run_estimates, budget) as replays:
         layout_order = LayoutOrder(
-            layout_search,
-            hardware.capacity_bytes,
-            run_estimates.tensor_bytes,
-            run_estimates.sent_bytes,
-            replays.bytes,
-            framework_record.estimate_errors,
-            None if layout_times is None else run_estimates.step_seconds,
-            recompute_modes,
-            run_estimates.least_bytes,
-            run_estimates.has_too_large_rank,
-            budget,
-            replays.begin,
-            replays.estimates if replays.can_fork else None,
-            lambda: list(map(run_estimates.peak_estimate, recompute_modes)),
+            layout_search, hardware.capacity_bytes, run_estimates, replays, recompute_modes, budget
         )
         ranked_layouts = (
             layout_order.plan_of_fastest()
@@ -422,7 +408,8 @@ def replayed_bytes(model_memory: Memory, framework: Framework, version: str, can
 
     model_memory: the model and its run, with the number of its micro-batches.
     """
-    replayed_layout = replay_layout(model_memory, framework, version, ReplayTask(layout_run_of(candidate)))
+    cluster = Cluster.with_framework(model_memory, candidate.layout, framework, version)
+    replayed_layout = replay_layout(cluster, ReplayTask(candidate.run))
     SIMULATED_WORK.add(replayed_layout.work)
     return replayed_layout.bytes
 

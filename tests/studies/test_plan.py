@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmcalc import load
-from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.framework import EstimateErrors
@@ -25,16 +26,58 @@ from llmcalc.questions.runs import RunQuestion
 from llmcalc.simulator.simulated_work import SIMULATED_WORK, CountedWork, WorkBudget
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies import fit_devices
-from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, sorted_by_memory
-from llmcalc.studies.layout_estimates import LayoutEstimates
+from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE, Candidate, LayoutRun, sorted_by_memory
+from llmcalc.studies.layout_estimates import LayoutEstimates, RunEstimates
 from llmcalc.studies.layout_order import TOO_MUCH_MEMORY, UNTRIED_REASON, LayoutOrder, RankedLayouts, search_budget
-from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, RankReplay, ReplayedLayout, ReplayTask, StageTask
+from llmcalc.studies.layout_replays import LayoutReplays, RankReplay, ReplayedLayout, ReplayTask, StageTask
 from llmcalc.studies.plan import IncompleteSearchError, plan_of
 from llmcalc.studies.step_size import default_batch, usual_batch
 from tests.in_process import shared_answer
 from tests.samples import in_one_test, with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
+
+
+class FixedEstimates(RunEstimates):
+    """Estimates that a test states, of 50 bytes, a byte that is sent, no bounds and no times by default."""
+
+    estimate_errors = EstimateErrors(0.1)
+
+    def __init__(
+        self,
+        tensor_bytes: Callable[[LayoutRun], int] = lambda run: 50,
+        sent_bytes: Callable[[LayoutRun], int] = lambda run: 1,
+        step_seconds: Callable[[LayoutRun], float] | None = None,
+        least_bytes: Callable[[LayoutRun], int] = lambda run: 0,
+        has_too_large_rank: Callable[[LayoutRun, Callable[[int], bool]], bool] = lambda run, is_too_large: False,
+    ) -> None:
+        changes = {"tensor_bytes": tensor_bytes, "sent_bytes": sent_bytes, "step_seconds": step_seconds}
+        self.__dict__ |= {**changes, "least_bytes": least_bytes, "has_too_large_rank": has_too_large_rank}
+        self.layout_times: Any = step_seconds
+
+
+class FixedReplays(LayoutReplays):
+    """Replays that a test states, of 50 bytes by default, in no other process."""
+
+    can_fork = False
+
+    def __init__(
+        self,
+        replayed_bytes: Callable[[LayoutRun, int | None], int] = lambda run, _limit: 50,
+        begin: Callable[[Sequence[LayoutRun], int | None], None] = lambda runs, _limit: None,
+    ) -> None:
+        self.__dict__ |= {"bytes": replayed_bytes, "begin": begin}
+
+
+class EstimatesWithPeaks(RunEstimates):
+    """The estimates of a model whose pipeline stages have peaks that a test states."""
+
+    def __init__(self, model: Memory, framework: str, peaks: Sequence[int]) -> None:
+        super().__init__(LayoutEstimates(model, framework_of(framework)), "", None)
+        self.peaks = peaks
+
+    def stage_peaks(self, run: LayoutRun) -> Sequence[int]:
+        return self.peaks
 
 
 def asked(run: Any, *words: str, code: int = 0) -> Any:
@@ -110,7 +153,7 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
 def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """What may fit and was not tried has a reason of its own, and what surely does not fit is still counted so."""
 
-    def needed(layout: Layout, number: int, recompute: str) -> int:
+    def needed(run: LayoutRun) -> int:
         SIMULATED_WORK.units += 60
         return 50
 
@@ -118,11 +161,8 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
         return LayoutOrder(
             LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2, 4, 8)]),
             60,
-            needed,
-            lambda *_: 1,
-            lambda *_: 50,
-            EstimateErrors(0.1),
-            least_bytes=lambda layout, *_: 100 if layout.pp == 1 else 0,
+            FixedEstimates(needed, least_bytes=lambda run: 100 if run.layout.pp == 1 else 0),
+            FixedReplays(),
             budget=WorkBudget(units),
         ).plan(9)
 
@@ -155,20 +195,17 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
     sizes = {1: 90, 2: 60, 4: 20}
     estimated: list[int] = []
 
-    def needed(layout: Layout, number: int, recompute: str) -> int:
-        estimated.append(layout.pp)
-        return sizes[layout.pp]
+    def needed(run: LayoutRun) -> int:
+        estimated.append(run.layout.pp)
+        return sizes[run.layout.pp]
 
     def planned(capacity: int) -> RankedLayouts:
         estimated.clear()
         return LayoutOrder(
             LayoutSearch([(Layout(pp=pp), 4) for pp in sizes]),
             capacity,
-            needed,
-            lambda *_: 1,
-            lambda layout, *_: sizes[layout.pp],
-            EstimateErrors(0.1),
-            least_bytes=lambda layout, *_: sizes[layout.pp] - 5,
+            FixedEstimates(needed, least_bytes=lambda run: sizes[run.layout.pp] - 5),
+            FixedReplays(lambda run, _limit: sizes[run.layout.pp]),
         ).plan(2, "if none fits")
 
     plan_of_layouts = planned(65)
@@ -184,19 +221,16 @@ def test_a_recomputation_that_a_rank_refuses_is_not_estimated_in_full() -> None:
     sizes = {CONFIGURED_RECOMPUTE: 90, "full": 50}
     estimated: list[tuple[int, str]] = []
 
-    def tensor_bytes(layout: Layout, number: int, recompute: str) -> int:
-        estimated.append((layout.pp, recompute))
-        return sizes[recompute]
+    def tensor_bytes(run: LayoutRun) -> int:
+        estimated.append((run.layout.pp, run.recompute))
+        return sizes[run.recompute]
 
     layout_order = LayoutOrder(
         LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2)]),
         60,
-        tensor_bytes,
-        lambda *_: 1,
-        lambda *_: 50,
-        EstimateErrors(0.1),
-        recompute_modes=tuple(sizes),
-        has_too_large_rank=lambda layout, number, recompute, is_too_large: is_too_large(sizes[recompute]),
+        FixedEstimates(tensor_bytes, has_too_large_rank=lambda run, is_too_large: is_too_large(sizes[run.recompute])),
+        FixedReplays(),
+        tuple(sizes),
     )
     assert [candidate.recompute for candidate in layout_order.plan(2).feasible] == ["full", "full"]
     assert estimated == [(2, CONFIGURED_RECOMPUTE), (2, "full"), (1, "full")]
@@ -347,11 +381,8 @@ def test_a_screen_goes_as_far_beyond_what_does_not_fit_as_a_document() -> None:
     order = LayoutOrder(
         search,
         100,
-        lambda *_: 50,
-        lambda *_: 1,
-        lambda layout, *_: 50 if layout.dp >= 2**16 else 200,
-        EstimateErrors(0.1),
-        lambda layout, *_: float(layout.dp),
+        FixedEstimates(step_seconds=lambda run: float(run.layout.dp)),
+        FixedReplays(lambda run, _limit: 50 if run.layout.dp >= 2**16 else 200),
     )
     assert [candidate.layout.dp for candidate in order.plan(5, "never", replay_limit=20).feasible] == [2**16, 2**17]
 
@@ -362,12 +393,8 @@ def test_no_more_replays_are_begun_than_a_plan_may_make() -> None:
     order = LayoutOrder(
         LayoutSearch([(Layout(dp=number), 1) for number in range(1, 301)]),
         100,
-        lambda *_: 105,
-        lambda *_: 1,
-        lambda *_: 200,
-        EstimateErrors(0.1),
-        lambda layout, *_: float(layout.dp),
-        begin_replays=lambda layout_runs, _limit: begun.update(layout_runs),
+        FixedEstimates(lambda run: 105, step_seconds=lambda run: float(run.layout.dp)),
+        FixedReplays(lambda run, _limit: 200, lambda runs, _limit: begun.update(runs)),
     )
     plan = order.plan(5, "never", replay_limit=20)
     assert (plan.replay_count, len(plan.unreplayed)) == (20, 280)
@@ -930,27 +957,22 @@ def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(mon
 
     monkeypatch.setattr(Cluster, "rank_memory", count_rank)
     layout = Layout(pp=3, zero=0)
-    run_of_layout = LayoutRun(layout, 3, CONFIGURED_RECOMPUTE)
+    run_of_layout = LayoutRun(layout, 3)
 
     def replays(units: int, other_stages: int = 10**12) -> LayoutReplays:
-        return LayoutReplays(
-            framework_of("megatron"),
-            "",
-            lambda *_: model.with_changes(num_microbatches=3),
-            lambda *_: [other_stages, 10**12 + 1, other_stages],
-            WorkBudget(units),
-        )
+        peaks = other_stages, 10**12 + 1, other_stages
+        return LayoutReplays(EstimatesWithPeaks(model, "megatron", peaks), WorkBudget(units))
 
     with replays(10**9) as unlimited:
-        all_bytes = unlimited.bytes(*run_of_layout, None)
+        all_bytes = unlimited.bytes(run_of_layout, None)
     assert set(replayed) == {0, 1, 2}
     replayed.clear()
     with replays(1) as limited:
-        assert 0 < limited.bytes(*run_of_layout, None) <= all_bytes
+        assert 0 < limited.bytes(run_of_layout, None) <= all_bytes
     assert replayed == [1]
     replayed.clear()
     with replays(10**9, other_stages=1) as bounded:  # the other ranks need no more than twice their estimate
-        bounded.bytes(*run_of_layout, None)
+        bounded.bytes(run_of_layout, None)
     assert set(replayed) == {1}
 
 
@@ -972,19 +994,16 @@ def test_an_optimizer_on_the_host_names_the_frameworks_that_have_one(run: Any) -
 def test_a_layout_without_messages_or_replay_is_tried_with_more_recomputation() -> None:
     """Its row needs both; a layout that has neither with any recomputation is refused once."""
 
-    def sent(layout: Layout, _: int, recompute: str) -> int:
-        if recompute != "full" or layout.pp == 2:
-            raise InputError(f"what --recompute {recompute or 'none'} sends; expected full")
+    def sent(run: LayoutRun) -> int:
+        if run.recompute != "full" or run.layout.pp == 2:
+            raise InputError(f"what --recompute {run.recompute or 'none'} sends; expected full")
         return 1
 
     plan_of_layouts = LayoutOrder(
         LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2)]),
         100,
-        lambda *_: 50,
-        sent,
-        lambda *_: 50,
-        EstimateErrors(0.1),
-        lambda *_: 1.0,
+        FixedEstimates(sent_bytes=sent, step_seconds=lambda run: 1.0),
+        FixedReplays(),
         ("", "full"),
     ).plan(3, "if none fits")
     assert [(candidate.layout.pp, candidate.recompute) for candidate in plan_of_layouts.feasible] == [(1, "full")]
@@ -1005,20 +1024,20 @@ def test_the_fastest_layout_alone_is_found_by_its_seconds_first(
 ) -> None:
     estimated_layouts: list[int] = []
 
-    def bytes_of(layout: Layout, _: int, recompute: str) -> int:
-        estimated_layouts.append(layout.pp)
-        return tensor_bytes[recompute]
+    def bytes_of(run: LayoutRun) -> int:
+        estimated_layouts.append(run.layout.pp)
+        return tensor_bytes[run.recompute]
 
     plan = LayoutOrder(
         LayoutSearch([(Layout(pp=pp), 4) for pp in (4, 2, 1)]),
         100,
-        bytes_of,
-        lambda *_: 1,
-        lambda *_: 50,
-        EstimateErrors(0.1),
-        lambda layout, _, recompute: layout.pp + 0.5 * (recompute == "full"),
+        FixedEstimates(
+            bytes_of,
+            step_seconds=lambda run: run.layout.pp + 0.5 * (run.recompute == "full"),
+            has_too_large_rank=lambda run, is_too_large: is_too_large(tensor_bytes[run.recompute]),
+        ),
+        FixedReplays(),
         ("", "full"),
-        has_too_large_rank=lambda _layout, _batches, recompute, is_too_large: is_too_large(tensor_bytes[recompute]),
     ).plan_of_fastest()
     assert [candidate.layout.pp for candidate in plan.feasible] == ([] if fastest is None else [fastest])
     assert sorted(set(estimated_layouts)) == estimated
@@ -1039,12 +1058,12 @@ def fastest_plan_of_layouts(
     """
     replays: list[tuple[int, str]] = []
 
-    def is_too_large(layout: Layout, _batches: int, _recompute: str, exceeds_capacity: Any) -> bool:
+    def is_too_large(run: LayoutRun, exceeds_capacity: Callable[[int], bool]) -> bool:
         SIMULATED_WORK.units += units_per_estimate
-        return exceeds_capacity(200 if layout.pp in too_large_stages else 50)
+        return exceeds_capacity(200 if run.layout.pp in too_large_stages else 50)
 
-    def bytes_of_replay(layout: Layout, _batches: int, recompute: str, _limit: int | None) -> int:
-        replays.append((layout.pp, recompute))
+    def bytes_of_replay(run: LayoutRun, _limit: int | None) -> int:
+        replays.append((run.layout.pp, run.recompute))
         return replayed_bytes.get(replays[-1], 50)
 
     layout_search = LayoutSearch([(Layout(pp=pp), 4) for pp in (4, 2, 1)])
@@ -1052,14 +1071,14 @@ def fastest_plan_of_layouts(
     plan = LayoutOrder(
         layout_search,
         100,
-        lambda layout, *_: 200 if layout.pp in too_large_stages else 50,
-        lambda *_: 1,
-        bytes_of_replay,
-        EstimateErrors(0.1),
-        lambda layout, _, recompute: {1: 1.0, 2: 1.5, 4: 2.0}[layout.pp] * (1.8 if recompute else 1),
+        FixedEstimates(
+            lambda run: 200 if run.layout.pp in too_large_stages else 50,
+            step_seconds=lambda run: {1: 1.0, 2: 1.5, 4: 2.0}[run.layout.pp] * (1.8 if run.recompute else 1),
+            has_too_large_rank=is_too_large,
+        ),
+        FixedReplays(bytes_of_replay),
         ("", "full"),
-        has_too_large_rank=is_too_large,
-        budget=WorkBudget(work_units),
+        WorkBudget(work_units),
     ).plan_of_fastest()
     return plan, replays
 
@@ -1096,33 +1115,32 @@ def test_a_search_for_the_fastest_layout_asks_for_weights_before_it_measures_ran
     """The first layout shows that the kernels run; weights alone of the others are too large."""
     measured_layouts: list[int] = []
 
-    def is_too_large(layout: Layout, _batches: int, _recompute: str, exceeds_capacity: Any) -> bool:
-        measured_layouts.append(layout.pp)
+    def is_too_large(run: LayoutRun, exceeds_capacity: Callable[[int], bool]) -> bool:
+        measured_layouts.append(run.layout.pp)
         return exceeds_capacity(200)
 
     plan = LayoutOrder(
         LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2, 4)]),
         100,
-        lambda *_: 200,
-        lambda *_: 1,
-        lambda *_: 200,
-        EstimateErrors(0.1),
-        lambda *_: 1.0,
-        least_bytes=lambda *_: 150,
-        has_too_large_rank=is_too_large,
+        FixedEstimates(
+            lambda run: 200,
+            step_seconds=lambda run: 1.0,
+            least_bytes=lambda run: 150,
+            has_too_large_rank=is_too_large,
+        ),
+        FixedReplays(lambda run, _limit: 200),
     ).plan_of_fastest()
     assert measured_layouts == [1]
     assert plan.refusal_counts == {TOO_MUCH_MEMORY: 3}
 
 
 def test_a_search_for_the_fastest_layout_names_why_all_are_refused() -> None:
-    def refused_bytes(*_: object) -> int:
+    def refused_bytes(run: LayoutRun) -> int:
         raise InputError("--recompute: no kernels; expected others")
 
     search = LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2)])
-    layout_order = LayoutOrder(
-        search, 100, refused_bytes, lambda *_: 1, lambda *_: 50, EstimateErrors(0.1), lambda *_: 1.0
-    )
+    estimates = FixedEstimates(refused_bytes, step_seconds=lambda run: 1.0)
+    layout_order = LayoutOrder(search, 100, estimates, FixedReplays())
     with pytest.raises(InputError, match="no kernels"):
         layout_order.plan_of_fastest()
     assert search.refusal_counts == {"--recompute: no kernels": 2}
@@ -1131,15 +1149,14 @@ def test_a_search_for_the_fastest_layout_names_why_all_are_refused() -> None:
 def test_what_holds_for_all_group_sizes_is_the_error_of_a_search() -> None:
     """Not a size that nobody typed, of which there are more."""
 
-    def refused_bytes(layout: Layout, *_: object) -> int:
-        if layout.tp > 1:
-            raise InputError(f"--tp {layout.tp}: experts are not divided; expected 1")
+    def refused_bytes(run: LayoutRun) -> int:
+        if run.layout.tp > 1:
+            raise InputError(f"--tp {run.layout.tp}: experts are not divided; expected 1")
         raise InputError("norm: not modelled; expected others")
 
     layout_search = LayoutSearch([(Layout(tp=2), 4), (Layout(tp=2), 8), (Layout(), 4)])
-    layout_order = LayoutOrder(
-        layout_search, 100, refused_bytes, lambda *_: 1, lambda *_: 50, EstimateErrors(0.1), lambda *_: 1.0
-    )
+    estimates = FixedEstimates(refused_bytes, step_seconds=lambda run: 1.0)
+    layout_order = LayoutOrder(layout_search, 100, estimates, FixedReplays())
     with pytest.raises(InputError, match="norm: not modelled"):
         layout_order.plan(1)
 
@@ -1165,11 +1182,12 @@ class BegunCalls:
 def test_a_begun_replay_that_may_end_too_early_is_not_used(
     begun_limit: int | None, limit: int | None, largest: int
 ) -> None:
-    replays = LayoutReplays(framework_of("torch"), "", lambda *_: None, lambda *_: [1, 2], search_budget())
+    model = memory(load(SMALL).model, Settings("training", seq=128))
+    replays = LayoutReplays(EstimatesWithPeaks(model, "torch", (1, 2)), search_budget())
     replays._calls = BegunCalls()
     run = LayoutRun(Layout(pp=2), 2, CONFIGURED_RECOMPUTE)
     replays.begin([run], begun_limit)
-    assert replays.bytes(*run, byte_limit=limit) == largest
+    assert replays.bytes(run, byte_limit=limit) == largest
 
 
 class BegunStages:
@@ -1211,15 +1229,14 @@ def test_stages_of_a_layout_are_replayed_apart(
     units: int,
 ) -> None:
     """Three processes have a stage each, and the work of ranks counts as if one process had replayed the layout."""
-    model, megatron = memory(load(SMALL).model, Settings("training", seq=128)), framework_of("megatron")
+    model = memory(load(SMALL).model, Settings("training", seq=128))
     run = LayoutRun(Layout(pp=3, pp_layout=(2, 1, 3)), 3, CONFIGURED_RECOMPUTE)
-    replays = LayoutReplays(megatron, "", lambda count, _: model.with_changes(num_microbatches=count), lambda *_: peaks,
-                            search_budget())  # fmt: skip
+    replays = LayoutReplays(EstimatesWithPeaks(model, "megatron", peaks), search_budget())
     replays._calls = calls = BegunStages(dict(enumerate(bytes_of_ranks)))
     replays.begin([run], 200)
     assert [task.ranks for task in calls.begun] == begun
     units_before = SIMULATED_WORK.units
-    assert replays.bytes(*run, byte_limit=200) == largest
+    assert replays.bytes(run, byte_limit=200) == largest
     assert (calls.asked, SIMULATED_WORK.units - units_before) == (asked, units)
     assert {task.ranks for task in calls.forgotten} == set(begun)
 

@@ -13,8 +13,8 @@ from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.frameworks.registry import FRAMEWORK_NAMES
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout
-from llmcalc.studies.layout_candidates import CONFIGURED_RECOMPUTE
-from llmcalc.studies.layout_replays import LayoutRun, ReplayTask, replay_layout
+from llmcalc.studies.layout_candidates import LayoutRun
+from llmcalc.studies.layout_replays import ReplayTask, replay_layout
 from tests.samples import spread, with_rest
 from tests.studies.walk_errors import errors
 
@@ -85,7 +85,8 @@ def test_ranks_that_surely_need_less_are_not_replayed(
     run = memory(load("qwen3-0.6b").model, Settings("training", seq=8192, num_microbatches=micro_batches))
     layout, megatron = Layout(pp=4, dp=2, zero=1), framework_named("megatron")
     peaks = tuple(megatron.estimate(run).peaks_by_stage(layout, micro_batches))
-    replay_layout(run, megatron, "", ReplayTask(LayoutRun(layout, micro_batches, CONFIGURED_RECOMPUTE), peaks))
+    cluster = Cluster.with_framework(run, layout, megatron)
+    replay_layout(cluster, ReplayTask(LayoutRun(layout, micro_batches), peaks))
     assert replays == replayed_stages
 
 
