@@ -122,7 +122,9 @@ class EstimateErrors(NamedTuple):
 
 
 RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory]"
-"""The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
+"""A function that returns the memory of one rank. Raises `InputError` for runs that the framework lacks or that are not
+modelled.
+"""
 
 
 def _accept_every_run(memory_estimate: Memory, framework_version: str) -> None:

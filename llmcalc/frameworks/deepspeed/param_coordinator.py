@@ -42,7 +42,9 @@ class ParameterStorage(Storage):
 
 
 class AllGatherHandle:
-    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat_buffer: the shared buffer."""
+    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat_buffer: the buffer that the parameters
+    share.
+    """
 
     def __init__(self, parameters: Sequence[Parameter], flat_parameters: Storage | None) -> None:
         self.parameters: Sequence[Parameter] = parameters

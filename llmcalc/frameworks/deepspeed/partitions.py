@@ -15,7 +15,7 @@ from ...simulator.strides import count as count_of
 from ...simulator.tensor import Tensor
 
 PARTITION_ALIGNMENT = 2
-"""The number that divides the elements of a partition (`nccl_start_alignment_factor`)."""
+"""A partition's number of elements is a multiple of this (`nccl_start_alignment_factor`)."""
 
 ParameterType = TypeVar("ParameterType")
 

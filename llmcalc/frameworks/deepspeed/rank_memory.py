@@ -115,7 +115,7 @@ def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings
 
 
 ReplayedRank: TypeAlias = tuple[CountedSteps, tuple[MemoryTerm, ...]]
-"""The steps of a rank, and the memory that it keeps on the host."""
+"""The counted steps of a rank, and the parts of its host memory."""
 
 
 @without_garbage_collection()
@@ -156,7 +156,7 @@ def _replay_on_allocator(
 
 
 MOST_REPLAYED_LAYERS = 10_000
-"""The most layers of a model that are replayed: DeepSpeed's partitions and buckets differ from layer to layer."""
+"""Largest number of layers that are replayed. Each layer is replayed, since partitions and buckets differ by layer."""
 
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:

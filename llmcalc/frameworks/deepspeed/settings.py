@@ -20,8 +20,8 @@ VERSION = "0.19.8"
 
 
 ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB = "onebitadam", "zerooneadam", "onebitlamb", "lamb"
-"""Names in small letters of optimizers with an update of their own. The first three compress what ranks exchange to
-one bit.
+"""Lowercase names of 1-bit Adam, 0/1 Adam, 1-bit Lamb and Lamb. The first three compress messages to one bit per
+element.
 """
 
 
@@ -147,4 +147,4 @@ UNMODELLED_SETTINGS = frozenset(
         "fp16_master_weights_and_grads",
     }
 )
-"""Keys of which only the default is modelled."""
+"""Keys whose default is the only modelled value."""

@@ -30,7 +30,7 @@ from .partitions import (
 from .zero import FLOAT64_BYTES, ZeroRun, ZeroSetup
 
 SOURCE_FILE = "deepspeed/runtime/zero/stage_1_and_2.py"
-"""The source of what is on the host."""
+"""DeepSpeed's source file that states what is in host memory."""
 
 
 @dataclass

@@ -23,7 +23,8 @@ ARGUMENTS_READ = argument_names(__file__, "read")
 ARGUMENTS_IGNORED = argument_names(__file__, "ignored")
 
 LOSS_BY_STEP_PATTERN = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "reward"}
-"""Pattern in the names of a script's folders → the loss of its step; step 1 otherwise."""
+"""Pattern in the names of a script's folders → loss of the training step. A script that matches no pattern runs step 1.
+"""
 
 
 def starts_program(command_line: CommandLine) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .flags import Flag
 
 NEWEST_VERSION = (10**9,)
-"""A version above all others, which has the newest software stack."""
+"""A version number above all released ones, for the newest software stack."""
 
 TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
 
@@ -49,10 +49,10 @@ class MemoryTerm(NamedTuple):
 
 
 HOST_DEVICE = "CPU"
-"""The device of a term that the host has."""
+"""Value of `MemoryTerm.device` for memory of the host."""
 
 MOST_DEVICES = 64
-"""Devices up to which a layout that starts is sought where no change of a flag suffices."""
+"""Largest number of devices of a suggested layout, for a server that no change of a flag makes start."""
 
 
 class FlagChange(NamedTuple):

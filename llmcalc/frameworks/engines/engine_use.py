@@ -35,7 +35,7 @@ class EngineUse:
 
     @cached_property
     def flag_changes(self) -> tuple[FlagChange, ...]:
-        """Changes of flags that leave more for the cache, cheapest first."""
+        """Flag changes that leave more memory for the KV cache, cheapest first."""
         return tuple(self.find_flag_changes())
 
 

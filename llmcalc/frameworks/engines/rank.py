@@ -37,20 +37,20 @@ from ...sources.presets import known_checkpoint
 from ...units import DTYPE_BITS
 
 LONG_SEQUENCE_TOKENS = 2**21
-"""Tokens of a sequence by which every window of a published model is full."""
+"""Length of a sequence, in tokens, that fills every attention window of published models."""
 
 LATENT_KIND, INDEXER_KIND = "latent_attention", "indexer"
-"""Kinds of caches: MLA's latents, and the keys of an indexer."""
+"""Kinds of KV caches: of MLA's latents, and of an indexer's keys."""
 
 INDEXER_GROUP_ELEMENTS = 128
-"""Elements of an indexer's key, or of a latent beside one, that share a float32 as scale."""
+"""Number of elements of an indexer's key, or of a latent stored beside such a key, that share one float32 scale."""
 
 COMPRESSED_KIND = "compressed_attention"
-"""The kind of caches that keep a state for several tokens each."""
+"""The kind of KV caches that keep one state for several tokens."""
 
 
 NO_FORMAT_RATIOS: Mapping[str, Fraction] = {}
-"""States in the number formats of the classes of transformers."""
+"""No ratios: recurrent states have the number formats of the classes of transformers."""
 
 
 def float8_bytes(element_count: int) -> int:
@@ -542,7 +542,7 @@ def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tupl
 
 
 def _class_names_of_equal_model(model: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in the export of a model, which equal models of earlier questions have too."""
+    """Returns the class names in the export of a model, computed once for equal models."""
     class_names = next((names for known_model, names in _exported_classes if known_model == model), None)
     if class_names is None:
         class_names = _classes_of_export(model)
@@ -571,10 +571,10 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
 
 
 _exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=128)
-"""Different models of the latest questions, with the class names in their exports."""
+"""Models of the latest questions, no two of them equal, each with the class names in its export."""
 
 MAX_SHARED_RANKS = 64
-"""Number of ranks that are kept."""
+"""Largest number of ranks, and of models, whose results are cached."""
 
 _class_names_of_models: IdentityCache[tuple[str, ...]] = IdentityCache(MAX_SHARED_RANKS)
 _mixers_of_models: IdentityCache[tuple[tuple[Any, int], ...]] = IdentityCache(MAX_SHARED_RANKS)

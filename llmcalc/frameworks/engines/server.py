@@ -25,7 +25,7 @@ from .rope_override import preset_with_rope
 from .versions import VersionNumbers, parse_version
 
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
-"""Other words of `--dtype` → the number format."""
+"""Alternative value of `--dtype` → the number format."""
 
 
 @frozen(eq=False)

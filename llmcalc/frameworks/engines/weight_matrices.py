@@ -20,13 +20,14 @@ from ...optional import included_part_names
 from .rank import MAX_SHARED_RANKS, EngineRank, architectures, mixers
 
 LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
-"""Bytes of the smallest tensor with a segment of its own, and the multiple of a segment's size."""
+"""Bytes of the smallest tensor with an allocator segment of its own; and the number whose multiples segment sizes are.
+"""
 
 MOST_UNSPLIT_BYTES = 2**20
-"""The most bytes of a segment beside a tensor that torch does not split off, and so counts as allocated."""
+"""Largest number of bytes at a segment's end that torch's allocator does not split off, and so counts as allocated."""
 
 FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
-"""Name of a projection → the name of the matrix that it is a part of."""
+"""Name of a projection → name of the fused matrix that contains it."""
 
 
 @lru_cache(maxsize=MAX_SHARED_RANKS)

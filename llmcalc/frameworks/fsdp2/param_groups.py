@@ -36,10 +36,12 @@ from ...simulator.tensor import (
 from .settings import Float8Settings
 
 COPY_IN_STREAM, REDUCE_STREAM, ALL_REDUCE_STREAM = 1, 2, 3
-"""Streams beside the default one (`FSDPCommContext.lazy_init`). A block of a stream serves that stream alone."""
+"""Numbers of the CUDA streams beside the default one (`FSDPCommContext.lazy_init`). A block is reused only on the
+stream that allocated it.
+"""
 
 HookMoment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post-backward"]
-"""The hooks of a group."""
+"""The moment at which a hook of a parameter group runs."""
 
 
 @frozen

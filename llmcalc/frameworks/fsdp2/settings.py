@@ -18,7 +18,7 @@ OuterGroups: TypeAlias = Literal["separate", "embedding", "together"]
 of the embedding alone, with the others in the group of the model; or the group of the model for all of them."""
 
 FLOAT8_SIZE_MULTIPLE = 16
-"""The number that must divide both sides of a float8 matrix (`module_filter_fn`)."""
+"""Number that must divide both sides of a matrix for float8 (`module_filter_fn`)."""
 
 
 @frozen
@@ -58,7 +58,7 @@ class Float8Settings:
 
 @frozen
 class TitanSettings:
-    """Settings of a torchtitan job for which `llmcalc memory` has no option. accelerate's files set the last six.
+    """Settings of a torchtitan job for which `llmcalc memory` has no option. Configs of accelerate set the last six.
 
     is_2024_form: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.

@@ -14,13 +14,13 @@ from .layer_fit import fit_server, is_all_on_gpus
 from .server import BufferSizes, GgmlServer
 
 SMALL_CACHE_TYPE = "q8_0"
-"""The type of a cache that is tried."""
+"""Number format of the KV cache in the flag change that shrinks the cache."""
 
 SMALL_MICRO_BATCH = 128
-"""The micro-batch that is tried."""
+"""Tokens of a micro-batch in the flag change that shrinks compute buffers."""
 
 SINGLE_GPU_VENDOR = "Apple"
-"""The vendor whose machines have a single GPU, so that no server shares its layers among several."""
+"""The vendor whose machines have a single GPU, over which no layers can be split."""
 
 
 def memory(server: GgmlServer) -> EngineMemory:

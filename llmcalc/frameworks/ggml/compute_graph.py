@@ -19,7 +19,7 @@ TENSOR_ALIGNMENT = 128
 """Bytes to which tensors are aligned on CUDA devices."""
 
 PIPELINE_COPIES = 4
-"""Copies of inputs with pipeline parallelism (GGML_SCHED_MAX_COPIES)."""
+"""Number of copies of inputs with pipeline parallelism (GGML_SCHED_MAX_COPIES)."""
 
 TensorOperation: TypeAlias = Literal["new", "inplace", "view", "store", "input", "weight", "cache"]
 """How an operation allocates its result.
@@ -31,7 +31,7 @@ input, weight, cache: no operation, but a tensor that the graph reads; only inpu
 
 
 LEAF_OPERATIONS: tuple[TensorOperation, ...] = ("input", "weight", "cache")
-"""Tensors that no operation makes."""
+"""Kinds of tensors that are no operation's result."""
 
 
 class Tensor:
@@ -180,7 +180,7 @@ def _fixed_device(operation_node: Tensor, device_names: Sequence[str]) -> str | 
 
 
 _OperationOrder: TypeAlias = list[tuple[Tensor, Tensor | None]]
-"""Operations in their order. With a second tensor: the copy of a source, which is made there."""
+"""An operation in execution order; with a second tensor, the copy of a source that is made at this place."""
 
 
 def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, list[Tensor]]:

@@ -31,7 +31,7 @@ NOTE_TEXTS = NoteTexts(
     "the compute buffer of the encoder (--mmproj) is for the image at start, {side} x {side} pixels; "
     "it grows with a larger image",
 )
-"""The notes in the words of llama-server's flags."""
+"""Texts of notes, in terms of llama-server's flags."""
 
 
 def engine_memory(

@@ -18,7 +18,9 @@ from .server import BufferSizes, GgmlServer
 from .settings import MIB
 
 HOSTED_PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
-"""What of a layer is on its GPU, beside its attention → the parts of its experts that are not."""
+"""Parts of a layer on the GPU (attention alone; with `up`; with `up` and `gate`) → expert tensors that stay on the
+host.
+"""
 
 
 class FittedServer(NamedTuple):

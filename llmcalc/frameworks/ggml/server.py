@@ -21,7 +21,7 @@ from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
 
 IK_CACHE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
-"""Types of caches that only ik_llama.cpp has: elements and bytes of a block."""
+"""Cache type that only ik_llama.cpp has → elements and bytes of a block."""
 
 
 def cache_bytes(type_name: str, element_count: int) -> int:
@@ -153,7 +153,8 @@ class GgmlServer(GgmlSettings):
         )
 
     def _entry_cache(self, layer: LayerShape) -> int:
-        """Returns the bytes of entries for several tokens, and of the tokens that are not in one yet, in float32.
+        """Returns the bytes of cached entries, each for several tokens, and of the float32 states of tokens without an
+        entry yet.
 
         Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
         """

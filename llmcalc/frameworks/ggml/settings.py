@@ -24,10 +24,10 @@ GIB, MIB = 2**30, 2**20
 MOST_DEVICES = 64
 
 DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"}
-"""Vendor → the name of llama.cpp's devices of it."""
+"""Vendor → llama.cpp's name for the vendor's devices."""
 
 VULKAN_DEVICE = "Vulkan"
-"""The name of llama.cpp's devices of any vendor that it runs through Vulkan."""
+"""llama.cpp's name for devices of any vendor that run through Vulkan."""
 
 
 @frozen(eq=False)
@@ -276,7 +276,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def has_stated_gpu_layers(self) -> bool:
-        """Whether the user set the number of GPU layers."""
+        """Whether the user's flags state the number of GPU layers."""
         return str(self.flags.get("n_gpu_layers", "auto")) not in ("auto", "-1")
 
     @property

@@ -17,12 +17,12 @@ from .gguf_model import OUTPUT_TENSOR, DeltaNetSizes, LayerShape
 F32_BYTES, F16_BYTES, I32_BYTES, I64_BYTES = 4, 2, 4, 8
 
 MASK_ROW_MULTIPLE = 64
-"""Rows to which masks are padded (GGML_KQ_MASK_PAD)."""
+"""Masks are padded to a multiple of this number of rows (GGML_KQ_MASK_PAD)."""
 
 MIB = 2**20
 
 SMALLEST_ROTATION_ROWS = 64
-"""Rows of the smallest matrix that rotates heads."""
+"""Number of rows of the smallest matrix that rotates heads before a quantized cache."""
 
 GraphStyle: TypeAlias = Literal["ik", "glu", "silu"]
 """How networks and norms are computed.

@@ -23,7 +23,7 @@ from .launch_types import (
 )
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
-"""Keys by which a config without `distributed_type` is recognized."""
+"""Keys by which an accelerate config without `distributed_type` is recognized."""
 
 TYPES_WITHOUT_PLUGIN = ("NO", "MULTI_GPU")
 """Values of `distributed_type` for one device and for replicas, which need no plugin."""

@@ -13,18 +13,18 @@ from .command_line import plain_value
 from .launch_types import Table
 
 MOST_INTERPOLATIONS = 8
-"""The most interpolations that lead from a key to its value."""
+"""Largest number of interpolations between a key and its final value."""
 
 PRODUCT_PATTERN = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 RELATIVE_REFERENCE = re.compile(r"\$\{((?:oc\.select:\s*)?)(\.{1,8})(\w+(?:\.\w+)*)")
 KEY_REFERENCE = re.compile(r"\$\{(?:oc\.select:\s*)?([a-z_]\w*(?:\.\w+)*)\s*(?:,([^{}]*))?\}", re.IGNORECASE)
 VARIABLE_REFERENCE = re.compile(r"\$\{oc\.env:\s*(\w+)\s*(?:,([^{}]*))?\}")
 MISSING_VALUE = "???"
-"""The value of a key that a command must set."""
+"""Value of a required key that the command must set."""
 
 
 EMPTY_TABLE: Table = {}
-"""No overrides, or no variables."""
+"""An empty table, for no overrides or no variables."""
 
 
 def flat_config(config: Table, overrides: Table = EMPTY_TABLE, environment: Table = EMPTY_TABLE) -> dict[str, Any]:

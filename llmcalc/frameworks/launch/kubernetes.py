@@ -17,23 +17,24 @@ from ...errors import InputError, one_line
 from .yaml_text import environment_variables, is_plain_data, parse_yaml, split_documents
 
 JOB_KIND = re.compile(r"^kind:[ \t]*[\"']?(PyTorchJob|HyperPodPyTorchJob|TrainJob|RayJob|Job)\b", re.MULTILINE)
-"""The kind of a manifest whose container may train."""
+"""Pattern of the manifest kinds whose containers may train."""
 
 REPLICA_SPECS = ("pytorchReplicaSpecs", "replicaSpecs")
-"""Fields with the groups of pods of a PyTorchJob and of HyperPod's."""
+"""Fields with the groups of pods, in Kubeflow's PyTorchJob and in HyperPod's."""
 
 GPU_RESOURCE = re.compile(r"(nvidia|amd)\.com/gpu")
 
 MOST_COMPARED_LINES, SHORTEST_COMMAND = 50, 8
-"""Lines of a script, and characters of a line, by which the script is found in the file."""
+"""Largest number of compared lines, and smallest number of characters per line, when a script is searched in its file.
+"""
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 
 MOST_PODS = 100_000
-"""Largest number of replicas, or of processes of one."""
+"""Largest number of replicas, or of processes per replica."""
 
 LONGEST_VALUE = 10_000
-"""Largest number of characters of a variable, in whose value others are replaced."""
+"""Largest number of characters in a variable's value in which references are replaced."""
 
 VARIABLE_IN_MANIFEST = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
 
@@ -81,7 +82,7 @@ def job_script(file_text: str, name_in_errors: str, typed_variables: Mapping[str
 
 
 def _first_line_of_script(script_text: str, file_text: str) -> int:
-    """Returns the line of a file from which a script's lines are counted, by a line of the file in it; 1 for none."""
+    """Returns the line number at which a job's script begins in its file; 1 if the script is not found."""
     file_lines = [line.strip() for line in file_text.splitlines()]
     for script_line_index, script_line in enumerate(script_text.splitlines()[:MOST_COMPARED_LINES]):
         for file_line_index, file_line in enumerate(file_lines):

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 Table: TypeAlias = Mapping[str, Any]
 
 ReadTables: TypeAlias = Callable[[str], Table]
-"""Reads the tables of a file that another file names."""
+"""A function that reads the tables of a file named in another file."""
 
 FP16_NOTE = (
     "fp16 is counted as bf16, whose tensors have the same sizes; GradScaler unscales gradients in place and keeps "
     "numbers of 4 bytes (torch/amp/grad_scaler.py)"
 )
-"""A note on autocast to fp16."""
+"""Note on autocast to fp16."""
 
 NO_SHIPPED_FILES: Mapping[str, Table] = {}
-"""No files that come with a program."""
+"""No files shipped with a program."""
 
 
 ReadText: TypeAlias = Callable[[str], tuple[str, str]]
-"""Reads a file that another file names: its path in messages, and its text."""
+"""A function that reads a file named in another file, and returns its path for messages and its text."""
 
 
 @frozen
@@ -366,7 +366,8 @@ class LaunchSettings(NamedTuple):
 
 @frozen
 class Plugin:
-    """The keys by which files of accelerate and of the Trainer select a framework.
+    """The keys that select a framework in accelerate configs and Trainer arguments, and the functions that read its
+    settings.
 
     distributed_type: accelerate's name of the framework.
     section_name: accelerate's table of the framework's settings.
@@ -386,7 +387,7 @@ DATA_ARGUMENT = re.compile(
     r"(?:(?:train|eval|valid|val|validation|test|dev|hf|sft|custom|local)(?:ing)?_)?(?:data|dataset|datasets)"
     r"(?:_(?:id|or|name|path|paths|dir|file|files|folder|root|url|split|config|subset))*"
 )
-"""An argument of a script of its own that says where its data is, which changes no memory."""
+"""Pattern of arguments that name the data of a user's script, which change no memory."""
 
 
 @dataclass
@@ -697,7 +698,7 @@ class LaunchReader:
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables of torch's allocator; torch 2.9 reads the first, and the second where that is not set."""
+"""Environment variables of torch's allocator; torch 2.9 reads the first, or the second if the first is not set."""
 
 MOST_LISTED_ARGUMENTS = 12
 """Largest number of arguments that a message lists."""
@@ -801,7 +802,7 @@ def read_boolean(reader: LaunchReader, argument_name: str, written_flag: Any) ->
 
 
 LARGEST_SIZE = 2**40
-"""A bound above all sizes in launch files."""
+"""A number above all sizes in launch files."""
 
 
 def record_unknown_keys(

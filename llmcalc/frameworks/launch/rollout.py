@@ -10,7 +10,9 @@ from typing import Any, Literal, TypeAlias
 from ...frozen import frozen
 
 ModelLocation: TypeAlias = Literal["none", "device", "host"]
-"""Where a model is: nowhere, on the devices all the time, or on the host but in its own pass."""
+"""The place of a model's weights: no model at all, always on the devices, or on the host outside of the model's own
+pass.
+"""
 
 ModelState: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 

@@ -61,7 +61,7 @@ class ShellBranch:
 
 
 FILE_TESTS = ("-f", "-e", "-r", "-s")
-"""Tests of whether a file exists."""
+"""Options of `test` that test whether a file exists."""
 
 
 def evaluate_test(command_words: list[str], file_exists: Callable[[str], bool | None]) -> bool | None:

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 
 SERVICE_ENDING = ".service"
 CONTAINER_ENDING = ".container"
-"""Name's ending of a service of systemd, and of a container of Podman that systemd runs (podman-systemd.unit)."""
+"""Suffix of the file name of a Podman container unit, run by systemd (podman-systemd.unit)."""
 
 _PREFIXES = "-@:+!|"
-"""Characters before the path of a service's program (man systemd.service, special executable prefixes)."""
+"""Special characters that may precede the path of a service's program (man systemd.service, special executable
+prefixes).
+"""
 
 
 def shell_of_unit(file_text: str, file_name: str) -> str:
@@ -44,7 +46,7 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
 
 
 def _podman_command(values_by_key: defaultdict[str, list[str]]) -> str:
-    """Returns the `podman run` of a container's unit."""
+    """Returns the command `podman run` that is equivalent to a container unit."""
     variables = (f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _words(text))
     volumes = (f"-v {shlex.quote(volume)}" for volume in values_by_key["Volume"])
     options = (*variables, *volumes, *values_by_key["PodmanArgs"])
@@ -59,7 +61,9 @@ def _words(value: str) -> list[str]:
 
 
 def _assignments(file_text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields line, key and value of each setting; a value goes on behind a backslash, over comments."""
+    """Yields (line index, key, value) of each setting; a backslash continues a value on the next line that is not a
+    comment.
+    """
     unit_lines = iter(enumerate(file_text.splitlines()))
     for line_index, unit_line in unit_lines:
         key, separator, value = unit_line.partition("=")

@@ -57,7 +57,7 @@ SETTINGS_BY_OPTIM: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": "adafactor-transformers"},
     "sgd": {"optimizer": "sgd"},
 }
-"""`optim` → options of `llmcalc memory`."""
+"""Value of the Trainer's `optim` → options of `llmcalc memory`."""
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -65,23 +65,27 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "gradient_checkpointing": False,
     "use_reentrant": False,
 }
-"""Defaults of arguments that change memory (transformers 5.23, training_args.py)."""
+"""Default values of the Trainer's arguments that change memory (transformers 5.23, training_args.py)."""
 
 EARLIER_TRAINER_DEFAULTS = {"optim": "adamw_torch", "use_reentrant": True}
-"""Defaults of transformers before 5 beside torch before 2.8, with which AdamW became fused (training_args.py)."""
+"""Default values with transformers before 5 and torch before 2.8; AdamW is fused by default from torch 2.8 on
+(training_args.py).
+"""
 
 AUTO_DTYPE = "auto"
-"""The number format of the checkpoint, in which transformers 5 loads weights (modeling_utils.py, `from_pretrained`)."""
+"""Value for the checkpoint's number format, in which transformers 5 loads weights by default (modeling_utils.py,
+`from_pretrained`).
+"""
 
 EARLIER_DTYPE = "float32"
-"""The number format in which transformers before 5 loads weights, whatever that of the checkpoint."""
+"""Number format in which transformers before 5 loads weights by default, regardless of the checkpoint's format."""
 
 QUANTIZING_ARGUMENTS = ("load_in_4bit", "load_in_8bit")
-"""Arguments with which bitsandbytes quantizes a model when it is loaded."""
+"""Arguments that make bitsandbytes quantize a model while it is loaded."""
 
 
 def earlier_dtype(arguments: Table) -> str:
-    """Returns the number format in which transformers before 5 loads weights where no dtype is written.
+    """Returns the number format in which transformers before 5 loads weights if the arguments state no dtype.
 
     Beside weights that bitsandbytes quantizes it is float16. Source: transformers 4, quantizers/quantizer_bnb_4bit.py
     and quantizer_bnb_8bit.py, `update_torch_dtype`.
@@ -93,13 +97,14 @@ def earlier_dtype(arguments: Table) -> str:
 
 
 EARLIER_ARGUMENT = "evaluation_strategy"
-"""An argument that ends with transformers 4.46 of October 2024."""
+"""An argument that transformers 4.46 (October 2024) removed."""
 
 LENGTH_ARGUMENTS = ("max_seq_length", "max_length", "block_size", "cutoff_len", "model_max_length")
-"""Arguments of scripts for the length of sequences; the last is the tokenizer's, in scripts derived from Alpaca's."""
+"""Arguments of training scripts that state the length of sequences; the last is used by scripts derived from Alpaca's.
+"""
 
 PACKING_ARGUMENTS = ("packing", "neat_packing", "data_packing")
-"""Arguments with which samples fill sequences of the full length."""
+"""Arguments that pack several samples into sequences of full length."""
 
 READ_TRAINER_ARGUMENTS = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
@@ -151,7 +156,7 @@ QUANTIZATION_AWARE_REASON = (
     "the rounding of this program is not modelled; --allow-unknown counts plain weights, which need less, and with "
     "--fake-quantize int8-int4:GROUP too those that torchao's Int8DynActInt4WeightQATQuantizer rounds"
 )
-"""Why quantization-aware training is refused."""
+"""Reason for refusing quantization-aware training."""
 
 TRAINER_SIGNS = (
     "per_device_train_batch_size",
@@ -163,20 +168,21 @@ TRAINER_SIGNS = (
 
 
 SCRIPTS_OF_OTHER_HEADS = re.compile(r"run_(glue|classification|ner|qa|qa_beam_search|swag|xnli)(_no_trainer)?\.py")
-"""Examples of transformers (examples/pytorch) that train a model with another head than a language model's."""
+"""Pattern of transformers' example scripts (examples/pytorch) that train a model whose head is not a language model's.
+"""
 
 
 SCRIPTS_OF_PAIRS = re.compile(r"run_(summarization|translation)\.py")
-"""Examples of transformers that train an encoder-decoder on pairs of texts."""
+"""Pattern of transformers' example scripts that train an encoder-decoder on pairs of texts."""
 
 PAIR_LENGTHS = {"max_source_length": 1024, "max_target_length": 128}
-"""Arguments of these scripts → the default: tokens of the encoder, and tokens of the decoder."""
+"""Argument of the scripts in `SCRIPTS_OF_PAIRS` → default number of tokens, of the encoder and of the decoder."""
 
 PAIR_ARGUMENTS = field_names("""
     max_source_length max_target_length val_max_target_length source_prefix source_lang target_lang text_column
     summary_column lang num_beams forced_bos_token resize_position_embeddings
     """)
-"""Their arguments for texts."""
+"""Arguments about texts, of the scripts in `SCRIPTS_OF_PAIRS`."""
 
 
 def is_trainer(config: Table) -> bool:
@@ -258,7 +264,7 @@ def _read_arguments(reader: LaunchReader, config: Table, earlier_argument: str =
 
 
 OTHER_MODEL_ARGUMENTS = ("model_name", "model_id", "base_model")
-"""Names of `model_name_or_path` in training scripts that people write themselves."""
+"""Alternative names of `model_name_or_path` in users' own training scripts."""
 
 
 def _with_model_argument(config: Table) -> Table:
@@ -271,11 +277,11 @@ def _with_model_argument(config: Table) -> Table:
 
 
 SINGLE_PROCESS_LAUNCHERS = ((), ("python",), ("python3",))
-"""Launchers that start one process."""
+"""Launchers that start a single process."""
 
 
 def _add_data_parallel_note(reader: LaunchReader) -> None:
-    """Adds a note on several visible devices of one process, over which the Trainer runs `nn.DataParallel`."""
+    """Adds a note on a single process with several visible devices, over which the Trainer runs `nn.DataParallel`."""
     visible_device_count = len(
         [name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name]
     )
@@ -446,7 +452,9 @@ def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: A
 
 
 LOW_RANK_OPTIMIZERS = {"galore_adamw": "galore", "apollo_adamw": "apollo"}
-"""`optim` without `_layerwise` → the optimizer (transformers/trainer_optimizer.py, `_setup_low_rank_optimizer`)."""
+"""Value of `optim` without `_layerwise` → the optimizer (transformers/trainer_optimizer.py,
+`_setup_low_rank_optimizer`).
+"""
 
 
 def _is_low_rank(optimizer_name: str) -> bool:
@@ -586,15 +594,15 @@ def add_reference_model(
 
 
 REFERENCE_MODEL_SOURCE = "trl/trainer/dpo_trainer.py"
-"""The file of TRL that loads a reference model."""
+"""TRL's source file that loads the reference model."""
 
 HEAD_ADAPTER_NOTE = (
     "the adapter of the output head is left out: its two small matrices, and its product for one chunk of tokens"
 )
-"""A note on programs whose adapters may include the output head."""
+"""Note on programs whose adapters may include the output head."""
 
 LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
-"""Losses on pairs that need no reference model."""
+"""Losses on preference pairs that need no reference model."""
 
 
 def weight_formats(reader: LaunchReader, config: Table, default_format: str) -> tuple[dict[str, Any], bool]:
@@ -621,7 +629,7 @@ def weight_formats(reader: LaunchReader, config: Table, default_format: str) -> 
 
 
 FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_attention", "xformers")
-"""Beginnings and parts of the names of attention implementations that keep no scores."""
+"""Parts of the names of attention implementations that do not save scores."""
 
 
 def attention_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from ..engines.engine import EngineVersion
 from .log_contents import LogTerm, ParsedLog
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.02, 64 * 2**20
-"""A term is off where it differs by more than this share of the log's figure, and by more than these bytes."""
+"""Smallest relative and absolute difference (bytes) of logged and computed sizes; a term beyond both is out of
+tolerance.
+"""
 
 ESTIMATE_TOLERANCES = {"cuda_graphs": 0.3}
-"""Name of a term that is estimated from other logs → the share by which most of those logs are met."""
+"""Name of a term estimated from logs → relative error that most of those logs stay within."""
 
 
 @dataclass(frozen=True)

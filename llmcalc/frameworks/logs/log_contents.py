@@ -16,13 +16,15 @@ LogKind: TypeAlias = Literal["startup", "oom"]
 TermUnit: TypeAlias = Literal["bytes", "tokens", "blocks", "parameters"]
 
 MEMORY_AMOUNT = r"-?[0-9]{1,12}(?:\.[0-9]{1,15})? ?(?:[KMGT]i?B|B|bytes)\b"
-"""An amount of memory with its unit: `14.99 GiB`, `17.12GiB`. Programs print GB and MB for GiB and MiB."""
+"""Pattern of an amount of memory with its unit, such as `14.99 GiB` or `17.12GiB`. Programs print GB and MB for GiB and
+MiB.
+"""
 
 WHOLE_NUMBER = r"[0-9][0-9,]{0,20}"
-"""A whole number, perhaps with commas."""
+"""Pattern of a whole number, with or without commas."""
 
 VERSION_NUMBER = r"v?[0-9]{1,6}(?:\.[0-9]{1,6}){1,3}"
-"""A version; what follows its numbers is left out."""
+"""Pattern of a version number; any suffix is left out."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _AMOUNT_PARTS = re.compile(r"(-?)([0-9.]+) ?([KMGT]?)")
@@ -203,7 +205,7 @@ _NAME_AND_VALUE = re.compile(
 _BRACKET_OR_QUOTED = re.compile(r"[\[{(]|[\]})]|'[^'\n]*'|\"[^\"\n]*\"")
 
 DEEPEST_CONTAINER = 20
-"""Most brackets inside each other of a printed list or table."""
+"""Largest nesting depth of brackets in a printed list or table."""
 
 
 def argument_pairs(arguments_text: str) -> dict[str, Any]:

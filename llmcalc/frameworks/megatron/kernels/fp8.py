@@ -82,7 +82,7 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
 
 
 PER_TENSOR_SCALE_RECIPES = ("tensorwise", "delayed")
-"""Recipes with one scale for a tensor."""
+"""Quantization recipes with one scale per tensor."""
 
 EXPERT_ROW_ALIGNMENT = 16
 """Rows of each expert are padded to a multiple of this, or of a block (core/fp8_utils.py, `get_fp8_align_size`)."""
