@@ -32,7 +32,7 @@ from ..simulator.layer_pattern import find_layer_pattern, types_of_layers
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACK_NAMES = "encoder", "decoder"
-"""The parts of an encoder-decoder that have layers."""
+"""Names of the two layer stacks of an encoder-decoder."""
 
 
 def is_layer_path(module_path: str) -> bool:
@@ -173,20 +173,22 @@ def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
 
 
 FEWEST_EXTRAPOLATED = 2 * SHORT_RUN_REPEATS + 2
-"""Fewest repeats of a pattern of several kinds of layers that two shorter runs stand for; fewer ones all run.
+"""Smallest number of repeats of a mixed layer pattern that two shorter runs represent; a stage with fewer repeats runs
+all.
 
 Stages with more repeats are measured as a stage with so many, where the repeats are at its open end.
 """
 
 MeasurePasses: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[MicroBatchBytes]]
-"""Measures a micro-batch in a stage of a layout with several numbers of repeats of its pattern of layers.
+"""A function that measures a micro-batch's passes through a stage, once per number of repeats of the stage's layer
+pattern.
 
 The largest number comes first; None stands for all layers of the stage.
 """
 
 
 class Measurements(NamedTuple):
-    """What an estimate has measured, as an equal estimate in another process may use it.
+    """The measurements of an estimate, which an equal estimate in another process may use.
 
     passes_by_key: key of a stage → the bytes of its passes.
     saved_bytes_by_layer: kind of a layer → the bytes that a micro-batch saves there.

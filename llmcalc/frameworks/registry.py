@@ -22,20 +22,24 @@ FRAMEWORK_NAMES = (
     "megatron",
     "deepspeed",
 )
-"""The words of `--framework`, each the name of a folder beside this file."""
+"""Values of `--framework`; each is the name of a folder beside this file."""
 
 DEFAULT_FRAMEWORK = "torch"
-"""The framework of a layout that names none and whose options ask for none."""
+"""The framework of a layout, unless the user names one or an option implies one."""
 
 PLAN_FRAMEWORKS = "megatron", "fsdp2", "torch"
-"""The frameworks of a plan that names none: the first one that trains the model with its optimizer."""
+"""Frameworks for a plan without `--framework`; the plan uses the first of them that trains the model with its
+optimizer.
+"""
 
 
 ADAPTER_PLAN_ZERO_STAGES = {DEFAULT_FRAMEWORK: None, "deepspeed": 2}
-"""Framework whose replicas have whole weights in a plan of adapters → their ZeRO stage."""
+"""Framework whose replicas have whole weights, in plans of adapter training → the ZeRO stage."""
 
 VENDORS_WITHOUT_COLLECTIVES = ("Apple",)
-"""Vendors on whose accelerators torch.distributed has no backend; each trains alone (pytorch/pytorch#189853)."""
+"""Vendors whose accelerators have no backend for torch.distributed, so that each device trains alone
+(pytorch/pytorch#189853).
+"""
 
 
 @cache

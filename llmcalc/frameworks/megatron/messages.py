@@ -14,7 +14,7 @@ from ...parallel.messages import GradientRules, Message, ReplicatedWeights
 from ...parallel.placements import FLOAT32_BYTES
 
 WEIGHT_SHARDING_STAGE = 3
-"""The stage of ZeRO that divides weights."""
+"""The ZeRO stage that shards weights."""
 
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...workload.lora import Library
 
 ADAPTER_SETTINGS = frozenset({"lora_rank", "lora_targets", "lora_dtype", "lora_dropout", "lora_library"})
-"""The settings of adapters that Megatron-Core's have."""
+"""Names of the adapter settings that Megatron-Core's adapters support."""
 
 
 @dataclass(frozen=True)

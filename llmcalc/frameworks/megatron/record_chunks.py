@@ -34,7 +34,7 @@ from .record_passes import record_passes, recorded_step_microbatches
 from .settings import MegatronSettings
 
 SharedTensorKeys: TypeAlias = frozenset[str | Shape]
-"""Keys of `PersistentTensors.shared_blocks`."""
+"""Keys in `PersistentTensors.shared_blocks`."""
 
 
 @frozen
@@ -163,15 +163,15 @@ def record_chunks(
 
 
 _chunk_cache: dict[tuple[object, ...], RecordedChunk] = {}
-"""Recorded chunks by everything that determines their passes."""
+"""Cache: everything that determines the passes of a chunk → the recorded chunk."""
 
 _shortened_chunk_cache: dict[tuple[object, ...], tuple[ModelSpec, LayerStack, RecordedChunk]] = {}
-"""Chunks recorded with `RECORDED_REPEATS` repeats of their stack, for stacks of any more; the model is kept so that no
-other one gets its id.
+"""Cache of chunks recorded with `RECORDED_REPEATS` repeats of their stack, for stacks with more repeats. It keeps the
+model so that no other model gets the same id.
 """
 
 MAX_CACHED_CHUNKS = 256
-"""Number of chunks that are kept."""
+"""Largest number of chunks in a cache."""
 
 
 def _recorded_chunk(

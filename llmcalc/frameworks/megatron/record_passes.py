@@ -8,7 +8,9 @@ from ...simulator.tensor import Tensor
 from .rank_run import ForwardOutput, ModelChunk, RankRun
 
 MOST_RECORDED_MICROBATCHES = 3
-"""The most micro-batches of a recorded step, with which every case but the first ones comes twice where it can."""
+"""Largest number of micro-batches of a recorded step, with which every case except the first ones occurs twice where
+possible.
+"""
 
 
 def recorded_step_microbatches(microbatches: int, distinguishes_previous_pass: bool) -> tuple[int, int]:

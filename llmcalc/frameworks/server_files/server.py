@@ -10,7 +10,7 @@ from ..launch.launch_types import OptionOverride, json_value_of
 from .programs import ServerStart
 
 ReadNamedFile: TypeAlias = Callable[[str], str]
-"""Reads the text of a file that another file names."""
+"""A function that reads the text of a file named in another file."""
 
 
 @dataclass(frozen=True)

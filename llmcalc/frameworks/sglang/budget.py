@@ -45,44 +45,50 @@ from .weights import copied_projection_bytes, loaded_scale_bytes, unused_segment
 GIB, MIB = 2**30, 2**20
 
 REFERENCE_ENCODER_SIZES = (24, 1024)
-"""Layers and width of the encoder of images by which others are measured, and of configs without these keys."""
+"""Number of layers and width of the image encoder that SGLang compares others with, and assumes for configs without
+these keys.
+"""
 
 ENCODER_WITH_DEPTH = "visual"
-"""The encoder's name in classes whose configs have `depth`, not `num_hidden_layers` (configs/qwen3_vl.py)."""
+"""Name of image encoders whose config has the key `depth` instead of `num_hidden_layers` (configs/qwen3_vl.py)."""
 
 IMAGE_ENCODER_START = "vis"
-"""The start of the names of image encoders (`vision_tower`, `visual`), which audio encoders do not share."""
+"""Prefix of the names of image encoders (`vision_tower`, `visual`), which audio encoders do not share."""
 
 NESTED_ENCODERS = frozenset(("visual", "audio_tower"))
-"""Encoders of models that have both in `thinker_config`, where SGLang reads no `vision_config` (transformers,
-configuration_qwen3_omni_moe.py)."""
+"""Names of the encoders of models that have both in `thinker_config`, where SGLang reads no `vision_config`
+(transformers, configuration_qwen3_omni_moe.py).
+"""
 
 LARGE_GRAPH_SEQUENCES = 300
-"""Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
+"""With more sequences than this in the largest CUDA graph, attention replicas reserve 4.5 MiB per sequence instead of
+3.
+"""
 
 FEATURE_POOL_MIB = 1024
-"""MiB of the device's pool of images' features, with `--mm-feature-transport cuda_ipc` (SGLANG_MM_FEATURE_CACHE_MB)."""
+"""MiB of the device's pool of image features with `--mm-feature-transport cuda_ipc` (SGLANG_MM_FEATURE_CACHE_MB)."""
 
 SHORT_REQUEST_TOKENS = 8192
-"""Tokens of a request up to which AMD's attention kernels need no memory of their own."""
+"""Largest number of tokens per request for which AMD's attention kernels need no additional memory."""
 
 MAX_PREFILL_TOKENS = 16384
-"""Tokens of a prompt's pass where prompts are not divided (`--chunked-prefill-size -1`)."""
+"""Number of tokens in a prefill pass whose prompts are not split into chunks (`--chunked-prefill-size -1`)."""
 
 ROPE_BYTES = 4
-"""Bytes of an element of the tables of cosines and sines, which stay in float32 (layers/rotary_embedding.py)."""
+"""Bytes per element of RoPE's cosine and sine tables, which stay in float32 (layers/rotary_embedding.py)."""
 
 
 BLACKWELL_CAPABILITY = 10
-"""Compute capability from which SGLang stores latents that an indexer selects in 8 bits."""
+"""Compute capability from which on SGLang stores the latents of sparse attention in 8 bits."""
 
 
 QKV_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj"))
-"""Projections that ranks may divide inside a block with one scale where values are narrower than keys
-(models/mimo_v2.py, `skip_block_quant_check`)."""
+"""Projections that ranks may divide inside a quantization block if values are narrower than keys (models/mimo_v2.py,
+`skip_block_quant_check`).
+"""
 
 MARLIN_CAPABILITY = 12
-"""Compute capability from which DeepSeek-V4's experts run on Marlin by default (server_args.py)."""
+"""Compute capability from which on Marlin computes DeepSeek-V4's experts by default (server_args.py)."""
 
 
 class SGLangServer(EngineServer):

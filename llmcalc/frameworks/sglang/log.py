@@ -38,13 +38,16 @@ PATTERNS = (
 )
 
 NO_CACHE_AFTER_WEIGHTS = "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static"
-"""The refusal of a server without room for its cache in mid-2026 builds (mem_cache/kv_cache_configurator.py)."""
+"""Error message of a server without memory for its cache, in builds of mid-2026 (mem_cache/kv_cache_configurator.py).
+"""
 
 RUNNER_BYTES = 2**30
-"""Most bytes of a draft's runner before it loads: 0.20 GiB in a log (index:70986240392). A cache is larger."""
+"""Upper limit for a draft runner's bytes before it loads: a log has 0.20 GiB (index:70986240392). A cache takes more
+bytes.
+"""
 
 RANK_HINTS = ("Load weight ", "KV Cache is allocated.", "max_total_num_tokens=")
-"""Parts of the lines by which the first rank of a log is found."""
+"""Parts of the log lines by which a log's first rank is found."""
 
 _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 

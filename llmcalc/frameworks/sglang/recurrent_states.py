@@ -20,13 +20,15 @@ from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, mixers
 from .versions import SGLangRules
 
 SLOTS_OF_A_REQUEST = 3
-"""Slots of a running request where prefixes are cached (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`)."""
+"""Number of state slots per running request with prefix caching (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`)."""
 
 SLOTS_OF_OVERLAP = 2
-"""Further slots of a request where scheduling overlaps with a pass (`--mamba-radix-cache-strategy extra_buffer`)."""
+"""Number of additional state slots per request with overlapped scheduling (`--mamba-radix-cache-strategy
+extra_buffer`).
+"""
 
 DEFAULT_SLOTS = 512
-"""Slots of versions without a share of the memory, and of those where no prefixes are cached."""
+"""Number of state slots in versions without a memory fraction for states, and without prefix caching."""
 
 
 class RankLoad(NamedTuple):

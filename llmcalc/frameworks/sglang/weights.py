@@ -8,7 +8,7 @@ from ..engines.rank import EngineRank
 from ..engines.weight_matrices import segment_remainders
 
 MXFP4_GROUP, LOADED_SCALE_BYTES = 32, 4
-"""Elements of a group of MXFP4 with one scale, and bytes of a scale as it is loaded (float32)."""
+"""Number of MXFP4 elements with a shared scale, and bytes of a scale when it is loaded (float32)."""
 
 
 def loaded_scale_bytes(engine_rank: EngineRank) -> int:

@@ -85,10 +85,12 @@ PER_TENSOR_SCALE_RECIPES = ("tensorwise", "delayed")
 """Quantization recipes with one scale per tensor."""
 
 EXPERT_ROW_ALIGNMENT = 16
-"""Rows of each expert are padded to a multiple of this, or of a block (core/fp8_utils.py, `get_fp8_align_size`)."""
+"""The rows of each expert are padded to a multiple of this number, or of a scaling block (core/fp8_utils.py,
+`get_fp8_align_size`).
+"""
 
 SIZE_MULTIPLE_BY_RECIPE = {"blockwise": 128, "mxfp8": 32}
-"""Recipe → what rows and widths are multiples of; others are gathered in 16 bits."""
+"""Quantization recipe → number that must divide rows and widths; tensors of other sizes are gathered in 16 bits."""
 
 
 class Fp8Kernels(DeltaKernels):
@@ -133,7 +135,7 @@ class Fp8Kernels(DeltaKernels):
     def quantize_experts(
         self, row_count: Number, width: Number, expert_count: int, needs_columnwise: bool = True
     ) -> QuantizedTensor:
-        """Returns the 8-bit inputs of several experts, all with the same number of rows.
+        """Returns the 8-bit inputs of several experts, each expert with the same number of rows.
 
         Recipes with blocks allocate one tensor by rows and one by columns for all experts
         (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).

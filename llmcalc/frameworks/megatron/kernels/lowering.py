@@ -43,15 +43,16 @@ It frees a saved tensor by setting its place to None.
 """
 
 SHARDED_AXES = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
-"""Axes that tensor parallelism divides: a linear layer has a part of these outputs on each rank."""
+"""Names of axes that tensor parallelism divides: each rank has a part of a linear layer's outputs along such an axis.
+"""
 
 
 EMBEDDING_ROLES = ("table", "positions", "segments")
-"""The roles of the tables of an embedding."""
+"""Roles of the weights of embedding tables."""
 
 
 LINEAR_ROLES = ("column", "row", "matrix", "expert")
-"""The roles of the weights of linear layers."""
+"""Roles of the weights of linear layers."""
 
 
 def steps_by_name(module_scope: ModuleScope) -> dict[str, Step]:
@@ -98,7 +99,7 @@ class UncountedMeter(NoMeter):
 
 
 GATHER_BUFFER_KEY = "gather buffer"
-"""Key of the buffer that gathered tensors share, in `PersistentTensors.shared_blocks`."""
+"""Key, in `PersistentTensors.shared_blocks`, of the buffer that all gathered tensors share."""
 
 
 def detached_argument(
