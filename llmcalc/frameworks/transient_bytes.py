@@ -88,7 +88,9 @@ class TransientBytes(NamedTuple):
 
 
 TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters], int], TransientBytes]
-"""Counts the transient bytes of a rank from the parameters of its stages and the micro-batches of a step."""
+"""A function that counts a rank's temporary bytes from its layout, its stages' parameters and the micro-batches of a
+step.
+"""
 
 
 def no_transient_bytes(
@@ -142,7 +144,7 @@ class OptimizerStepBytes(NamedTuple):
 
 
 MATRIX_SIDE = 1024
-"""Rows and columns of the matrices on which an optimizer's step is measured."""
+"""Number of rows and of columns of the matrices on which an optimizer's step is measured."""
 
 
 def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters: bool = False) -> OptimizerStepBytes:

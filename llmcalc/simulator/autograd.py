@@ -295,8 +295,9 @@ def _reference_count(referenced_object: object) -> int:
 
 
 OWN_REFERENCES = _reference_count(object())
-"""The references that `sys.getrefcount` counts of what a function's variable alone holds: 2, and from Python 3.14 on 1,
-where calls borrow variables."""
+"""Number of references that `sys.getrefcount` reports for an object held only by a variable of the calling function: 2,
+or 1 since Python 3.14, where calls borrow variables.
+"""
 
 
 def _add_gradient(

@@ -15,7 +15,7 @@ from .autograd import AutogradGraph, backward, is_recorded, record
 from .tensor import AutogradNode, Dtype, NeedsInputGrad, OptionalGradient, SavedTensor, Tensor
 
 RegionFunction: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
-"""A part of the forward pass: its tensors → its result. It may run several times."""
+"""A function that runs a part of the forward pass on its input tensors; it may run several times."""
 
 
 class _AllRecomputed(Exception):

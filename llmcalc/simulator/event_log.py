@@ -10,28 +10,32 @@ from ..frozen import frozen
 from .meter import RECLASSIFIABLE_KINDS, AllocationPlace, Block
 
 Event: TypeAlias = tuple[Any, int, Any]
-"""(number of a storage, its bytes, its kind) for an allocation; other events have a mark below instead of the bytes."""
+"""A memory event: (storage number, bytes, kind) for an allocation; all other events have a mark such as `FREE_EVENT` as
+second element.
+"""
 
 FREE_EVENT = -1
-"""(number, FREED, None): the storage is freed."""
+"""Mark of (storage number, mark, None): the storage is freed."""
 
 RECLASSIFY_EVENT = -2
-"""(number, KEPT, kind): from here on the storage is counted under that kind."""
+"""Mark of (storage number, mark, kind): from here on the storage is counted under this kind of memory."""
 
 WORKSPACE_EVENT = -3
-"""(number, TAKEN, bytes): a workspace is allocated if it does not exist yet."""
+"""Mark of (storage number, mark, bytes): a workspace is allocated if it does not exist yet."""
 
 RENAME_EVENT = -4
-"""(number, NAMED, other number): from here on the number refers to the storage of the other number."""
+"""Mark of (new number, mark, storage number): from here on the new number refers to this storage."""
 
 PLACE_EVENT = -5
-"""(place, PLACED, None): from here on the run is in that place."""
+"""Mark of (place, mark, None): from here on the run is in this place (module and phase)."""
 
 PARAMETER_EVENT = -6
-"""(path of a parameter, OWNED, None): a loop over parameters reaches that parameter; None at the end of the loop."""
+"""Mark of (path of a parameter, mark, None): a loop over parameters reaches this parameter; None at the end of the
+loop.
+"""
 
 STREAM_EVENT = -7
-"""(−1, STREAMED, number): from here on storages are allocated on that stream."""
+"""Mark of (−1, mark, stream): from here on storages are allocated on this CUDA stream."""
 
 
 NOWHERE = AllocationPlace("", -2)

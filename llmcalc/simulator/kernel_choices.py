@@ -105,4 +105,4 @@ class KernelChoices:
 
 
 EAGER_CHOICES = KernelChoices()
-"""Every step by itself, as the reference runs it."""
+"""The default choices: every operation runs separately, as in the PyTorch reference."""

@@ -400,4 +400,4 @@ class ProgramLowering(CacheTensors):
 
 
 SKIPPED_WITHOUT_NEW_ROWS = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
-"""Verbs of steps that may read cached tensors instead of values of this pass."""
+"""Verbs of operations that may read cached tensors instead of values computed in this pass."""

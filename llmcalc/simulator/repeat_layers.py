@@ -33,13 +33,13 @@ from .replay_result import ReplayResult
 LAST_RECORDED_REPEAT = RECORDED_REPEATS - 1
 
 NAMING_EVENTS = FREE_EVENT, RECLASSIFY_EVENT
-"""Marks of events that name a storage."""
+"""Marks of the events that refer to a storage number."""
 
 EVENTS_IGNORED_BY_ALLOCATOR = PLACE_EVENT, RECLASSIFY_EVENT
-"""Marks of events that an allocator does not see."""
+"""Marks of the events that do not change an allocator's state."""
 
 StackRepeat: TypeAlias = tuple[int, int]
-"""(number of the stack, repeat of its pattern)"""
+"""A repeat of a layer pattern: (index of the stack, index of the repeat)."""
 
 
 class NotRepeatingError(Exception):
@@ -139,7 +139,7 @@ class LayerSweep:
 EventPart: TypeAlias = list[Event] | LayerSweep
 
 EventLine: TypeAlias = tuple[Any, int, int, Any]
-"""(x, step, size, value): an event of every inner repeat, whose storage has the number x + step · repeat."""
+"""An event of every inner repeat as (x, step, size, value); its storage number is x + step · repeat."""
 
 
 class RepeatAnalysis:

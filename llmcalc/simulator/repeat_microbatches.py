@@ -17,10 +17,10 @@ from .repeat_layers import NotRepeatingError
 from .tensor import Storage, Tensor
 
 PeaksOfPass: TypeAlias = Sequence[tuple[AllocationPlace, int, dict[str, int]]]
-"""(place, its peak, the bytes of each kind at that peak), relative to the start of a pass."""
+"""Peaks of a pass: (module and phase, peak, bytes of each kind at the peak), relative to the start of the pass."""
 
 ShiftedPlaces: TypeAlias = tuple[AllocationPlace, AllocationPlace, PeaksOfPass]
-"""(start, end, peaks) of a pass trace in later layers than the recorded ones."""
+"""Start place, end place and peaks of a pass trace, moved from the recorded layers to later layers."""
 
 
 class EventMeter(Meter):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 UNITS_PER_OPERATION = 50
-"""Units of work of an operation of a program; a step of an allocator is one unit, of about a microsecond."""
+"""Units of work per operation of a program; a step of an allocator is one unit, of about a microsecond."""
 
 
 class CountedWork(NamedTuple):

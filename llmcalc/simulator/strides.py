@@ -17,7 +17,7 @@ Shape: TypeAlias = tuple[Number, ...]
 Strides: TypeAlias = tuple[Number, ...]
 
 CACHED_STRIDES = 4096
-"""Shapes whose strides each function remembers: equal layers ask for the same ones."""
+"""Largest number of shapes whose strides are cached per function, because equal layers ask for equal shapes."""
 
 
 def count(shape: Shape) -> Number:

@@ -36,7 +36,7 @@ BOOL, UINT8, INT32, INT64 = Dtype("bool", 1, 0), Dtype("uint8", 1, 1), Dtype("in
 BFLOAT16, FLOAT16 = Dtype("bfloat16", 2, 4, True), Dtype("float16", 2, 4, True)
 FLOAT32, FLOAT64 = Dtype("float32", 4, 5, True), Dtype("float64", 8, 6, True)
 FLOAT8 = Dtype("float8", 1, 4, True)
-"""Only stored: no operation computes in it."""
+"""The number format of stored 8-bit floats, in which no operation computes."""
 
 DTYPES = {dtype.name: dtype for dtype in (BOOL, UINT8, INT32, INT64, BFLOAT16, FLOAT16, FLOAT32, FLOAT64)}
 
@@ -49,7 +49,7 @@ def promoted_dtype(first_dtype: Dtype, second_dtype: Dtype) -> Dtype:
 
 
 class Meter(Protocol):
-    """Counts the bytes of storages.
+    """The interface of a meter, which counts the bytes of storages.
 
     kind: what new storages are counted under. place: where they are allocated, which the meter's owner defines.
     parameter_path: path of the parameter that a loop over parameters has reached; None outside of one.

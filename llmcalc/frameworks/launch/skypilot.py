@@ -56,8 +56,7 @@ class TaskScript(NamedTuple):
 
     @property
     def accelerator_name(self) -> str:
-        """The accelerators' name with memory size; empty for no accelerator, or for alternatives with different names.
-        """
+        """The accelerators' name with memory size; empty without one, or for differently named alternatives."""
         names = {name for name, _ in self.accelerators}
         accelerator_name = names.pop() if len(names) == 1 else ""
         return NAMES_WITH_MEMORY.get(accelerator_name.upper(), accelerator_name)

@@ -143,7 +143,7 @@ class StageRun:
 
 
 WORKSPACE_THREADS = 2
-"""The forward thread and that of the backward pass: each has a cuBLAS workspace."""
+"""Number of threads with a cuBLAS workspace each: the forward thread and the thread of the backward pass."""
 
 
 def estimate_with_torch_kernels(

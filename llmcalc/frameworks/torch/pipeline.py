@@ -239,10 +239,13 @@ class ModelChunk(TrainingRun):
 
 
 MOST_MICROBATCHES = 1024
-"""The most micro-batches of a step that are replayed: a rank has buffers or at least the loss of each of them."""
+"""Largest number of micro-batches per step that are replayed: a rank has buffers, or at least a loss, for each
+micro-batch.
+"""
 
 MOST_FORWARD_PASSES = 1536
-"""The most forward passes of a rank that are replayed: of each micro-batch one per chunk of its layers (`--vpp`)."""
+"""Largest number of forward passes per rank that are replayed: each micro-batch has one per chunk of layers (`--vpp`).
+"""
 
 
 class RankRun:

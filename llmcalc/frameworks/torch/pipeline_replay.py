@@ -22,17 +22,23 @@ from .messages import bucket_sizes
 from .pipeline import MicroBatchInFlight, ModelChunk, RankRun, RankSetup, record_two_steps, shorten_layers
 
 RECORDED_MICROBATCHES = 3, 3
-"""Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
+"""Number of micro-batches in each recorded step, with which every case except the first ones occurs twice where
+possible.
+"""
 
 SMALL_GROUP = 2
-"""Micro-batches of a group in the second rehearsal of a rank with several chunks, as two stages run them."""
+"""Number of micro-batches per group in the second recording of a rank with several chunks, as in a pipeline of two
+stages.
+"""
 
 MICROBATCHES_RUN_IN_FULL = 6
-"""Micro-batches of a step up to which all passes are run: a rehearsal is no shorter."""
+"""Largest number of micro-batches per step for which all passes run, because a recording is not shorter."""
 
 
 MOST_PASSES = 2560
-"""Layers times micro-batches of a step, of up to three ranks, up to which all are replayed on the allocator."""
+"""Largest product of layers and micro-batches per step, of up to three ranks, for which all passes are replayed on the
+allocator.
+"""
 
 
 @frozen
@@ -59,7 +65,7 @@ class RecordedRank:
 
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
-"""`passes_key` of a rank → its recorded passes."""
+"""Result of `passes_key` for a rank → the rank's recorded passes."""
 
 
 def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk], micro_batches: int) -> int:

@@ -46,21 +46,21 @@ VERL_KEYS: Mapping[str, str] = {
     "worker.rollout.max_num_batched_tokens": f"{ROLLOUT_PREFIX}.max_num_batched_tokens",
     "worker.rollout.enforce_eager": f"{ROLLOUT_PREFIX}.enforce_eager",
 }
-"""Key of EasyR1 → the key of verl that means the same."""
+"""Key of EasyR1 → the equivalent key of verl."""
 
 DEFAULTS: Mapping[str, Any] = {
     "worker.actor.dynamic_batching": True,
     "worker.ref.fsdp.torch_dtype": "bf16",
     "worker.rollout.gpu_memory_utilization": 0.6,
 }
-"""Defaults of EasyR1 that are not those of verl's key."""
+"""Key of EasyR1 → its default, if it differs from verl's."""
 
 WORDS_OF_MESSAGES: Mapping[str, str] = {
     "dynamic_batching": "use_dynamic_bsz",
     "micro_batch_size_per_device_for_update samples at their longest": "ppo_max_token_len_per_gpu tokens",
     "verl.trainer.main": "verl.trainer.main_ppo",
 }
-"""Words of EasyR1 → those of messages on verl."""
+"""EasyR1's term → verl's term in messages."""
 
 UPDATE_SIZE_KEY = "worker.actor.micro_batch_size_per_device_for_update"
 EXPERIENCE_SIZE_KEY = "worker.actor.micro_batch_size_per_device_for_experience"
@@ -75,7 +75,7 @@ KEYS_WITHOUT_MEMORY = re.compile(
     r"|rollout\.(name|temperature|top_[pk]|seed|limit_images|dtype|ignore_eos|enable_chunked_prefill|disable_\w+"
     r"|val_override_config.*)|critic\..*|ref\.fsdp\.enable_full_shard|(reward|hybrid_engine).*)"
 )
-"""Keys of EasyR1's workers that change no memory of the device, or that of a reference model between its passes."""
+"""Keys of EasyR1's workers that change no device memory, or only that of a reference model between its passes."""
 
 
 def is_easy_r1(config: Table) -> bool:

@@ -70,33 +70,36 @@ from .sparse_workspace import sparse_workspace
 GIB, MIB = 2**30, 2**20
 
 VIDEO_FACTOR = 4
-"""Factor of the positions in tables of cosines and sines for videos (rotary_embedding/mrope.py)."""
+"""Factor on the number of positions in RoPE tables for models with videos (rotary_embedding/mrope.py)."""
 
 DEFAULT_COMPUTE_UNITS = 108
-"""Compute units of an accelerator that does not state them."""
+"""Number of compute units of an accelerator whose record states none."""
 
 FULL_GRAPHS_FROM = (0, 11)
-"""First version that captures whole passes of decoding by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
+"""First version that captures whole decoding passes by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
 
 CHECKS_OVERRIDE_FROM = (0, 20, 1)
-"""First version after V0 whose start check reads `--num-gpu-blocks-override`, not the free memory (vllm#41069; read in
-0.20.0 and 0.20.1)."""
+"""First V1 version whose start check reads `--num-gpu-blocks-override` instead of the free memory (vllm#41069; read in
+0.20.0 and 0.20.1).
+"""
 
 RESERVES_NULL_BLOCK_FROM = (0, 29)
-"""First version whose start check leaves out the block that the pool never lends (vllm#47272)."""
+"""First version whose start check excludes the block that the pool never lends (vllm#47272)."""
 
 DIVIDED_BLOCKS_FROM = (0, 14)
-"""First version in which ranks may divide merged projections inside a block of fp8 with one scale
-(layers/linear.py, `_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836)."""
+"""First version in which ranks may divide merged projections inside an fp8 quantization block (layers/linear.py,
+`_maybe_allow_fp8_block_shape_mismatch`, with MiMo-V2-Flash: vllm#30836).
+"""
 
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
-"""The environment variable with the options of torch's allocator, such as `expandable_segments:True`."""
+"""Environment variable for the options of torch's allocator, such as `expandable_segments:True`."""
 
 CONVERTING_WORDS = ("fp8", "bitsandbytes")
-"""Values of `--quantization` with which vLLM converts weights of 16 bits, whose freed segments the new ones share."""
+"""Values of `--quantization` with which vLLM converts 16-bit weights; the converted weights reuse the freed segments.
+"""
 
 MERGED_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
-"""Projections that are parts of one matrix, outside experts."""
+"""Names of projections outside experts that vLLM merges into larger matrices."""
 
 FLASH_ATTENTION_BACKEND = "FLASH_ATTN"
 """The name of vLLM's attention by FlashAttention."""

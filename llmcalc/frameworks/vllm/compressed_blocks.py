@@ -18,16 +18,17 @@ from .kv_blocks import BlockPool, LayerGroup
 from .versions import PageLayout
 
 ENTRY_BLOCK = 256
-"""Tokens of a block of entries: the only size of FlashMLA's and the indexer's kernels."""
+"""Number of tokens per block of compressed entries, the only size that FlashMLA's and the indexer's kernels have."""
 
 WINDOW_BLOCK_TOKENS = 64
-"""Tokens of a block of the window's keys (v1/attention/backends/mla/sparse_swa.py)."""
+"""Number of tokens per block of the sliding window's keys (v1/attention/backends/mla/sparse_swa.py)."""
 
 STATE_BLOCKS = {4: 4, 128: 8}
-"""Tokens of an entry → tokens of a block of states (models/deepseek_v4/compressor.py, `CompressorStateCache`)."""
+"""Tokens per compressed entry → tokens per block of states (models/deepseek_v4/compressor.py, `CompressorStateCache`).
+"""
 
 PAGE_ALIGNMENT = 576
-"""Bytes of which a page is a multiple in the cache format `fp8_ds_mla`."""
+"""The size of a page in the cache format `fp8_ds_mla` is a multiple of this number of bytes."""
 
 FLOAT32_BYTES = 4
 

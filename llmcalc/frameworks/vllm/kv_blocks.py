@@ -21,7 +21,9 @@ from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import VLLMRules
 
 PADDING_RATIO = 1.5
-"""Kinds of layers are padded to the largest kind where it has less than this times the layers of the smallest."""
+"""Groups of layers are padded to the size of the largest group if it has less than this ratio times the layers of the
+smallest.
+"""
 
 
 @frozen

@@ -25,15 +25,16 @@ from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, StateCache, architectur
 from .versions import StateRules
 
 BLOCK_TOKEN_MULTIPLE = 16
-"""Tokens of which attention's block is a multiple where it adopts the size of a state."""
+"""The size of attention's block is a multiple of this number of tokens if it is derived from the size of a state."""
 
 MAMBA_CHUNK_TOKENS = 2048
-"""Tokens of a chunk of Mamba, which has none (vllm/config/model.py, `get_mamba_chunk_size`)."""
+"""Number of tokens per chunk for Mamba, whose config states none (vllm/config/model.py, `get_mamba_chunk_size`)."""
 
 
 CHECKPOINT_ALIGNMENT = 64
-"""Tokens of which a block is a multiple where FlashInfer exports states of a Gated DeltaNet
-(vllm/v1/attention/backends/gdn_attn.py)."""
+"""The size of a block is a multiple of this number of tokens if FlashInfer exports states of a Gated DeltaNet
+(vllm/v1/attention/backends/gdn_attn.py).
+"""
 
 
 class StateBlocks(NamedTuple):
@@ -59,7 +60,7 @@ class StateBlocks(NamedTuple):
 
 
 CURRENT_STATE = StateBlocks()
-"""A request keeps its current state alone."""
+"""State blocks of a server whose requests each keep only the current state."""
 
 
 def state_blocks(

@@ -32,13 +32,13 @@ from .speculation import Speculation, speculation_of
 from .versions import SecondModelRunner, StateRules, VideosAsImages, VLLMRecord, VLLMRules, vllm_record
 
 POOLING_WORDS = ("pooling", *POOLING_TASKS)
-"""Values of `--runner`, `--task` and `--convert` with which a server gives embeddings or scores."""
+"""Values of `--runner`, `--task` and `--convert` for a server whose output is embeddings or scores."""
 
 RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
-"""The variable that chooses Ray's executor: 0 for the first one."""
+"""Environment variable that selects Ray's executor: 0 selects the first one."""
 
 DEFAULT_BLOCK_TOKENS = 16
-"""Tokens of a block by default."""
+"""Default number of tokens per block."""
 
 SPARSE_LATENT_BLOCK = 64
 """Tokens of a block of latents beside an indexer, on NVIDIA: the only size of FlashMLA's sparse kernels.
@@ -55,22 +55,22 @@ SCHEME_BY_QUANTIZATION = {
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
 
 SKIPS_ENCODERS_FROM = (0, 19)
-"""First version that was read in which encoders without inputs are not loaded (`_mark_tower_model`)."""
+"""First checked version in which encoders without inputs are not loaded (`_mark_tower_model`)."""
 
 LAST_V0_VERSION = (0, 7)
-"""The version whose rules the first engine follows from there on (vllm/worker/worker.py)."""
+"""Version whose memory rules the V0 engine also follows in all later versions (vllm/worker/worker.py)."""
 
 FIRST_VERSION_WITHOUT_V0 = (0, 11)
-"""First version without the first engine."""
+"""First version without the V0 engine."""
 
 CONTEXT_RANKS_FROM = ((0, 11), (0, 11, 1))
-"""First versions in which ranks divide the tokens of a cache of latents, and of one of several heads."""
+"""First versions in which ranks divide the tokens of a latent cache, and of a cache with several heads."""
 
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
-"""First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
+"""First version that estimates the memory of CUDA graphs (v1/worker/gpu_worker.py)."""
 
 LONGROPE_STARTS_SHORT_FROM = (0, 11, 1)
-"""First version whose requests are by default as long as LongRoPE's short factors reach (vllm pull request 27431)."""
+"""First version in which LongRoPE's short factors limit requests by default (vllm pull request 27431)."""
 
 COMPILATION_KEYS = (
     "level", "mode", "debug_dump_path", "cache_dir", "backend", "custom_ops", "splitting_ops", "use_inductor",
@@ -80,7 +80,7 @@ COMPILATION_KEYS = (
     "cudagraph_specialize_lora", "fast_moe_cold_start", "dynamic_shapes_config", "compile_mm_encoder",
     "compile_ranges_split_points", "compile_ranges_endpoints",
 )  # fmt: skip
-"""Keys of `--compilation-config` that are read, or that change no memory."""
+"""Keys of `--compilation-config` that are read or do not change memory."""
 
 
 class VLLMSettings(EngineServer):

@@ -12,10 +12,10 @@ from ...components.mixers.indexer import Indexer
 from ..engines.rank import EngineRank, float8_bytes, mixers
 
 INDEXED_SEQUENCES = 40
-"""Longest sequences whose indexer keys the workspace holds."""
+"""Number of longest sequences whose indexer keys fit the workspace."""
 
 GATHERED_PROMPTS = 4
-"""Prompts whose keys compressed attention gathers at once (`PREFILL_CHUNK_SIZE`)."""
+"""Number of prompts whose keys compressed attention gathers at once (`PREFILL_CHUNK_SIZE`)."""
 
 INT32_BYTES, BFLOAT16_BYTES = 4, 2
 

@@ -89,7 +89,7 @@ class CompressedPages(VersionRange):
 
 
 class VideoFrames(VersionRange):
-    """Frames of the longest video in the profile run, by patch size; the TOML file explains the fields."""
+    """The number of frames in the profile run's longest video, by patch size; the TOML file explains the fields."""
 
     patch_size: int
     frames: int
@@ -97,7 +97,7 @@ class VideoFrames(VersionRange):
 
 
 class VideosAsImages(VersionRange):
-    """Encoders that read a video as images of fewer tokens, by vLLM version; the TOML file explains the fields."""
+    """Encoders that read a video as images with fewer tokens, by vLLM version; the TOML file explains the fields."""
 
     frames: int
     frame_tokens: int

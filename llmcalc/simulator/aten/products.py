@@ -12,7 +12,7 @@ from ..tensor import FLOAT32, NeedsInputGrad, OptionalGradient, Tensor
 from .elementwise import ElementwiseOperations, saved_factors
 
 TensorLayout: TypeAlias = tuple[Shape, Strides | None]
-"""The shape and the strides of a tensor; None for contiguous strides."""
+"""Shape and strides of a tensor; strides are None if contiguous."""
 
 
 class ProductOperations(ElementwiseOperations):

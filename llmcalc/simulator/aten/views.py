@@ -196,7 +196,7 @@ class ViewOperations:
         return record(self.graph, "to", (x,), converted_x, lambda g, _: (self.to(g, input_dtype),))
 
     def _preserved_strides(self, x: Tensor) -> layout.Strides:
-        """The strides of a copy that keeps the order of axes."""
+        """Returns the strides of a copy that keeps the order of axes."""
         return (
             x.strides if is_dense(x.shape, x.strides) else layout.elementwise_strides(((x.shape, x.strides),), x.shape)
         )

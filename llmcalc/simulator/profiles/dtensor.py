@@ -46,7 +46,7 @@ from .eager import EagerKernels
 from .eager.scans.module_steps import ModuleSteps, module_steps
 
 WRAPPED_INPUT_NODE = "from_local"
-"""The name of the node behind what products with a divided output read."""
+"""Name of the autograd node behind the input of matrix products whose output is sharded."""
 
 
 class SentMessage(NamedTuple):

@@ -145,11 +145,11 @@ _KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, MemorySource, str]]
     ],
     "transformers": [("RwkvLinearAttention", "models/rwkv/modeling_rwkv.py", RUN_ON_META, "")],
 }
-"""Library → (name, file and class, how its memory is known, what else a reader should know) of each kernel."""
+"""Library → (name, file and class, source of its memory, remark for readers) of each kernel."""
 
 KERNELS = [
     PublishedKernel(name, library, path, evidence, remark)
     for library, rows in _KERNELS_OF_LIBRARIES.items()
     for name, path, evidence, remark in rows
 ]
-"""Every published kernel that a profile runs."""
+"""All published kernels that a profile runs."""

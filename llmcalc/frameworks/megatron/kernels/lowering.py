@@ -91,7 +91,7 @@ class Parameter(NamedTuple):
 
 
 class UncountedMeter(NoMeter):
-    """A meter that counts nothing, for weights inside buffers that are counted elsewhere."""
+    """A meter without counts that returns blocks of weights, for weights in buffers that are counted elsewhere."""
 
     def allocate(self, byte_count: Number) -> Any:
         """Returns a block without counting its bytes."""

@@ -18,7 +18,7 @@ from ...lowering import Lowering, ModulePath
 from ...tensor import DTYPES, FLOAT32, INT64, Tensor
 
 TOKEN_ID_SOURCES = ("ids", "known ids")
-"""Look-ups by the ids of the tokens. All others are by numbers that all sequences share."""
+"""Index sources of look-ups by token ids; all other look-ups use numbers that all sequences share."""
 
 
 @kernels_compared(TORCH_WITNESS)

@@ -20,11 +20,11 @@ from ...strides import count
 from ...tensor import FLOAT32, INT32, INT64, OptionalGradient, Tensor
 
 GROUPED_PRODUCT_ALIGNMENT = 16
-"""torch's grouped product requires rows of a multiple of that many bytes."""
+"""torch's grouped matrix product requires rows whose bytes are a multiple of this number."""
 
 
 GATE_AND_UP = ("gate_proj", "up_proj")
-"""The linear layers of gated experts that read the experts' input."""
+"""Names of the linear layers that read the experts' input."""
 
 
 @kernels_compared(TORCH_WITNESS)

@@ -33,7 +33,7 @@ from .fake_quantization import FakeQuantizationKernels
 from .scans.module_steps import module_steps
 
 FUSED_QKV_NAME = "qkv_proj"
-"""The name of that product."""
+"""Name of the matrix product that fuses the projections of queries, keys and values."""
 
 
 class LoraKernels(FakeQuantizationKernels):
@@ -44,7 +44,7 @@ class LoraKernels(FakeQuantizationKernels):
     def linear_weight(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer, quantized for a quantized base model."""
         weight = operation.weight
-        if weight is None or not self._is_quantised(operation):
+        if weight is None or not self._is_quantized(operation):
             return self._trained_copy(operation, super().linear_weight(operation))
         return self._new_quantized_weight(
             operation.name, element_count(weight.output_axes), element_count(weight.input_axes)
@@ -65,8 +65,8 @@ class LoraKernels(FakeQuantizationKernels):
             embedded_rows = self.tensor_of(operation.output_values[0])
             embedded_rows.is_leaf = self.graph.is_grad_enabled and embedded_rows.node is None
 
-    def _is_quantised(self, operation: Step) -> bool:
-        """Whether a weight is quantised: every weight of a layer but a router's, and on request the output head's.
+    def _is_quantized(self, operation: Step) -> bool:
+        """Whether a weight is quantized: each weight of a layer except a router's, and optionally the output head's.
 
         Mamba-2's output projection is not, whose weight the kernel of the scan reads itself.
         """
@@ -213,7 +213,7 @@ class LoraKernels(FakeQuantizationKernels):
         if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
         bias = self.weight(f"{layer_name}.bias", (total_width,)) if biased_steps else None
-        if self._is_quantised(operations[0]):
+        if self._is_quantized(operations[0]):
             weight = self._new_quantized_weight(layer_name, total_width, x.shape[-1])
         else:
             weight = self.weight(f"{layer_name}.weight", (total_width, x.shape[-1]))

@@ -22,7 +22,7 @@ from .fused import FusedKernels
 from .positions import PositionKernels
 
 MOST_INDEXER_LOGIT_BYTES = 512 << 20
-"""Most bytes of an indexer's logits at once: vLLM runs more queries in several parts (vllm/envs.py,
+"""Largest number of bytes of an indexer's logits at once; vLLM splits more queries into parts (vllm/envs.py,
 `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`).
 """
 
@@ -194,7 +194,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
 
 SELECTION_VERBS = frozenset({"choose_entries", "value_of_lower_layer", "select_blocks", "whole_entries"})
-"""Verbs whose kernels make indices, or note how many there may be."""
+"""Verbs whose kernels create indices of selected keys, or store how many keys may be selected."""
 
 
 def has_query_key_pairs(recorded_value: Value) -> bool:
