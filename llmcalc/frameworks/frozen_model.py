@@ -161,7 +161,7 @@ def encoders_on_rank(
 
 @frozen
 class Teacher(FrozenModel):
-    """A frozen model of another size, whose outputs the trained model learns.
+    """A frozen model of another size, whose outputs the trained model is trained to reproduce.
 
     parameter_count: number of its parameters.
     """

@@ -59,7 +59,7 @@ class PeakByPath(NamedTuple):
         )
 
     def plus_bytes(self, added_bytes: int) -> PeakByPath:
-        """Returns the peak bytes with the same number of bytes added to each module's peak."""
+        """Returns the peak bytes after adding the same number of bytes to every module's peak."""
         return PeakByPath({module_path: peak + added_bytes for module_path, peak in self.bytes_by_path.items()})
 
 
@@ -250,7 +250,7 @@ class PeakEstimate:
         return [layer_kind for scopes in stack_layers if scopes for layer_kind in types_of_layers(scopes)]
 
     def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
-        """Uses the counted parameters and static bytes of another estimate of the same model."""
+        """Takes over the counted parameters and static bytes of another estimate of the same model."""
         if self.spec is other_estimate.spec and (self.bytes_per_parameter, self.included_parts, self.pads_shards) == (
             other_estimate.bytes_per_parameter,
             other_estimate.included_parts,
@@ -383,7 +383,7 @@ class PeakEstimate:
         )
 
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
-        """Returns the peak bytes of a rank, which are kept until another layout is estimated."""
+        """Returns the peak bytes of a rank, cached until another layout is estimated."""
         layout_run = layout, micro_batches
         if layout_run != self._run_of_peaks:
             self._run_of_peaks, self._peaks_by_rank = layout_run, {}
@@ -632,7 +632,8 @@ class PeakEstimate:
         return start_layer, end_layer, len(stage.layers)
 
     def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
-        """Returns `_measured_layers` of a stage that ends with a few equal layers, as if more of these layers followed.
+        """Returns `_measured_layers` for a stage that ends with a few equal layers, as if the stage had more of these
+        layers.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """

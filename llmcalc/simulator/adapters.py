@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen weights: LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023).
+"""Low-rank adapters of frozen weights: LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023).
 
 Sources: arXiv:2106.09685, arXiv:2305.14314.
 """

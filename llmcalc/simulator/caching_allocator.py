@@ -318,7 +318,7 @@ class CachingAllocator:
         self.allocated, self.peak_allocated = allocated_units << UNIT_BITS, peak_units << UNIT_BITS
 
     def run_repeats(self, allocator_steps: Collection[AllocatorStep], storage_count: int, repeats: range) -> None:
-        """Runs the steps of consecutive equal layers, with the repeats as offsets of the storage numbers.
+        """Runs the steps of consecutive equal layers; `repeats` are the offsets of the layers' storage numbers.
 
         Layers often take turns with two blocks. A repeat that leaves the free blocks of two repeats before, and whose
         next one releases the same block as two repeats before, is followed by repeats of these two, which are not run.

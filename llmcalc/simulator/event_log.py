@@ -137,7 +137,7 @@ class RecordedEvents:
     depends_on_shard: bool = True
 
     def with_workspace(self, workspace_bytes: int) -> RecordedEvents:
-        """Returns the same events with workspaces of another size, in bytes; 0 removes the workspaces."""
+        """Returns equal events, but with workspaces of another size, in bytes; 0 removes the workspaces."""
 
         def with_workspace_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
@@ -163,7 +163,7 @@ def released_storages(memory_events: Sequence[Event]) -> set[int]:
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
-    """Returns events that give the memory of each new storage to the matching old storage, in order."""
+    """Returns events that make the number of each old storage refer to the matching new storage, in order."""
     return [
         (old_storage, RENAME_EVENT, new_storage)
         for old_storage, new_storage in zip(allocated_bytes(old_events), allocated_bytes(new_events), strict=True)
@@ -176,7 +176,7 @@ def is_repeatable(
     zero_grad_events: Sequence[Event],
     next_batch_events: Sequence[Event],
 ) -> bool:
-    """Whether the passes of the next training step produce the same events.
+    """Whether the next training step's passes have the same events.
 
     They have if only gradients, workspaces and the tokens of a batch outlive a pass.
 

@@ -29,7 +29,7 @@ class AllocationPlace(NamedTuple):
     path: str = ""
 
     def place_in_backward(self) -> AllocationPlace:
-        """Returns the same module with the backward phase."""
+        """Returns the place of the same module in the backward pass."""
         return AllocationPlace("backward", self.layer_index, self.path)
 
 

@@ -54,7 +54,7 @@ class ModuleFrame:
     path: tuple[Any, ...] | None = None
 
     def without_tensors(self) -> ModuleFrame:
-        """Returns the call of the same module without its variables."""
+        """Returns the same module call without the call's variables."""
         return ModuleFrame(self.scope, layer_index=self.layer_index, owner_layer_index=self.owner_layer_index)
 
 

@@ -120,7 +120,7 @@ class PassVisits(NamedTuple):
         return added_bytes if expected_visits == [module_visit[:2] for module_visit in later_visits] else None
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
-        """Returns the pass without the visits from index `start_index` to index `end_index`."""
+        """Returns the pass without the visits from index `start_index` up to index `end_index`."""
         removed_work = self.visits[end_index].work_units_before - self.visits[start_index].work_units_before
         later_visits = [
             visit._replace(work_units_before=visit.work_units_before - removed_work)

@@ -54,7 +54,7 @@ class OutputTensor(NamedTuple):
         return storage
 
     def create_tensor(self, storage: Storage) -> Tensor:
-        """Returns the output tensor with shape and format, on a given storage."""
+        """Returns a tensor with the output's shape and number format on a storage."""
         return Tensor(self.shape, self.dtype, storage, self.strides)
 
 

@@ -448,7 +448,7 @@ class RepeatAnalysis:
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
-        """Returns module and phase of an inner repeat's event, from those in the second and third repeat."""
+        """Returns the module and phase of an inner repeat's event, derived from the second and third repeat."""
         layer_repeat = self._repeat_of_place(second_place)
         if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACE_EVENT, None)
@@ -547,7 +547,7 @@ class RepeatedEvents:
         self.events_by_section: dict[int, list[Event]] = {}
 
     def events_of_full_run(self, section_events: Sequence[Event]) -> list[Event]:
-        """Returns the events of the full run that correspond to these recorded events."""
+        """Returns the events of the full run that correspond to a section of recorded events."""
         if id(section_events) not in self.events_by_section:
             full_run_events = self.events_by_section[id(section_events)] = []
             for sweep_or_events in self.analysis.sweeps_and_events[id(section_events)]:
@@ -571,7 +571,7 @@ class RepeatedEvents:
         return (self.storage_numbers.get(storage_number, storage_number),)
 
     def events_with_repeats(self, section_events: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
-        """Yields the allocator's events, with the consecutive repeats in which they occur.
+        """Yields the allocator's events, each with the consecutive repeats in which it occurs.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """

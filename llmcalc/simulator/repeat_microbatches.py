@@ -175,7 +175,7 @@ class SummedPeak(MemoryPeak):
 
 
 def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -> AllocationPlace:
-    """Returns the same module and phase in a later layer."""
+    """Returns the place of the same module and phase in a later layer."""
     if allocation_place.layer_index < 0 or not added_layers:
         return allocation_place
     phase, layer_index, path = allocation_place

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 @cache
 def method_name(prefix: str, name: str) -> str:
-    """Returns the name of a profile's method as one object, by which Python finds it sooner."""
+    """Returns the name of a profile's method as an interned object, which Python looks up faster."""
     return intern(f"{prefix}_{name}")
 
 

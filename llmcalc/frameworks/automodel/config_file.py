@@ -257,13 +257,13 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _recipe_name(config: Table) -> str:
-    """Returns the name of the recipe's class, without its module; the text `None` where the file names none."""
+    """Returns the name of a recipe's class, without the module; the text `None` if the file names no class."""
     recipe = config.get("recipe")
     return str(recipe.get(TARGET_KEY) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
 
 
 def _is_classifier(config: Table, model_table: Table) -> bool:
-    """Whether the model has a classification head, whose loss recipes/llm/train_seq_cls.py computes."""
+    """Whether the model has a classification head, whose loss is computed by recipes/llm/train_seq_cls.py."""
     return (
         _recipe_name(config) == CLASSIFIER_RECIPE
         or f"{CLASSIFIER}." in str(model_table.get(TARGET_KEY) or "")[:120]

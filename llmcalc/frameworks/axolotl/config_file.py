@@ -210,7 +210,8 @@ ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_
 
 
 def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
-    """Whether axolotl's fused LoRA kernels run the adapters of MLPs, by the file or by axolotl's default.
+    """Whether axolotl's fused LoRA kernels run the adapters of MLPs, as the file states or as axolotl decides by
+    default.
 
     Source: axolotl, utils/schemas/validation.py, `check_auto_enable_lora_kernels`.
     """
@@ -262,7 +263,7 @@ def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int |
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
-    """Records as unknown a model whose weights stay in a published 8-bit or 4-bit format (loaders/model.py)."""
+    """Records as unknown a model whose weights stay in the published 8-bit or 4-bit format (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
@@ -274,7 +275,7 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
 
 
 def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
-    """Records patterns that select the trained parameters as unknown arguments (utils/freeze.py)."""
+    """Records as unknown arguments the patterns that select which parameters are trained (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
         raise reader.value_error("unfrozen_parameters", module_patterns, "a list of patterns")

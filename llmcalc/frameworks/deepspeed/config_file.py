@@ -91,7 +91,7 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: 
 def read_deepspeed_section(
     reader: LaunchReader, config: Table, world_size: int | None, trainer_args: Table
 ) -> LaunchSettings:
-    """Returns the training run of a DeepSpeed config that is part of another launch file."""
+    """Returns the training run of a DeepSpeed config that is a section of another launch file."""
     for config_key in config:
         if config_key in KEYS_IGNORED or str(config_key).startswith("_"):
             reader.ignored_arguments.append(config_key)

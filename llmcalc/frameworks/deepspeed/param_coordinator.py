@@ -38,7 +38,7 @@ class ParameterStorage(Storage):
         self.inner_storage: Storage | None = None
 
     def __del__(self) -> None:
-        """Does nothing, since the inner storage frees itself."""
+        """Does nothing, since the storage of the gathered parameter frees itself."""
 
 
 class AllGatherHandle:

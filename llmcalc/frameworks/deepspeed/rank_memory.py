@@ -131,7 +131,7 @@ def replay_zero(training_run: ZeroRun, memory_meter: EventMeter) -> ReplayedRank
 def _replay_on_allocator(
     zero_setup: ZeroSetup, cuda_runtime: CudaRuntime, stored_runs: dict[Any, Any]
 ) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
-    """Returns the result of a rank's steps on an allocator, and the memory that the rank keeps on the host.
+    """Returns the result of a rank's steps on an allocator, and the parts of the rank's host memory.
 
     stored_runs: the steps and results of the run's other ranks, to which this rank's are added. Ranks that are alike
         share their results; both kinds of allocators share the steps of a rank.

@@ -137,7 +137,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def has_offloaded_states(self) -> bool:
-        """Whether the optimizer's states are on the host, to which gradients are copied."""
+        """Whether the optimizer's states are on the host, so that gradients are copied to the host."""
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[MemoryTerm, ...]:

@@ -60,7 +60,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
-    """Returns the training run of step 3's actor, with the reference, reward and critic models beside it."""
+    """Returns the training run of step 3's actor, with the reference, reward and critic models on the same devices."""
     step3_arguments = plain_arguments(arguments, reader, step3.ARGUMENTS_READ - {"critic_model_name_or_path"})
     model_id = marked_model_name(arguments.get("--actor_model_name_or_path"))
     reader.check_names(step3_arguments, step3.ARGUMENTS_READ, ARGUMENTS_IGNORED | step3.ARGUMENTS_IGNORED)

@@ -76,7 +76,7 @@ def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def rollout_of(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollout:
-    """Returns the critic, reference and reward models beside the actor. rank_count: the number of devices."""
+    """Returns the critic, reference and reward models on the actor's devices. rank_count: the number of devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"

@@ -126,7 +126,7 @@ class EngineMemory:
         return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
 
     def has_room_for(self, user_count: int) -> bool:
-        """Whether the engine starts, and its caches hold the requests of all users, divided evenly over ranks."""
+        """Whether the engine starts and its caches have room for all users' requests, divided evenly over ranks."""
         return self.can_start and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The memory of an engine on one kind of accelerator, and the layouts with which it serves its users."""
+"""The memory of an engine on one type of accelerator, and the layouts with which the engine serves its users."""
 
 from __future__ import annotations
 

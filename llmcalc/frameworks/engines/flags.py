@@ -330,7 +330,7 @@ def read_flag_values(
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
-    """Returns a suggestion of the engine's flag that means the same as another engine's flag; empty without one.
+    """Returns a suggestion of the engine's flag that is equivalent to another engine's flag; empty if there is none.
 
     `--pp` and the like are short for `--pp-size`.
     """

@@ -63,7 +63,7 @@ class StageWithoutCache(InputError):
 
 
 class ReserveExceedsMemory(InputError):
-    """Raised for a layout in which the default reserve of an engine is all of the device's memory.
+    """Raised for a layout in which an engine's default reserve takes all of the device's memory.
 
     option_name: the engine's option in place of the default.
     """
@@ -134,7 +134,7 @@ class EngineRank:
     includes_mtp: bool = False
 
     def shared(self) -> Self:
-        """Returns the cached rank with these field values, which servers that differ in other flags share."""
+        """Returns a cached rank with the same field values, to be shared by servers that differ only in other flags."""
         field_values = (getattr(self, field.name) for field in fields(self) if field.name != "preset")
         shared_rank = _shared_ranks.result((self.preset,), (type(self), *field_values), lambda: self)
         assert isinstance(shared_rank, type(self))
@@ -160,7 +160,7 @@ class EngineRank:
 
     @cached_property
     def converted_dtype(self) -> str | None:
-        """The number format to which weights are converted; None as published.
+        """The number format to which weights are converted; None if they stay as published.
 
         A checkpoint's quantized weights stay as they are: `--dtype` is the format of what they are multiplied with
         (vllm/config/model.py, `get_supported_act_dtypes`).
@@ -292,7 +292,7 @@ class EngineRank:
 
     @cached_property
     def _savings_of_whole_model(self) -> int:
-        """Bytes by which the scheme makes the weights of the whole model smaller."""
+        """Number of bytes that the quantization scheme saves in the weights of the whole model."""
         full_model = self.preset.model
         return self._weight_bytes_of(full_model, "none") - self._weight_bytes_of(full_model, self.scheme)
 
@@ -335,7 +335,9 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The growing KV caches of the rank's layers; draft layers join the cache with the same sliding window."""
+        """The KV caches of the rank's layers that grow with the tokens; draft layers use the cache with the same
+        sliding window.
+        """
         layer_caches = [
             TokenCache(
                 cache_group.kind,
@@ -360,7 +362,7 @@ class EngineRank:
 
     @property
     def caches_of_all_layers(self) -> list[TokenCache]:
-        """The growing KV caches if layers that read the keys and values of a lower layer have caches of their own too.
+        """The growing KV caches, as if layers that reuse the keys and values of a lower layer had separate caches.
 
         SGLang allocates them by the number of layers (model_executor/pool_configurator.py).
         """
@@ -428,7 +430,7 @@ class EngineRank:
     def stored_states(
         self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
     ) -> list[StateCache]:
-        """Returns the recurrent states as engines store them: a convolution keeps its last k − 1 inputs.
+        """Returns the recurrent states as engines store them: a convolution's state is its last k − 1 inputs.
 
         The classes of transformers keep k.
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).

@@ -146,7 +146,7 @@ class EngineServer:
         return self.tp * self.pp
 
     def stage_layers(self, stage_order: Iterable[int]) -> tuple[int, ...] | None:
-        """Returns the number of layers of each pipeline stage; None if all stages have the same number.
+        """Returns the number of layers of each pipeline stage; None if all stages have equally many.
 
         stage_order: the stages in the order in which they get one of the layers that an equal division leaves.
         Raises `InputError` for more stages than layers.
@@ -250,7 +250,7 @@ class EngineServer:
 
     @property
     def long_request_note(self) -> str:
-        """A note if the engine refuses requests as long as the flag says; otherwise an empty text."""
+        """A note if the engine refuses requests as long as the flag states; otherwise an empty text."""
         if not self.missing_variable:
             return ""
         return (

@@ -1,4 +1,4 @@
-"""The sizes of weight matrices as engines allocate them, and the bytes that torch's allocator adds to each.
+"""The sizes of weight matrices as engines allocate them, and the bytes that torch's allocator adds to each matrix.
 
 A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB; torch splits off what is left of
 it if that is more than 1 MiB (c10/cuda/CUDACachingAllocator.cpp: `kMinLargeAlloc`, `kRoundLarge`, `should_split`).

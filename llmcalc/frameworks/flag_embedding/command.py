@@ -107,7 +107,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _texts(reader: LaunchReader, config: dict[str, Any], is_reranker: bool) -> dict[str, Any]:
-    """Returns the Trainer's length of sequences and their number: as many as the tokens of all texts fill."""
+    """Returns the Trainer's sequence length and number of sequences that together have the tokens of all texts."""
     group_size, query_tokens, passage_tokens = (
         reader.integer(config, name, default_value) for name, default_value in TEXT_ARGUMENTS.items()
     )

@@ -151,7 +151,7 @@ class ShardedChunk(ModelChunk):
         return stage_output
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
-        """Runs the backward pass of micro-batch `i`; older torch versions then keep the sent gradient allocated."""
+        """Runs the backward pass of micro-batch `i`, after which older torch versions do not free the sent gradient."""
         input_gradients = super().backward_one_chunk(i, loss)
         if self.schedule_settings.keeps_gradients and input_gradients is not None:
             self.receive_buffers[i].grad = input_gradients

@@ -74,7 +74,7 @@ class SchedulePasses(PassCounter):
         return min(pass_number - self.passes_before_schedule[chunk_index], 2) + 3 * (self.schedule_count > 1)
 
     def _case_of_pass(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns a key of a forward pass; passes with equal keys have the same memory events."""
+        """Returns the case of a pass of a chunk, a key that is equal for passes with equal memory events."""
         previous_state = "flying" if self.backwards[chunk_index] < pass_number else "done"
         return (
             chunk_index,

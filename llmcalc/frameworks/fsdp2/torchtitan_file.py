@@ -102,7 +102,7 @@ MODELLED_VALUES: dict[str, tuple[Any, ...]] = {
     "float8.scaling_type_weight": ("dynamic",),
     "float8.scaling_type_grad_output": ("dynamic",),
 }
-"""Keys of which only these values are modelled."""
+"""Key → the only values that are modelled."""
 
 KEYS_IGNORED = _keys_by_section(
     """

@@ -478,7 +478,7 @@ def _reads_no_tokens(tree_node: NodePosition) -> bool:
 
 
 def _add_cache_sizes(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
-    """Adds the sizes of a cache to those of its layer."""
+    """Adds the sizes of a cache to the sizes of the cache's layer."""
     if isinstance(cache, EntryCache):
         layer_shape.entries += (
             CompressedEntries(int(cache.tokens_per_entry), int(cache.width), int(cache.pending_width)),

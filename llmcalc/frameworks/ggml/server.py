@@ -46,7 +46,7 @@ class BufferSizes(NamedTuple):
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_added_buffers(self, further_buffers: BufferSizes) -> BufferSizes:
-        """Returns the sums of these and other buffers by device, for example with a draft model's buffers."""
+        """Returns the sums, by device, of these buffers and of further buffers, such as a draft model's."""
 
         def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {
@@ -137,7 +137,7 @@ class GgmlServer(GgmlSettings):
         return key_bytes + index_key_bytes + 4 * state_bytes, value_bytes + index_value_bytes
 
     def _indexer_cache(self, layer: LayerShape) -> tuple[int, int]:
-        """Returns the bytes of an indexer's cached keys, and of the values that are allocated beside them.
+        """Returns the bytes of an indexer's cached keys, and of the values that are allocated with the keys.
 
         Sources: src/llama-kv-cache-dsa.cpp, src/llama-kv-cache-msa.cpp (with values), src/llama-memory-hybrid-idx.cpp;
         ik_llama.cpp: src/llama.cpp, `kr_l`.

@@ -55,7 +55,7 @@ class JobScript(NamedTuple):
 
     @property
     def launcher_words(self) -> list[str]:
-        """The numbers of processes and pods as torchrun's options, which those of the command replace."""
+        """The numbers of processes and pods as torchrun's options; options of the command itself take precedence."""
         counts = (("--nproc-per-node", self.processes_per_pod), ("--nnodes", self.pod_count))
         return [f"{option}={count}" for option, count in counts if count is not None]
 

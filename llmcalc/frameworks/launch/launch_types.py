@@ -267,7 +267,7 @@ class LaunchSource:
 
     @property
     def typed_device_count(self) -> int | None:
-        """The number of devices that is typed beside the file; None without one."""
+        """The number of devices that the user typed beside the launch file; None if not typed."""
         return self.world_size if self.has_typed_device_count else None
 
     def devices_advice(self) -> str:
@@ -566,7 +566,7 @@ class LaunchReader:
         return read_boolean(self, argument_name, self.value(config, argument_name, default_flag))
 
     def read_frozen_encoders(self, config: Table, argument_name: str, is_frozen: bool | None = None) -> None:
-        """Records whether the run trains encoders of images and sound, by the argument that freezes them.
+        """Records whether the run trains the image and audio encoders, from the argument that freezes the encoders.
 
         is_frozen: the value of an absent argument; None (default) for the program's default.
         """
@@ -596,7 +596,7 @@ class LaunchReader:
         expected_file_kind: str,
         shipped_tables: Mapping[str, Table] = NO_SHIPPED_FILES,
     ) -> Table:
-        """Returns the tables of another file that an argument names.
+        """Returns the tables of the file that an argument names.
 
         expected_file_kind: the kind of file, for the error.
         shipped_tables: path → tables of the program's own files, read where the user has no file of that path.

@@ -245,7 +245,7 @@ def _record_conversion(model_changes: ModelChanges, call: ast.Call, model_names:
 
 
 def _record_head(model_changes: ModelChanges, call: ast.Call) -> None:
-    """Records a class that loads the model with another head than that of a language model."""
+    """Records as a change that the model is loaded by a class whose head is not a language model's."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if OTHER_HEAD_CLASS.fullmatch(class_name) is not None:
         model_changes.unknown_arguments[class_name] = OTHER_HEAD_REASON

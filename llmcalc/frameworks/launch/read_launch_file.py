@@ -342,7 +342,7 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
 
 
 def _sourced_file_reader(read_text: ReadText | None) -> ReadSourcedFile:
-    """Returns a function that reads the files that a script sources, each of them once.
+    """Returns a function that reads the files sourced by a script, each file only once.
 
     A path that is absolute or begins at a home folder sets up a machine, and is not read.
     """
@@ -593,7 +593,9 @@ def _read_python_of_command(
     source_function: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch | None:
-    """Returns the training run of the Python file that a command runs, if it is beside the script and trains."""
+    """Returns the training run of the Python file that a command runs, if the file is in the script's folder and
+    trains.
+    """
     for line in command_lines:
         source_file = source_function(line)
         if not line.path or is_unresolved(line.path):

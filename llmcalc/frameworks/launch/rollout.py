@@ -1,4 +1,4 @@
-"""The rollout engine and the other models that share devices with the training of reinforcement learning."""
+"""The rollout engine and the models that share devices with the trained model in reinforcement learning."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AdditionalModel:
 
 @frozen
 class Rollout:
-    """The rollout engine that shares the training devices, and the other models on these devices.
+    """The rollout engine on the training devices, and the additional models on these devices.
 
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.

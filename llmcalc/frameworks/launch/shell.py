@@ -318,7 +318,7 @@ class StatementReader(WordReader):
         return condition_holds
 
     def file_exists(self, file_name: str) -> bool | None:
-        """Whether a file is among those that a script may source; None if unknown."""
+        """Whether a file exists among the files that a script may source; None if unknown."""
         read_file = self.script.read_sourced_file
         return True if read_file is not None and read_file(file_name) is not None else None
 

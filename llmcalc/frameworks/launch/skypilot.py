@@ -63,7 +63,7 @@ class TaskScript(NamedTuple):
 
     @property
     def sbatch_options(self) -> list[str]:
-        """Options of sbatch with the accelerators of a node, and with the nodes if the script's command joins them."""
+        """Options of sbatch that state the accelerators per node, and the nodes if the script's command joins them."""
         count_options = [] if self.accelerator_count is None else [f"--gpus-per-node={self.accelerator_count}"]
         node_options = [f"--nodes={self.node_count}"] if JOINED_NODES.search(self.text) is not None else []
         return [*count_options, *node_options]

@@ -21,7 +21,7 @@ prefixes).
 
 
 def shell_of_unit(file_text: str, file_name: str) -> str:
-    """Returns the text of a unit as shell, on the same lines; any other file's text unchanged."""
+    """Returns the shell commands that are equivalent to a unit, line by line; any other file's text unchanged."""
     name_in_lower_case = file_name.lower()
     if not name_in_lower_case.endswith((SERVICE_ENDING, CONTAINER_ENDING)):
         return file_text

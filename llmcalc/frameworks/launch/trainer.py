@@ -298,7 +298,7 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
 
 
 def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
-    """Whether weights keep the checkpoint's number format, such as with dtype `auto` and no framework."""
+    """Whether weights stay in the checkpoint's number format, for example with dtype `auto` and no framework."""
     has_automatic_dtype = config.get("dtype") == AUTO_DTYPE and launched_run.framework == DEFAULT_FRAMEWORK
     return has_automatic_dtype or launched_run.keeps_checkpoint_dtype
 
@@ -344,7 +344,7 @@ def trainer_launch(
 
 
 def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the precision of a run that trains fp32 adapters beside bf16 weights.
+    """Returns the precision of a run that trains fp32 adapters of bf16 weights.
 
     The argument bf16 is autocast: an adapter's input is copied to bf16, not to the adapter's fp32. Elsewhere autocast
     changes no product of bf16 weights.
@@ -566,7 +566,7 @@ def kto_settings(
 
 
 def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns eager cross-entropy in place of a chunked loss, for losses that need all logits; otherwise nothing.
+    """Returns eager cross-entropy instead of a chunked loss, for losses that need all logits; otherwise no setting.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """

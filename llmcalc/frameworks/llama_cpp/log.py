@@ -107,7 +107,7 @@ LONGEST_PREFIX = 600
 """Number of characters at the start of a line in which a buffer's name is searched."""
 
 PLAIN_FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
-"""Number formats of the cache that are not quantized."""
+"""Unquantized number format of the cache, as a log names it → torch's name."""
 
 
 def read_log(log_text: LogText) -> ParsedLog | None:

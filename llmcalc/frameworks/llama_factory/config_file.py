@@ -298,7 +298,7 @@ def _optimizer_settings(
 
 
 def _names_of_list(written_names: Any) -> set[str]:
-    """Returns the names of a list, or of a text with commas between them (hparams, `split_arg`)."""
+    """Returns the names in a list, or in a text separated by commas (hparams, `split_arg`)."""
     listed_names = written_names.split(",") if isinstance(written_names, str) else written_names
     return {str(name).strip() for name in listed_names} if isinstance(listed_names, list) else set()
 

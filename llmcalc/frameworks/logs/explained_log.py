@@ -1,4 +1,4 @@
-"""The memory sizes in a log, compared with the sizes that llmcalc computes for the same run."""
+"""The memory sizes in a log, compared with llmcalc's computed sizes of the same run."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class LogText:
             yield line_start, hint_start, line_end
 
     def lines_with(self, *line_hints: str) -> list[str]:
-        """Returns the lines that contain any of these texts, in order."""
+        """Returns the lines that contain any of the given texts, in order."""
         line_offsets = {
             (offset, line_end_offset) for hint in line_hints for offset, _, line_end_offset in self.line_spans(hint)
         }

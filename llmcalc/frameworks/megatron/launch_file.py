@@ -488,7 +488,7 @@ DTYPE_BY_MEGATRON_NAME = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8":
 
 
 def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
-    """Returns `llmcalc memory` option → value, for each argument of Megatron-LM with such an option."""
+    """Returns option of `llmcalc memory` → value, for each argument of Megatron-LM with an equivalent option."""
     is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",

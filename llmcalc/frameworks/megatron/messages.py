@@ -1,4 +1,4 @@
-"""The collective messages with which Megatron-LM reduces gradients and gathers weights across replicas.
+"""The collective messages by which Megatron-LM reduces gradients and gathers weights across replicas.
 
 All gradients of a chunk of layers are summed as float32 once in a step, in one buffer; with the distributed optimizer
 (ZeRO stage 1) each rank gets its part, and the weights are gathered (Megatron-LM, core/distributed, without

@@ -341,7 +341,7 @@ def _decoder_fields(
     mtp_depth: int,
     mtp_layer: Table | None,
 ) -> Table:
-    """Returns the model-spec fields of a decoder with these layers."""
+    """Returns the model-spec fields of a decoder, from the tables of its layers."""
     stack_table = {
         **stack_of_kinds(layer_tables, layer_names),
         "num_hidden_layers": len(layer_names),

@@ -12,7 +12,7 @@ ADAPTER_SETTINGS = frozenset({"lora_rank", "lora_targets", "lora_dtype", "lora_d
 
 @dataclass(frozen=True)
 class ParallelAdapters:
-    """Low-rank adapters, sharded over ranks like the linear layers to which they belong.
+    """Low-rank adapters, sharded over ranks like the linear layers that they adapt.
 
     library: whose they are. rank: inner width. targets: names of the linear layers that have one.
     dropout: whether the input of an adapter passes dropout.

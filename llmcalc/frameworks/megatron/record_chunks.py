@@ -330,7 +330,7 @@ def _chunk_with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, la
 
 
 def _parameters_of_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) -> list[Parameter]:
-    """Returns the parameters of all repeats of a stack from those of `RECORDED_REPEATS` repeats.
+    """Returns the parameters of all repeats of a stack, from a stack with only `RECORDED_REPEATS` repeats.
 
     Raises `NotRepeatingError` if the repeats have different parameters.
     """

@@ -14,7 +14,7 @@ possible.
 
 
 def recorded_step_microbatches(microbatches: int, distinguishes_previous_pass: bool) -> tuple[int, int]:
-    """Returns the number of micro-batches of each of the two recorded steps, at most those of the run.
+    """Returns the numbers of micro-batches in the two recorded steps, at most the number of the run.
 
     microbatches: of a step of the run.
     distinguishes_previous_pass: as in `record_passes`; without it the second step needs one micro-batch less.

@@ -277,7 +277,7 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def layers_per_stage(self) -> tuple[int, ...] | None:
-        """The number of layers per stage, in pipeline order; None if all stages have the same number.
+        """The number of layers per stage, in pipeline order; None if all stages have equally many.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
@@ -445,7 +445,9 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_experts(self) -> None:
-        """Raises `InputError` for experts that ranks do not divide or train, or a layer pattern of another length."""
+        """Raises `InputError` for experts that ranks cannot divide or train, and for a layer pattern of the wrong
+        length.
+        """
         if self.num_experts is not None:
             if self.tp > 1 and not self.sequence_parallel:
                 raise InputError(

@@ -213,7 +213,7 @@ def _find_servers(
 
 
 def _read_env_file(launch_folder: Path | None) -> dict[str, str]:
-    """Returns the variables in the file `.env` beside a compose file; none without the file `.env`."""
+    """Returns the variables in the file `.env` in a compose file's folder; none if there is no such file."""
     env_path = None if launch_folder is None else launch_folder / ".env"
     if env_path is None or not env_path.is_file():
         return {}
@@ -369,7 +369,7 @@ SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE
 def _reader_of_named_files(
     name_in_errors: str, launch_folder: Path | None, written_files: Mapping[str, str]
 ) -> ReadNamedFile:
-    """Returns a function that reads a command's files, written by the script or beside the launch file."""
+    """Returns a function that reads a command's files, from the script's output or the launch file's folder."""
 
     def read(file_name: str) -> str:
         base_name = file_name.rpartition("/")[2]

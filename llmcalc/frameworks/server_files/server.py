@@ -15,7 +15,7 @@ ReadNamedFile: TypeAlias = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Container:
-    """A container or shell in a launch file, in which a command runs.
+    """The container or shell in which a command of a launch file runs.
 
     place_in_file: its place in the file for messages, such as `line 3` or `services.chat`.
     command_words: the words of its command.

@@ -374,7 +374,7 @@ class SGLangServer(EngineServer):
 
     @property
     def reserve_gib(self) -> float:
-        """The GiB that the default fraction leaves beside weights and KV cache."""
+        """The GiB that SGLang's default memory fraction reserves besides weights and KV cache."""
         memory_gib, version_rules = self.nvidia_smi_gib, self.rules
         rank_count = self.tp * self.pp
         device_defaults = self.engine_record.defaults(self.version_numbers, memory_gib)
@@ -479,7 +479,7 @@ class SGLangServer(EngineServer):
         return self.hardware.capacity_bytes - self.bytes_outside_torch
 
     def loaded_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
+        """Returns the bytes in use after loading: weights, draft weights, RoPE tables and adapter slots."""
         has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe") or self.sends_tokens
         engine_rank.check_block_division(
             self.whole_layout if has_expert_ranks else None,
@@ -586,7 +586,7 @@ class SGLangServer(EngineServer):
 
     @property
     def profile_run_origin(self) -> str:
-        """A description of the bytes that a forward pass takes from the KV cache's memory."""
+        """A description of the bytes that a forward pass uses of the KV cache's memory."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"

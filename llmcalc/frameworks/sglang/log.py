@@ -117,7 +117,7 @@ def _flags_and_ranks_note(log_text: LogText) -> tuple[dict[str, Any], str]:
 
 
 def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
-    """Whether a line is from another rank than the first in the log; all ranks log the same lines."""
+    """Whether a line is from a rank other than the log's first one; all ranks log the same lines."""
     rank_match = _RANK.search(log_line[:120])
     return rank_match is not None and int(rank_match[1]) != first_rank
 

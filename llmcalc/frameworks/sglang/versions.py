@@ -101,7 +101,7 @@ class PoolRatios(Record):
 
 
 class WindowPools(VersionRange):
-    """Classes whose windowed layers have a pool of their own from a version on, by `--swa-full-tokens-ratio`."""
+    """Classes whose windowed layers have a separate pool since a version, sized by `--swa-full-tokens-ratio`."""
 
     architectures: tuple[str, ...]
 
@@ -124,7 +124,7 @@ class SGLangRecord(EngineRecord[SGLangRules]):
     window_pools: tuple[WindowPools, ...]
 
     def classes_with_window_pools(self, version_numbers: VersionNumbers) -> frozenset[str]:
-        """Returns the classes whose windowed layers have a pool of their own in a version."""
+        """Returns the classes whose windowed layers have a separate pool in a version."""
         return frozenset(
             class_name
             for window_pools in ranges_at(self.window_pools, version_numbers)

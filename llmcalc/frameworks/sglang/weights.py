@@ -12,7 +12,7 @@ MXFP4_GROUP, LOADED_SCALE_BYTES = 32, 4
 
 
 def loaded_scale_bytes(engine_rank: EngineRank) -> int:
-    """Returns the bytes of MXFP4 experts' float32 scales that stay allocated beside Marlin's repacked scales.
+    """Returns the bytes of MXFP4 experts' float32 scales that stay allocated after Marlin has repacked the scales.
 
     0 for a checkpoint of another format than DeepSeek-V4's, of fp8 with experts in MXFP4.
     """

@@ -269,7 +269,7 @@ def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, 
 
 
 def _fsdp_run(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
-    """Returns the policy's FSDP2 run: fp32 shards and reductions, bf16 products, and a loss in place of the logits.
+    """Returns the policy's FSDP2 run: fp32 shards and reductions, bf16 products, and a loss that overwrites the logits.
 
     The gradients of flash-attn's log-probabilities are written over the logits (workers/model_wrapper.py).
     """

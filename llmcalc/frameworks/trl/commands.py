@@ -1,4 +1,4 @@
-"""The commands of TRL that train, and the launcher of accelerate that each of them starts.
+"""The commands of TRL that train, and the accelerate launcher that each command starts.
 
 Source: TRL 1.10 (f2cd57710), trl/cli/commands/training.py, trl/cli/accelerate_{config,launcher}.py and
 trl/accelerate_configs.

@@ -1,4 +1,4 @@
-"""The teacher in TRL's GKD: a larger model on the same devices, and the loss between both models' logits.
+"""The teacher in TRL's GKD: a larger model on the same devices, and a loss that compares both models' logits.
 
 Source: TRL 1.10 (f2cd57710), trl/experimental/gkd/gkd_trainer.py and gkd_config.py, examples/scripts/gkd.py;
 `Accelerator.prepare_model` of accelerate, which wraps a model for evaluation neither in DDP nor in FSDP.

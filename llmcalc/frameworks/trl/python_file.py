@@ -286,7 +286,7 @@ def _earlier_trainer_argument(named_calls: list[NamedCall]) -> str:
 
 
 def _sample_length_arguments(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
-    """Returns the length at which the file's tokenizer cuts samples; empty where no call cuts them."""
+    """Returns the length to which the file's tokenizer truncates samples; empty if no call truncates samples."""
     sample_lengths = [
         call.arguments.get("max_length") for call in named_calls if call.arguments.get("truncation") is True
     ]
@@ -317,7 +317,7 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
 
 
 def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
-    """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
+    """Returns the reason why an argument of a call is unknown: the file computes or parses its value."""
     object_name, _, attribute_name = unknown_value.text.partition(".")
     if object_name and script_arguments.defaults.get(attribute_name, "") is None:
         return (

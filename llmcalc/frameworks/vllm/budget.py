@@ -482,7 +482,9 @@ class StageMemory(NamedTuple):
         return self.checked_bytes // (self.pool.checked_block_bytes or self.pool.block_bytes)
 
     def fitting_blocks(self, total_memory: int) -> int:
-        """Returns the blocks that fit beside the weights and the memory outside torch, without regard to the budget."""
+        """Returns the number of blocks that fit in memory with the weights and the memory outside torch, ignoring the
+        budget.
+        """
         occupied_bytes = sum(term.bytes for term in self.terms if term.name in ("weights", "non_torch"))
         return self.pool.blocks(total_memory - occupied_bytes)
 

@@ -211,7 +211,7 @@ def encoder_run(
 def _processed_images(
     image_resizing: ImageRule, image_sizes: Iterable[tuple[int, int]], patch_size: int
 ) -> list[InputSizes]:
-    """Returns the images of these sizes after processing, without sizes that the processor refuses."""
+    """Returns images of the given sizes after processing, without sizes that the processor refuses."""
     processed_images = []
     for image_height, image_width in image_sizes:
         try:

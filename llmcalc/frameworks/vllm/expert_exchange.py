@@ -194,7 +194,7 @@ def moe_backend(flags: Mapping[str, Any]) -> str:
 def keeps_routed_copies(
     flags: Mapping[str, Any], weight_kernels: frozenset[str], compute_capability: float | None
 ) -> bool:
-    """Whether the experts' kernels keep a token's shuffled copies beside their workspaces (`run_cutlass_moe_fp4`)."""
+    """Whether the experts' kernels keep shuffled copies of tokens in addition to workspaces (`run_cutlass_moe_fp4`)."""
     has_kernels = compute_capability is not None and compute_capability >= CUTLASS_FP4_FROM
     return has_kernels and "nvfp4" in weight_kernels and moe_backend(flags) == CUTLASS_BACKEND
 
@@ -231,7 +231,7 @@ def keeps_workspaces(
 def backend_flags(
     spec: ModelSpec, flags: Mapping[str, Any], exchange_library: str, step_tokens: int, version_numbers: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Returns the flags with which expert ranks exchange tokens by a library; none if a flag already names one.
+    """Returns the flags that make expert ranks exchange tokens by a library; none if a flag already names a library.
 
     step_tokens: most tokens of a step without these flags. Where DeepEP's low-latency buffers do not hold a step of so
     many tokens, the flags have the largest one that they hold, unless the user sets `--max-num-batched-tokens`.

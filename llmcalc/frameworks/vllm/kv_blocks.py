@@ -186,7 +186,7 @@ def block_pool(
 
 
 def _pooled_key_bytes(engine_rank: EngineRank) -> Fraction:
-    """Returns the bytes per token of an indexer's keys for pools of tokens; 0 without such an indexer.
+    """Returns the bytes per token of the keys of an indexer that selects pools of tokens; 0 without such an indexer.
 
     They are in 8 bits and stand in the blocks of the latents; the tokens of an incomplete pool have one block of a
     request (vllm/models/glm5next, `KpoolTailSpec` in v1/kv_cache_interface.py).

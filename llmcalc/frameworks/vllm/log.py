@@ -185,7 +185,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _advised_flag(refusal_line: str) -> str:
-    """Returns the flag that a refusal advises to change, with the share of memory that is free where it says so."""
+    """Returns the flag that an error message advises to change, with the free fraction of memory if the message states
+    it.
+    """
     advised_flag = next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal_line), "")
     free_memory = _FREE_OF_TOTAL.search(refusal_line) if TOO_LITTLE_FREE in refusal_line else None
     if free_memory is None or not float(free_memory["total"]):

@@ -241,7 +241,7 @@ class VLLMSettings(EngineServer):
 
     @cached_property
     def has_embedding_output(self) -> bool:
-        """Whether the server gives embeddings or scores (`--runner pooling`), without logits and without a sampler.
+        """Whether the server's output is embeddings or scores (`--runner pooling`), without logits and sampler.
 
         v1/worker/gpu_model_runner.py, `profile_run`: such a model's profile run ends with its pooler. vLLM takes this
         runner by default for models without a language-model head.

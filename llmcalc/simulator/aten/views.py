@@ -188,7 +188,7 @@ class ViewOperations:
         return x if x.is_contiguous else self.clone(x)
 
     def to(self, x: Tensor, dtype: Dtype) -> Tensor:
-        """Casts to another number format, or returns the same tensor if the format is already the requested one."""
+        """Casts a tensor to another number format, or returns the same tensor if it already has this format."""
         if x.dtype is dtype:
             return x
         converted_x = self.graph.new_tensor(x.shape, dtype, self._preserved_strides(x))

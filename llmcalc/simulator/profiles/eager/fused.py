@@ -337,7 +337,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(FLASH_LOSS_WITNESS, cross_entropy="flash")
     def _flash_loss(self, logits: Tensor, labels: Tensor, is_in_place: bool = False) -> Tensor:
-        """Runs flash-attn's cross-entropy, which saves two numbers per row beside the logits.
+        """Runs flash-attn's cross-entropy, which saves the logits and two numbers per row.
 
         Source: Dao-AILab/flash-attention, flash_attn/ops/triton/cross_entropy.py, `CrossEntropyLoss`.
 

@@ -192,7 +192,7 @@ class LoraKernels(FakeQuantizationKernels):
         return projections if len(projections) > 1 and projections[0].name == projection_names[0] else []
 
     def _linear_layers_of_input(self, operation: Step, is_joinable: Callable[[Step], bool]) -> list[Step]:
-        """Returns the linear layers of the current module that read the same input as a layer, in order."""
+        """Returns the current module's linear layers that read the same input as an operation's layer, in order."""
         return [
             scope_item
             for scope_item in self.frames[-1].scope.items
@@ -224,7 +224,9 @@ class LoraKernels(FakeQuantizationKernels):
         self._keep_gate_in_frame(operations)
 
     def _keep_gate_in_frame(self, operations: list[Step]) -> None:
-        """Keeps the gate, half of a product, alive until the module returns, as a local variable of the class does."""
+        """Keeps the gate, half of a product's output, alive until the module returns, like a local variable of the
+        class.
+        """
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].output_values[0])
 
@@ -536,7 +538,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.aten.to(output, dtype)
 
     def _decode_scales(self, shape: Shape) -> Tensor | None:
-        """Decodes the scales of a 4-bit weight, if these are quantised too. The forward pass adds their mean to a copy.
+        """Decodes the scales of a 4-bit weight if they are quantized too. The forward pass adds their mean to a copy.
 
         Source: bitsandbytes/backends/cuda/ops.py, `_dequant_linear_fallback`.
         """

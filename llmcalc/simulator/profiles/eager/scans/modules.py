@@ -78,7 +78,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
                     self.free_value(recorded_value.storage)
 
     def keeps_float32_weights(self, module_steps: ModuleSteps) -> bool:
-        """Whether the kernels of a module take weights in float32 beside activations in 16 bits; false by default."""
+        """Whether a module's kernels read weights in float32 and activations in 16 bits; false by default."""
         return False
 
     def _check_number_formats(self) -> None:
