@@ -122,9 +122,7 @@ class EstimateErrors(NamedTuple):
 
 
 RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory]"
-"""A function that returns the memory of one rank. Raises `InputError` for runs that the framework lacks or that are not
-modelled.
-"""
+"""Returns the memory of one rank. Raises `InputError` for runs that the framework lacks or that are not modelled."""
 
 
 def _accept_every_run(memory_estimate: Memory, framework_version: str) -> None:

@@ -173,15 +173,13 @@ def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
 
 
 FEWEST_EXTRAPOLATED = 2 * SHORT_RUN_REPEATS + 2
-"""Smallest number of repeats of a mixed layer pattern that two shorter runs represent; a stage with fewer repeats runs
-all.
+"""Fewest repeats of a mixed layer pattern that two shorter runs represent; fewer repeats are all run.
 
 Stages with more repeats are measured as a stage with so many, where the repeats are at its open end.
 """
 
 MeasurePasses: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[MicroBatchBytes]]
-"""A function that measures a micro-batch's passes through a stage, once per number of repeats of the stage's layer
-pattern.
+"""Measures a micro-batch's passes through a stage, once per number of repeats of the stage's layer pattern.
 
 The largest number comes first; None stands for all layers of the stage.
 """
@@ -632,8 +630,7 @@ class PeakEstimate:
         return start_layer, end_layer, len(stage.layers)
 
     def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
-        """Returns `_measured_layers` for a stage that ends with a few equal layers, as if the stage had more of these
-        layers.
+        """Returns `_measured_layers` as if a stage that ends with a few equal layers had more of these layers.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """

@@ -28,18 +28,14 @@ DEFAULT_FRAMEWORK = "torch"
 """The framework of a layout, unless the user names one or an option implies one."""
 
 PLAN_FRAMEWORKS = "megatron", "fsdp2", "torch"
-"""Frameworks for a plan without `--framework`; the plan uses the first of them that trains the model with its
-optimizer.
-"""
+"""Frameworks of a plan without `--framework`; the first that trains the model with its optimizer is used."""
 
 
 ADAPTER_PLAN_ZERO_STAGES = {DEFAULT_FRAMEWORK: None, "deepspeed": 2}
 """Framework whose replicas have whole weights, in plans of adapter training → the ZeRO stage."""
 
 VENDORS_WITHOUT_COLLECTIVES = ("Apple",)
-"""Vendors whose accelerators have no backend for torch.distributed, so that each device trains alone
-(pytorch/pytorch#189853).
-"""
+"""Vendors without a torch.distributed backend, on whose devices replicas train alone (pytorch/pytorch#189853)."""
 
 
 @cache

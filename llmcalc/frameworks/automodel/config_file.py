@@ -126,9 +126,7 @@ REDUCTION_FORMATS = {
     "bf16": "bfloat16",
     "None": "bfloat16",
 }
-"""Value of `mp_policy.reduce_dtype` → format of gradient reductions; null is `param_dtype` (torch's
-`MixedPrecisionPolicy`).
-"""
+"""Value of `mp_policy.reduce_dtype` → format of reductions; null is `param_dtype` (torch's `MixedPrecisionPolicy`)."""
 
 ADAPTER_FORMATS = {**NUMBER_FORMATS, "float16": "bf16", "fp16": "bf16"}
 """Value of an adapter's dtype → number format; float16 is counted as bfloat16, which has equally many bytes."""

@@ -210,8 +210,7 @@ ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_
 
 
 def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
-    """Whether axolotl's fused LoRA kernels run the adapters of MLPs, as the file states or as axolotl decides by
-    default.
+    """Whether axolotl's fused LoRA kernels run the adapters of MLPs, by the file or by axolotl's default.
 
     Source: axolotl, utils/schemas/validation.py, `check_auto_enable_lora_kernels`.
     """

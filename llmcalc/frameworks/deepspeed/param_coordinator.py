@@ -42,9 +42,7 @@ class ParameterStorage(Storage):
 
 
 class AllGatherHandle:
-    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat_buffer: the buffer that the parameters
-    share.
-    """
+    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat_buffer: the buffer that they share."""
 
     def __init__(self, parameters: Sequence[Parameter], flat_parameters: Storage | None) -> None:
         self.parameters: Sequence[Parameter] = parameters

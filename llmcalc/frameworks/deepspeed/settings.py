@@ -20,9 +20,7 @@ VERSION = "0.19.8"
 
 
 ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB = "onebitadam", "zerooneadam", "onebitlamb", "lamb"
-"""Lowercase names of 1-bit Adam, 0/1 Adam, 1-bit Lamb and Lamb. The first three compress messages to one bit per
-element.
-"""
+"""Lowercase names of DeepSpeed's own optimizers. The first three compress messages to one bit per element."""
 
 
 @dataclass(frozen=True)

@@ -335,9 +335,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The KV caches of the rank's layers that grow with the tokens; draft layers use the cache with the same
-        sliding window.
-        """
+        """The rank's KV caches that grow with the tokens; draft layers use the cache with the same sliding window."""
         layer_caches = [
             TokenCache(
                 cache_group.kind,

@@ -31,9 +31,7 @@ CLASSIFIER_CLASS = "ForSequenceClassification"
 """Suffix of the names of classes whose output is scores instead of logits."""
 
 CLASSIFIER_FIELDS = ("classifier_from_token", "is_original_qwen3_reranker", "method")
-"""Config fields that select rows of the output head for a model class that outputs scores (vLLM's
-examples/pooling/score).
-"""
+"""Config fields that select rows of the head for a class that outputs scores (vLLM's examples/pooling/score)."""
 
 
 def has_score_class(flags: Mapping[str, Any]) -> bool:

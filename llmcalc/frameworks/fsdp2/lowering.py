@@ -42,9 +42,7 @@ MODEL_GROUP = LayerKey("", -1)
 """Key of the group that contains all parameters outside of other groups."""
 
 EMBEDDING_GROUP, HEAD_GROUP = LayerKey("embed_tokens", -1), LayerKey("norm, lm_head", -1)
-"""Keys of the groups for the embedding, and for the last norm with the output layer: separate groups in torchtitan
-since 2025-07-28.
-"""
+"""Keys of the groups of the embedding, and of last norm and output layer, in torchtitan since 2025-07-28."""
 
 HEAD_MODULES = ("norm", "lm_head")
 """Paths of the modules in `HEAD_GROUP`; a model has one or both."""

@@ -300,9 +300,7 @@ class ShardedRank(RankRun):
             model_chunk.merge_outputs()
 
     def before_action(self, i: int) -> None:
-        """Frees the parameters of stages that become inactive before schedule action `i`, and gathers those that become
-        active.
-        """
+        """Frees parameters of stages that become inactive at schedule action `i`, and gathers those of active ones."""
         if not self.active_chunks:
             return
         previous_chunks, active_chunks = self.active_chunks[i - 1] if i else (), self.active_chunks[i]
@@ -321,9 +319,7 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields, for each action of a schedule, the chunks whose parameters are gathered: those of this action and of the
-    next ones.
-    """
+    """Yields, for each action, the chunks with gathered parameters: those of this action and of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for schedule_action in reversed(actions):

@@ -44,9 +44,7 @@ With several chunks per rank it is twice as many, because those are recorded twi
 """
 
 LAYERS_RECORDED_IN_FULL = 160
-"""Largest number of layers per rank for which passes are recorded with all layers; with more, equal layers are
-repeated.
-"""
+"""Largest number of layers per rank that are all recorded; of more layers, equal ones are repeated."""
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """Cache: everything that the passes of a rank depend on → the recorded passes."""

@@ -18,9 +18,7 @@ from .server import BufferSizes, GgmlServer
 from .settings import MIB
 
 HOSTED_PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
-"""Parts of a layer on the GPU (attention alone; with `up`; with `up` and `gate`) → expert tensors that stay on the
-host.
-"""
+"""Parts of a layer on the GPU (attention alone, with `up`, with `up` and `gate`) → expert tensors on the host."""
 
 
 class FittedServer(NamedTuple):

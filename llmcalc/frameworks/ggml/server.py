@@ -153,8 +153,7 @@ class GgmlServer(GgmlSettings):
         )
 
     def _entry_cache(self, layer: LayerShape) -> int:
-        """Returns the bytes of cached entries, each for several tokens, and of the float32 states of tokens without an
-        entry yet.
+        """Returns the bytes of cached entries for several tokens, and of the float32 states of incomplete entries.
 
         Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
         """

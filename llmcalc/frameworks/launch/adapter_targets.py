@@ -102,9 +102,7 @@ def _translate_modules_to_save(launched_run: Launch, model: ModelSpec) -> Launch
 
 
 WILDCARD_PATTERN = re.compile(r"[*\w.]*\*[*\w.]*")
-"""Pattern of paths in which `*` stands for any text, as NeMo uses them; in PEFT's regular expressions something
-precedes a `*`.
-"""
+"""Pattern of paths with `*` for any text, as in NeMo; in PEFT's regular expressions something precedes a `*`."""
 
 
 def _last_component_names(target_pattern: str, layer_names: Iterable[str] = ()) -> list[str]:

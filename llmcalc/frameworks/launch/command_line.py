@@ -49,9 +49,7 @@ PEFT_OPTIONS = ("--use_peft_lora", "--use_4bit_quantization", "--use_8bit_quanti
 """Options of PEFT's examples/sft/train.py, which runs TRL's `SFTTrainer`."""
 
 LLAMA_FACTORY_SCRIPT = re.compile(r"(?:^|/)src/train\.py$")
-"""Pattern of the path of LLaMA-Factory's script, if its words have `--stage`; before version 0.7 it was
-`src/train_bash.py`.
-"""
+"""Pattern of LLaMA-Factory's script if its words have `--stage`; before version 0.7 it was `src/train_bash.py`."""
 
 SCRIPT_STARTERS = ("bash", "sh", "sbatch", "source", ".")
 """Commands that start the script named after them."""
@@ -156,9 +154,7 @@ TRAINING_COMMAND = re.compile(
     rf"|trl\s+({'|'.join(CONSOLE_PROGRAMS['trl'])})|python[\d.]*\s+(-u\s+)?\S*(sft|dpo|grpo|train|tune|tuning)\w*\.py)\s",
     re.MULTILINE,
 )
-"""Pattern of a script's line that trains. A server of an unmodelled engine in the same script only tries the trained
-model.
-"""
+"""Pattern of a script's line that trains; an unmodelled engine in such a script only tries the trained model."""
 
 TORCHTITAN_SCRIPTS = ("run_train.sh", "run_llama_train.sh")
 """torchtitan's own scripts, which run the job of `CONFIG_FILE` on `NGPU` devices, 8 by default."""

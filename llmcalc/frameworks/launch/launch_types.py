@@ -366,8 +366,7 @@ class LaunchSettings(NamedTuple):
 
 @frozen
 class Plugin:
-    """The keys that select a framework in accelerate configs and Trainer arguments, and the functions that read its
-    settings.
+    """The keys in accelerate's and the Trainer's arguments that select a framework, with functions that read them.
 
     distributed_type: accelerate's name of the framework.
     section_name: accelerate's table of the framework's settings.

@@ -28,9 +28,7 @@ DEEPEST_EXPRESSION = 40
 """Largest nesting depth of an expression."""
 
 BF16_SUPPORT_FUNCTION = re.compile(r"(?:^|\.)is_bf(loat)?16_supported$")
-"""Name of a torch function that tells whether the device computes in bf16, as devices of compute capability 8.0 and
-later do.
-"""
+"""Torch's test for bf16 support, which devices of compute capability 8.0 and later have."""
 
 
 class UnknownValue:
@@ -302,9 +300,7 @@ MOST_READ_VALUES = 400_000
 """Largest number of values that are read or copied while a configuration is evaluated."""
 
 Config: TypeAlias = dict[str, Any]
-"""A configuration as dotted path → value. `path.()` holds the name of a called object; its arguments stand under their
-names or positions.
-"""
+"""Dotted path → value. `path.()` holds a called object's name; arguments stand under their names or positions."""
 
 
 class Configurations:

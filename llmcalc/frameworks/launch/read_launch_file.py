@@ -523,9 +523,7 @@ def _can_read(source_file: LaunchSource, path: str) -> bool:
 def _error_about_unresolved_argument(
     error: InputError, arguments: Mapping[str, Any], name_in_errors: str
 ) -> InputError:
-    """Returns an error reworded for an argument whose value only a run of the script determines; other errors
-    unchanged.
-    """
+    """Returns an error in terms of the argument that is unknown before the script runs; other errors unchanged."""
     for flag, written_value in arguments.items():
         is_named = str(error).startswith(f"{name_in_errors}: {keyword_of(flag)}: ")
         if is_named and isinstance(written_value, str) and is_unresolved(written_value):
@@ -593,9 +591,7 @@ def _read_python_of_command(
     source_function: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch | None:
-    """Returns the training run of the Python file that a command runs, if the file is in the script's folder and
-    trains.
-    """
+    """Returns the training run of the Python file that a command runs, if the file exists and trains."""
     for line in command_lines:
         source_file = source_function(line)
         if not line.path or is_unresolved(line.path):

@@ -183,9 +183,7 @@ REFUSED_CONFIG_LINES = {
     "DJL Serving": re.compile(r"^option\.\w+ *=", re.MULTILINE),
     "Triton Inference Server": re.compile(r'^(backend|platform): *"\w+"', re.MULTILINE),
 }
-"""Refused program → pattern of a line in its config files, which need not be YAML, TOML or JSON, or may be several
-documents.
-"""
+"""Refused program → pattern of a line in its configs, which may be no YAML, TOML or JSON, or several documents."""
 
 
 def refuse_text(file_text: str, name_in_errors: str) -> None:

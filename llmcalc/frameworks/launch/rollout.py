@@ -10,9 +10,7 @@ from typing import Any, Literal, TypeAlias
 from ...frozen import frozen
 
 ModelLocation: TypeAlias = Literal["none", "device", "host"]
-"""The place of a model's weights: no model at all, always on the devices, or on the host outside of the model's own
-pass.
-"""
+"""The place of a model: nowhere, always on the devices, or on the host except during its own pass."""
 
 ModelState: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 

@@ -19,9 +19,7 @@ EARLIER_ARGUMENTS = ("max_seq_length", "use_liger", "evaluation_strategy")
 """Arguments that TRL 0.20, TRL 0.18 and transformers 4.46 removed; no version of TRL with a chunked loss knows them."""
 
 TRANSFORMERS_DEFAULTS = {"gradient_checkpointing": False, "bf16": False}
-"""Defaults of transformers' `TrainingArguments`, which early versions of TRL share; TRL's own defaults begin with 0.22
-and 0.19.
-"""
+"""Defaults of transformers' `TrainingArguments` and of early TRL; TRL's own defaults begin with 0.22 and 0.19."""
 
 
 def earlier_argument(config: Table) -> str:

@@ -42,9 +42,7 @@ MOST_EXPORTED_VARIABLES = 500
 """Largest number of variables that a script exports; each command stores all of them in its environment."""
 
 LEAST_LOOP_LETTERS = 1_000
-"""Smallest number of characters that each pass through a loop counts as read, so that endless loops reach the limit
-soon.
-"""
+"""Smallest number of characters that a pass through a loop counts, so that endless loops reach the limit soon."""
 
 LONGEST_PATTERN = 1_000
 """Largest number of characters in the value and in a wildcard pattern of a `case` that are compared."""

@@ -21,8 +21,7 @@ TASK_SCRIPT = re.compile(r"^run:[ \t]*[^\s#]", re.MULTILINE)
 """Pattern of the key of a task's script, whose text follows on the same line or on the lines below."""
 
 JOINED_NODES = re.compile(r"\boumi\s+distributed\b|host_?file", re.IGNORECASE)
-"""Pattern of commands that join a task's nodes without a count among their arguments: by SkyPilot's variables or a host
-file.
+"""Pattern of commands that join a task's nodes by SkyPilot's variables or a host file, without counting nodes.
 
 Source: oumi/core/distributed.py; deepspeed/launcher/runner.py. Any other launcher starts a run of its own on each node.
 """
@@ -31,9 +30,7 @@ MOST_ALTERNATIVES = 20
 """Largest number of alternative accelerators that are read from a task."""
 
 NAMES_WITH_MEMORY = {"A100": "A100-40GB", "V100": "V100-16GB"}
-"""SkyPilot's name of an accelerator without a memory size → llmcalc's name; SkyPilot's A100-80GB and V100-32GB differ
-(`sky show-gpus`).
-"""
+"""SkyPilot's name of an accelerator without its memory size → llmcalc's name (`sky show-gpus`)."""
 
 
 class TaskScript(NamedTuple):

@@ -15,9 +15,7 @@ CONTAINER_ENDING = ".container"
 """Suffix of the file name of a Podman container unit, run by systemd (podman-systemd.unit)."""
 
 _PREFIXES = "-@:+!|"
-"""Special characters that may precede the path of a service's program (man systemd.service, special executable
-prefixes).
-"""
+"""Characters that may precede a service's program (man systemd.service, special executable prefixes)."""
 
 
 def shell_of_unit(file_text: str, file_name: str) -> str:
@@ -61,9 +59,7 @@ def _words(value: str) -> list[str]:
 
 
 def _assignments(file_text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields (line index, key, value) of each setting; a backslash continues a value on the next line that is not a
-    comment.
-    """
+    """Yields (line index, key, value) of each setting; a backslash continues a value after any comments."""
     unit_lines = iter(enumerate(file_text.splitlines()))
     for line_index, unit_line in unit_lines:
         key, separator, value = unit_line.partition("=")

@@ -68,14 +68,10 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 """Default values of the Trainer's arguments that change memory (transformers 5.23, training_args.py)."""
 
 EARLIER_TRAINER_DEFAULTS = {"optim": "adamw_torch", "use_reentrant": True}
-"""Default values with transformers before 5 and torch before 2.8; AdamW is fused by default from torch 2.8 on
-(training_args.py).
-"""
+"""Defaults with transformers before 5 and torch before 2.8, which made AdamW fused (training_args.py)."""
 
 AUTO_DTYPE = "auto"
-"""Value for the checkpoint's number format, in which transformers 5 loads weights by default (modeling_utils.py,
-`from_pretrained`).
-"""
+"""The checkpoint's format, in which transformers 5 loads weights (modeling_utils.py, `from_pretrained`)."""
 
 EARLIER_DTYPE = "float32"
 """Number format in which transformers before 5 loads weights by default, regardless of the checkpoint's format."""

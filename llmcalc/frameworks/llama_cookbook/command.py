@@ -130,9 +130,7 @@ def _adapters(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sharding(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the Trainer's arguments for FSDP and gradient checkpointing; with FSDP alone, checkpointing is on by
-    default.
-    """
+    """Returns the Trainer's arguments for FSDP and checkpointing; with FSDP alone, checkpointing is the default."""
     if not reader.flag(config, "enable_fsdp"):
         return {"gradient_checkpointing": reader.flag(config, "enable_activation_checkpointing")}
     if str(config.get("optimizer", "AdamW")).lower() != "adamw":

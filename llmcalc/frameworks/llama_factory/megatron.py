@@ -56,9 +56,7 @@ def trains_with_megatron(config: Table) -> bool:
 
 
 def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[str]) -> Launch:
-    """Returns the training run of a config that trains with Megatron-Core. ignored_names: LLaMA-Factory's arguments
-    that change no memory.
-    """
+    """Returns the training run of a Megatron-Core config. ignored_names: arguments that change no memory."""
     reader.check_names(config, (*PARALLEL_SIZES, *ARGUMENTS_READ), ignored_names | ARGUMENTS_IGNORED)
     reader.ignored_arguments = [
         name for name in reader.ignored_arguments if not name.startswith("overlap_") or config.get(name) is True

@@ -10,9 +10,7 @@ from ..engines.engine import EngineVersion
 from .log_contents import LogTerm, ParsedLog
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.02, 64 * 2**20
-"""Smallest relative and absolute difference (bytes) of logged and computed sizes; a term beyond both is out of
-tolerance.
-"""
+"""A logged and a computed size differ if both relative and absolute difference (bytes) are larger than these."""
 
 ESTIMATE_TOLERANCES = {"cuda_graphs": 0.3}
 """Name of a term estimated from logs → relative error that most of those logs stay within."""

@@ -16,9 +16,7 @@ LogKind: TypeAlias = Literal["startup", "oom"]
 TermUnit: TypeAlias = Literal["bytes", "tokens", "blocks", "parameters"]
 
 MEMORY_AMOUNT = r"-?[0-9]{1,12}(?:\.[0-9]{1,15})? ?(?:[KMGT]i?B|B|bytes)\b"
-"""Pattern of an amount of memory with its unit, such as `14.99 GiB` or `17.12GiB`. Programs print GB and MB for GiB and
-MiB.
-"""
+"""Pattern of an amount of memory: `14.99 GiB`, `17.12GiB`. Programs print GB and MB for GiB and MiB."""
 
 WHOLE_NUMBER = r"[0-9][0-9,]{0,20}"
 """Pattern of a whole number, with or without commas."""

@@ -24,9 +24,7 @@ MAMBA_CHUNK_TOKENS = 128
 """Number of tokens that a Mamba layer scans at once (mamba_mixer.py, `chunk_size`)."""
 
 BERT_LABEL_COUNT = 2
-"""Number of labels of BERT's head that predicts whether the second text follows the first (bert_model.py,
-`binary_head`).
-"""
+"""Number of labels of BERT's head: whether the second text follows the first (bert_model.py, `binary_head`)."""
 
 SEGMENT_COUNT = 2
 """Number of segment types of BERT's tokens."""

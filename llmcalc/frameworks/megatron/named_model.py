@@ -146,8 +146,7 @@ def precision_aware_settings(reader: LaunchReader, config: Table) -> dict[str, A
 
 
 def attention_setting(reader: LaunchReader, argument_name: str, backend: Any) -> dict[str, Any]:
-    """Returns the setting of attention for Megatron-Core's `attention_backend`; none for kernels that do not save
-    scores.
+    """Returns the setting for Megatron-Core's `attention_backend`; none for kernels that do not save scores.
 
     Raises `InputError` for another value. argument_name: the argument, for the error.
     """

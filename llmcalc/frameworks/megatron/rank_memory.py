@@ -66,8 +66,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 MICROBATCHES_RUN_IN_FULL = 5
-"""Largest number of micro-batches per step for which all passes run, if passes differ by the previous pass: recording
-runs ten.
+"""Most micro-batches for which all passes run, if passes differ by the previous pass: recording runs ten.
 
 Of many equal layers recording runs four repeats, and takes less time at any number.
 """

@@ -71,9 +71,7 @@ OPTIMIZER_FLAG_COUNT = 2
 """
 
 REPORTED_LOSS_COUNT = 2
-"""Number of loss tensors that the last stage keeps: the last step's loss, and a sum over steps (training/training.py,
-`train`).
-"""
+"""Number of losses that the last stage keeps: the last one, and a sum over steps (training/training.py, `train`)."""
 
 
 SIDE_STREAM = 1

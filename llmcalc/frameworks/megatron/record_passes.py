@@ -8,9 +8,7 @@ from ...simulator.tensor import Tensor
 from .rank_run import ForwardOutput, ModelChunk, RankRun
 
 MOST_RECORDED_MICROBATCHES = 3
-"""Largest number of micro-batches of a recorded step, with which every case except the first ones occurs twice where
-possible.
-"""
+"""Largest number of micro-batches of a recorded step, which contains every case but the first ones twice."""
 
 
 def recorded_step_microbatches(microbatches: int, distinguishes_previous_pass: bool) -> tuple[int, int]:

@@ -445,9 +445,7 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_experts(self) -> None:
-        """Raises `InputError` for experts that ranks cannot divide or train, and for a layer pattern of the wrong
-        length.
-        """
+        """Raises `InputError` for experts that ranks cannot divide or train, or a layer pattern of wrong length."""
         if self.num_experts is not None:
             if self.tp > 1 and not self.sequence_parallel:
                 raise InputError(
@@ -626,9 +624,7 @@ CP_EXCHANGE_BY_COMM_TYPE: dict[str, ContextExchange] = {
     "all_gather": "allgather",
     "allgather": "allgather",
 }
-"""Megatron's method of exchanging keys and values → the layout's method. Exchange of heads inside a ring counts as a
-ring.
-"""
+"""Megatron's exchange of keys and values → the layout's exchange. Exchange of heads inside a ring counts as a ring."""
 
 ZERO_STAGE_BY_STRATEGY: dict[str, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """Value of `data_parallel_sharding_strategy` → the ZeRO stage."""

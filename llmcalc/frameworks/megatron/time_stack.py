@@ -89,9 +89,7 @@ def recomputed_modules(launched_run: Launch) -> frozenset[str]:
 
 
 def recomputed_layers(launched_run: Launch) -> float:
-    """Returns the fraction of layers that are recomputed as a whole: all layers, or the first ones of each chunk
-    (`block`).
-    """
+    """Returns the fraction of layers that are recomputed as a whole: all, or the first ones of each chunk (`block`)."""
     settings = launched_run.framework_settings
     if not isinstance(settings, MegatronSettings) or settings.recompute_mode != "full":
         return 0.0

@@ -85,8 +85,7 @@ def known_argument_names(reader: LaunchReader, config: Table, rlhf_type: str) ->
 
 
 def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: int) -> int:
-    """Returns the number of sequences of `max_length` tokens in a micro-batch; with packing, half the number of
-    answers.
+    """Returns the number of `max_length`-token sequences in a micro-batch; with packing, half the number of answers.
 
     sequence_count: two for each pair. Source: swift/dataset/packing.py, `create_packed_idx`, sums the lengths of both.
     """

@@ -76,9 +76,7 @@ MODELLED_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Key of `policy` → the values that are modelled; an absent key is modelled too."""
 
 KEYS_IGNORED = argument_names(__file__, "ignored")
-"""Keys of `policy` that do not change the memory of the policy's update, or change it only a little (formats of a
-router).
-"""
+"""Keys of `policy` that change the memory of the policy's update not at all, or only a little (formats of a router)."""
 
 IGNORED_TABLES = (
     "tokenizer.", "generation.", "scheduler.", "optimizer.kwargs.", "draft.", "reward_model_cfg.", "dynamic_batching.",

@@ -44,9 +44,7 @@ UNQUANTIZED_FORMAT = "bf16"
 """Number format of weights for which nothing states a quantization scheme."""
 
 TAG_ENCODER = "projector"
-"""Value of the encoder flag for the image encoder in a tag, which Ollama passes to llama-server (llm/llama_server.go,
---mmproj).
-"""
+"""Name of the image encoder in a tag, which Ollama passes to llama-server (llm/llama_server.go, --mmproj)."""
 
 NOTE_TEXTS = NoteTexts(
     unquantized_note="",

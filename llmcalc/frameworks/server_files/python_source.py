@@ -30,9 +30,7 @@ LONGEST_TEXT = 100_000
 """Largest number of characters in a concatenated text."""
 
 MOST_COMBINED_VALUES = 1_000_000
-"""Largest number of characters and items that all expressions of a file combine, since a variable used twice per line
-doubles each time.
-"""
+"""Most characters and items that a file's expressions combine; a variable used twice per line doubles each time."""
 
 CONFIGURATION_CALLS = ("LLMConfig",)
 """Names of the calls that configure a Ray Serve server."""

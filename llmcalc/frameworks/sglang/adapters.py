@@ -29,9 +29,7 @@ MATRICES_BY_TARGET = {
 
 
 SEPARATORS = str.maketrans(",[]'\"", "     ")
-"""Translation of the characters between names in --lora-target-modules to spaces, for lists in YAML's or Python's
-notation.
-"""
+"""Translation of the characters between names in --lora-target-modules (YAML or Python lists) to spaces."""
 
 
 def adapted_matrices(flags: Mapping[str, Any]) -> frozenset[str]:

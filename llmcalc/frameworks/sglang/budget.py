@@ -45,9 +45,7 @@ from .weights import copied_projection_bytes, loaded_scale_bytes, unused_segment
 GIB, MIB = 2**30, 2**20
 
 REFERENCE_ENCODER_SIZES = (24, 1024)
-"""Number of layers and width of the image encoder that SGLang compares others with, and assumes for configs without
-these keys.
-"""
+"""Layers and width of SGLang's reference image encoder, assumed for configs without these keys."""
 
 ENCODER_WITH_DEPTH = "visual"
 """Name of image encoders whose config has the key `depth` instead of `num_hidden_layers` (configs/qwen3_vl.py)."""

@@ -23,9 +23,7 @@ def pad_to_chunks(tokens: Number, chunk_size: Number) -> Number:
 
 
 def supports(tokens: Number, chunk_size: Number) -> bool:
-    """Whether the mLSTM kernel supports a number of tokens and a chunk size, which must be powers of two
-    (kernel_param_heuristics.py:44).
-    """
+    """Whether the kernel supports these token counts, which must be powers of two (kernel_param_heuristics.py:44)."""
     padded_tokens = pad_to_chunks(tokens, chunk_size)
     return bool(
         chunk_size >= LEAST_CHUNK_TOKENS

@@ -85,9 +85,7 @@ PER_TENSOR_SCALE_RECIPES = ("tensorwise", "delayed")
 """Quantization recipes with one scale per tensor."""
 
 EXPERT_ROW_ALIGNMENT = 16
-"""The rows of each expert are padded to a multiple of this number, or of a scaling block (core/fp8_utils.py,
-`get_fp8_align_size`).
-"""
+"""Rows per expert are a multiple of this, or of a scaling block (core/fp8_utils.py, `get_fp8_align_size`)."""
 
 SIZE_MULTIPLE_BY_RECIPE = {"blockwise": 128, "mxfp8": 32}
 """Quantization recipe → number that must divide rows and widths; tensors of other sizes are gathered in 16 bits."""
