@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...algebra import round_up
 from ...frozen import frozen
 from ...sources.checkpoints.gguf import GGML_TYPES
 from ..engines.engine import HOST_DEVICE
@@ -16,7 +17,7 @@ from .encoder_graph import EncoderShape, encoder_buffers, encoder_shape
 from .gguf_model import GgufTensor, LayerShape
 from .layer_runs import layers_with_graphs
 from .placement import EXPERT_TENSORS, LayerDevices, TensorDevices, TensorOverride, read_overrides
-from .settings import GgmlSettings, round_up
+from .settings import GgmlSettings
 from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from ...accelerator import Hardware
+from ...algebra import round_up
 from ...errors import InputError
 from ...frozen import frozen
 from ...sources.presets import is_library_tag
@@ -321,8 +322,3 @@ def refuse_gpu_flags(hardware: Hardware, flags: Mapping[str, Any]) -> None:
             if value.replace(",", "").isdecimal() and flag_name == "device":  # the numbers of `--devices`
                 typed_flag = f"--devices {value.count(',') + 1}"
             raise InputError(f"{typed_flag}: {hardware.title} is a processor, without GPUs that take layers; remove it")
-
-
-def round_up(cell_count: int, divisor: int) -> int:
-    """Returns the smallest multiple of `divisor` that is at least `cell_count`."""
-    return -(-cell_count // divisor) * divisor

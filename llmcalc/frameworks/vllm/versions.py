@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field
 
 from ...accelerator import Hardware
+from ...algebra import round_up
 from ...errors import InputError
 from ...record import Record
 from ..engines.engine import EngineVersion
@@ -133,20 +134,16 @@ class PaddedExperts(VersionRange):
 
     def expert_bytes(self, unpadded_hidden_size: int, unpadded_intermediate_size: int) -> int:
         """Returns the bytes of one padded expert: the projections' matrices, scales per 32 elements, and biases."""
-        hidden_size = _round_up(unpadded_hidden_size, self.hidden)
-        intermediate_size = _round_up(unpadded_intermediate_size, self.intermediate)
+        hidden_size = round_up(unpadded_hidden_size, self.hidden)
+        intermediate_size = round_up(unpadded_intermediate_size, self.intermediate)
         row_multiple, bias_element_bytes = (256, 4) if self.swizzle else (1, 2)
 
         def matrix_bytes(n_in: int, n_out: int) -> int:
-            return _round_up(n_in // 2, self.swizzle or 1) * n_out + n_in // 32 * _round_up(n_out, row_multiple)
+            return round_up(n_in // 2, self.swizzle or 1) * n_out + n_in // 32 * round_up(n_out, row_multiple)
 
         up_bytes = matrix_bytes(hidden_size, 2 * intermediate_size)  # gate and up projections
         down_bytes = matrix_bytes(intermediate_size, hidden_size)
         return up_bytes + down_bytes + (bias_element_bytes - 2) * (2 * intermediate_size + hidden_size)
-
-
-def _round_up(unpadded_size: int, divisor: int) -> int:
-    return -(-unpadded_size // divisor) * divisor
 
 
 class MemoryOutsideTorch(VersionRange, MeasuredOverhead):
