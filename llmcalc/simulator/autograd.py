@@ -16,7 +16,7 @@ from typing import Protocol
 from ..algebra import Number, is_zero
 from ..errors import InputError
 from .reductions import scratch_bytes
-from .strides import Shape, Strides, count, elementwise_strides, is_dense, is_size_one
+from .strides import Shape, Strides, elementwise_strides, is_dense, is_size_one, numel
 from .tensor import (
     UINT8,
     AutogradNode,
@@ -87,9 +87,9 @@ class AutogradGraph:
         If x has more axes, the result is a view of the sum.
         """
         summed_tensor = self.new_tensor(shape, x.dtype)
-        output_count = count(shape)
+        output_count = numel(shape)
         if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(output_count):
-            scratch_sizes = scratch_bytes(output_count, count(x.shape) // output_count, self.multiprocessors)
+            scratch_sizes = scratch_bytes(output_count, numel(x.shape) // output_count, self.multiprocessors)
             scratch_tensors = [self.new_tensor((byte_count,), UINT8) for byte_count in scratch_sizes if byte_count]
             while scratch_tensors:
                 scratch_tensors.pop()

@@ -230,7 +230,9 @@ def checkpoint(
     return region_output
 
 
-def reentrant(autograd_graph: AutogradGraph, run_region: RegionFunction, input_tensors: Sequence[Tensor]) -> Tensor:
+def checkpoint_reentrant(
+    autograd_graph: AutogradGraph, run_region: RegionFunction, input_tensors: Sequence[Tensor]
+) -> Tensor:
     """Runs a function without autograd. The backward pass recomputes the function with autograd.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).

@@ -20,7 +20,7 @@ CACHED_STRIDES = 4096
 """Largest number of shapes whose strides are cached per function, because equal layers ask for equal shapes."""
 
 
-def count(shape: Shape) -> Number:
+def numel(shape: Shape) -> Number:
     """Returns the number of elements of a shape."""
     return math.prod(shape)
 
@@ -77,8 +77,8 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 @lru_cache(CACHED_STRIDES)
 def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
     """Returns the strides of a view with another shape; None if the shape needs a copy."""
-    element_count = count(shape)
-    assert not isinstance(element_count, int) or element_count == count(new_shape), (shape, new_shape)
+    element_count = numel(shape)
+    assert not isinstance(element_count, int) or element_count == numel(new_shape), (shape, new_shape)
     if any(map(is_size_zero, shape)):
         return contiguous_strides(new_shape)
     new_strides: list[Number] = []

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ..algebra import Number
 from .meter import NoMeter
-from .strides import Shape, Strides, contiguous_strides, count, is_contiguous
+from .strides import Shape, Strides, contiguous_strides, is_contiguous, numel
 
 
 class Dtype:
@@ -155,14 +155,14 @@ class Tensor:
         return self.storage.meter
 
     @property
-    def count(self) -> Number:
+    def numel(self) -> Number:
         """The number of elements of the tensor."""
-        return count(self.shape)
+        return numel(self.shape)
 
     @property
     def bytes(self) -> Number:
         """The bytes of the tensor's elements, which exceed the storage's bytes for an expanded tensor."""
-        return count(self.shape) * self.dtype.bytes
+        return numel(self.shape) * self.dtype.bytes
 
     @property
     def needs_grad(self) -> bool:

@@ -20,7 +20,7 @@ from .autograd import AutogradGraph
 from .kernel_choices import EAGER_CHOICES, KernelChoices
 from .meter import AllocationPlace
 from .module_frame import ModuleFrame, ModulePath, ParameterSet, RecomputedModule, UnsupportedKernel
-from .strides import Shape, count
+from .strides import Shape, numel
 from .tensor import INT64, Dtype, Tensor
 
 Result = TypeVar("Result")
@@ -127,8 +127,8 @@ class ValueTensors:
         ):
             return self.aten.expand(self.aten.reshape(value_tensor, shape[1:]), shape)
         if (
-            isinstance(value_tensor.count, int)
-            and value_tensor.count != count(shape)
+            isinstance(value_tensor.numel, int)
+            and value_tensor.numel != numel(shape)
             and value_tensor.shape[1] != shape[1]
         ):
             if recorded_value.rows == recorded_value.view_source.rows:  # rows of earlier passes are there too
@@ -178,7 +178,7 @@ class ValueTensors:
             self.store_without_reshape(recorded_value, tensor)
             return
         shape = self.shape(recorded_value)
-        if tensor.shape != shape and isinstance(tensor.count, int) and tensor.count != count(shape):
+        if tensor.shape != shape and isinstance(tensor.numel, int) and tensor.numel != numel(shape):
             shape = tensor.shape  # all sequences share it
         self.store_without_reshape(recorded_value, self.aten.reshape(tensor, shape))
 

@@ -402,7 +402,7 @@ class EngineRank:
             )
         if cache.kind == LATENT_KIND and element_bytes == 1 and has_scaled_latents and self.has_latent_selection:
             rotary_dim = next(
-                mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
+                mixer.qk_rope_head_dim for mixer, _ in decoder_mixers(self.preset.model) if isinstance(mixer, MLA)
             )
             latent_dim = cache.elements_per_token - rotary_dim
             return Fraction(float8_bytes(latent_dim) + 2 * rotary_dim)
@@ -435,7 +435,9 @@ class EngineRank:
         format_ratios: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
         """
         conv_kernels = {
-            conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_state_tokens(mixer))
+            conv_kernel
+            for mixer, _ in decoder_mixers(self.preset.model)
+            if (conv_kernel := _convolution_state_tokens(mixer))
         }
         kept_input_share = Fraction(1)
         if len(conv_kernels) == 1:
@@ -486,7 +488,7 @@ class EngineRank:
     def up_projection_size(self) -> int:
         """The number of elements of MLA's up-projections, which engines copy for absorbed matrix products."""
         projection_elements = 0
-        for attention, layer_count in mixers(self.preset.model):
+        for attention, layer_count in decoder_mixers(self.preset.model):
             if isinstance(attention, MLA):
                 heads = attention.num_attention_heads // self.layout.tp
                 projection_elements += (
@@ -498,7 +500,9 @@ class EngineRank:
 def compressed_layers(engine_rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
     """Returns each type of compressed attention in the model with its number of layers."""
     return [
-        (mixer, count) for mixer, count in mixers(engine_rank.preset.model) if isinstance(mixer, CompressedAttention)
+        (mixer, count)
+        for mixer, count in decoder_mixers(engine_rank.preset.model)
+        if isinstance(mixer, CompressedAttention)
     ]
 
 
@@ -508,7 +512,7 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
     return unrotated_dim + 2 * mixer.qk_rope_head_dim + unrotated_dim // 64 + 1
 
 
-def mixers(spec: ModelSpec) -> tuple[tuple[Any, int], ...]:
+def decoder_mixers(spec: ModelSpec) -> tuple[tuple[Any, int], ...]:
     """Returns each attention or recurrence module of the decoder, with its number of layers."""
     return _mixers_of_models.result((spec,), (), lambda: tuple(_find_mixers(spec)))
 
@@ -583,7 +587,7 @@ _shared_ranks: IdentityCache[EngineRank] = IdentityCache(MAX_SHARED_RANKS)
 
 def key_head_counts(spec: ModelSpec) -> list[int]:
     """Returns the number of key and value heads of each attention type in the decoder."""
-    head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in mixers(spec))
+    head_counts = (getattr(mixer, "num_key_value_heads", None) for mixer, _ in decoder_mixers(spec))
     return [int(head_count) for head_count in head_counts if head_count]
 
 
@@ -618,7 +622,7 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
     video_factor: factor of the positions of models with positions of images and videos.
     """
     spec, rope_settings = preset.model, preset.rope_parameters or {}
-    for mixer, _ in mixers(spec):
+    for mixer, _ in decoder_mixers(spec):
         attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
         rope_scaling = rope_settings.get(attention_kind, {} if "full_attention" in rope_settings else rope_settings)
         table_rows = 0 if position_count is None else _table_rows(rope_scaling, position_count, video_factor)

@@ -17,7 +17,7 @@ from ...costs.params import params
 from ...costs.quantization.base import StoredBytes, WeightTensor, stored_tensors, unquantized_bytes, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
 from ...optional import included_part_names
-from .rank import MAX_SHARED_RANKS, EngineRank, architectures, mixers
+from .rank import MAX_SHARED_RANKS, EngineRank, architectures, decoder_mixers
 
 LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
 """Bytes of the smallest tensor with an allocator segment of its own; and the number whose multiples segment sizes are.
@@ -81,7 +81,7 @@ def unused_projection_bytes(engine_rank: EngineRank, class_names: tuple[str, ...
     if {*architectures(engine_rank.preset)}.isdisjoint(class_names):
         return 0
     unused_elements = 0
-    for mixer, layer_count in mixers(engine_rank.preset.model):
+    for mixer, layer_count in decoder_mixers(engine_rank.preset.model):
         if isinstance(mixer, Attention) and (mixer.kv_shared or mixer.attention_k_eq_v):
             key_heads = max(1, (mixer.num_key_value_heads or mixer.num_attention_heads) // engine_rank.layout.tp)
             head_dim = mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads

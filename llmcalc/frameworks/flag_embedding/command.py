@@ -78,7 +78,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             for name, value in config.items()
             if name not in ARGUMENTS_IGNORED and name not in (*ARGUMENTS_READ, "model_name_or_path")
         }
-        trainer_table |= _texts(reader, config, is_reranker)
+        trainer_table |= _length_and_batch(reader, config, is_reranker)
         if is_decoder and reader.flag(config, "use_lora", True):
             trainer_table |= {"use_peft": True} | {
                 trainer_name: reader.value(config, name, default_value)
@@ -104,7 +104,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         )
 
 
-def _texts(reader: LaunchReader, config: dict[str, Any], is_reranker: bool) -> dict[str, Any]:
+def _length_and_batch(reader: LaunchReader, config: dict[str, Any], is_reranker: bool) -> dict[str, Any]:
     """Returns the Trainer's sequence length and number of sequences that together have the tokens of all texts."""
     group_size, query_tokens, passage_tokens = (
         reader.integer(config, name, default_value) for name, default_value in TEXT_ARGUMENTS.items()

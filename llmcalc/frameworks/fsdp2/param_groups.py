@@ -21,7 +21,7 @@ from ...parallel.placements import Collective
 from ...simulator.aten import Aten
 from ...simulator.autograd import AutogradGraph, record
 from ...simulator.lowering import ModulePath
-from ...simulator.strides import count
+from ...simulator.strides import numel
 from ...simulator.tensor import (
     UINT8,
     Dtype,
@@ -151,7 +151,7 @@ class Parameter:
         rows_per_shard = ceil_div(row_count, fsdp_sharding.shard_count)
         shard_rows = max(0, min(rows_per_shard, row_count - fsdp_sharding.shard_index * rows_per_shard))
         self.path: ModulePath = parameter_path
-        self.shard_elements: int = rows_per_shard * count(tuple(row_shape))
+        self.shard_elements: int = rows_per_shard * numel(tuple(row_shape))
         self.element_bytes: int = element_bytes
         dtype = fsdp_sharding.dtype if template.is_leaf else fsdp_sharding.frozen_dtype or fsdp_sharding.dtype
         gathered_dtype = fsdp_sharding.gathered_dtype
@@ -309,7 +309,7 @@ class ParamGroup:
         gradient_dtype = sharding.gathered_dtype if reduction_count == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
             if parameter.has_partial_gradient and parameter.shard.is_leaf:
-                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduction_count)
+                yield self._tensor_all_reduce(parameter.unsharded_param.numel * gradient_dtype.bytes, reduction_count)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 

@@ -347,7 +347,7 @@ class FsdpRun(TrainingRun):
     def has_equal_shards(self) -> bool:
         """Whether every rank's shard of each parameter has equally many rows, after the set-up."""
         return all(
-            parameter.shard_elements * parameter_group.sharding.shard_count == parameter.unsharded_param.count
+            parameter.shard_elements * parameter_group.sharding.shard_count == parameter.unsharded_param.numel
             for parameter_group in self.lowering.groups.values()
             for parameter in parameter_group.parameters
         )

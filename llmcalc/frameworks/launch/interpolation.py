@@ -45,7 +45,9 @@ def flat_config(config: Table, overrides: Table = EMPTY_TABLE, environment: Tabl
 
     add_flattened(config, [])
     flat_values |= overrides
-    return {flat_key: _resolved(flat_value, flat_values, environment) for flat_key, flat_value in flat_values.items()}
+    return {
+        flat_key: _resolved_value(flat_value, flat_values, environment) for flat_key, flat_value in flat_values.items()
+    }
 
 
 def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
@@ -58,7 +60,7 @@ def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
     )
 
 
-def _resolved(written_value: Any, flat_values: Table, environment: Table) -> Any:
+def _resolved_value(written_value: Any, flat_values: Table, environment: Table) -> Any:
     """Returns a value without the interpolations that can be resolved."""
     for _ in range(MOST_INTERPOLATIONS):
         if not isinstance(written_value, str) or "${" not in written_value:

@@ -114,10 +114,10 @@ def _scripts_of_manifest(manifest: Any) -> Iterator[JobScript]:
         return
     is_trainer = container is trainer
     process_field, pods = ("numProcPerNode", container.get("numNodes")) if is_trainer else ("nprocPerNode", None)
-    processes = _count((trainer if is_trainer else spec).get(process_field))
-    replica_counts = [_count(pod_group.get("replicas", 1)) for pod_group in pod_groups]
+    processes = _count_or_none((trainer if is_trainer else spec).get(process_field))
+    replica_counts = [_count_or_none(pod_group.get("replicas", 1)) for pod_group in pod_groups]
     if pods is not None or is_trainer:
-        replica_counts = [_count(1 if pods is None else pods)]
+        replica_counts = [_count_or_none(1 if pods is None else pods)]
     known_counts = [count for count in replica_counts if count is not None]
     pod_count = sum(known_counts) if len(known_counts) == len(replica_counts) else None
     yield JobScript(_script_text(container), _gpu_limit(container) if processes is None else processes, pod_count)
@@ -161,15 +161,15 @@ def _script_text(container: Mapping[str, Any]) -> str:
     ]
     words = [*map(with_values, _command_words(container))]
     is_shell = words[0].rpartition("/")[2] in SHELLS and any(re.fullmatch(r"-\w*c\w*", word) for word in words[1:4])
-    return "\n".join([*assignments, shlex.join(words) if is_shell else " ".join(map(_quoted, words))])
+    return "\n".join([*assignments, shlex.join(words) if is_shell else " ".join(map(_quoted_word, words))])
 
 
-def _quoted(word: str) -> str:
+def _quoted_word(word: str) -> str:
     """Returns a word as a shell reads it, with the variables that `envsubst` replaces."""
     return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"' if "$" in word and "\n" not in word else shlex.quote(word)
 
 
-def _count(written_count: Any) -> int | None:
+def _count_or_none(written_count: Any) -> int | None:
     """Returns a number of processes or pods; None for a word such as auto, and for a variable."""
     count_text = one_line(str(written_count))
     if isinstance(written_count, bool) or not re.fullmatch(r"[0-9]{1,6}", count_text) or int(count_text) > MOST_PODS:
@@ -182,7 +182,7 @@ def _gpu_limit(container: Mapping[str, Any]) -> int | None:
     resources = container.get("resources", container.get("resourcesPerNode"))
     tables = [resources.get(name) for name in ("limits", "requests")] if isinstance(resources, Mapping) else []
     counts: Sequence[int | None] = [
-        _count(count)
+        _count_or_none(count)
         for table in tables
         if isinstance(table, Mapping)
         for resource, count in table.items()

@@ -30,7 +30,7 @@ MOST_ALTERNATIVES = 20
 """Largest number of alternative accelerators that are read from a task."""
 
 NAMES_WITH_MEMORY = {"A100": "A100-40GB", "V100": "V100-16GB"}
-"""SkyPilot's name of an accelerator without its memory size → llmcalc's name (`sky show-gpus`)."""
+"""SkyPilot's name without memory size → accelerator; A100-80GB and V100-32GB have other names (`sky show-gpus`)."""
 
 
 class TaskScript(NamedTuple):

@@ -32,7 +32,7 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
             container_values[key].append(value)
             last_line = line_index if key in ("Image", "Exec") else last_line
         elif key == "Environment":
-            assignments = (word.partition("=") for word in _words(value))
+            assignments = (word.partition("=") for word in _words_of_value(value))
             shell_lines[line_index] = "; ".join(
                 f"export {name}={shlex.quote(variable_value)}" for name, _, variable_value in assignments
             )
@@ -45,13 +45,13 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
 
 def _podman_command(values_by_key: defaultdict[str, list[str]]) -> str:
     """Returns the command `podman run` that is equivalent to a container unit."""
-    variables = (f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _words(text))
+    variables = (f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _words_of_value(text))
     volumes = (f"-v {shlex.quote(volume)}" for volume in values_by_key["Volume"])
     options = (*variables, *volumes, *values_by_key["PodmanArgs"])
     return " ".join(("podman run", *options, values_by_key["Image"][-1], *values_by_key["Exec"][-1:]))
 
 
-def _words(value: str) -> list[str]:
+def _words_of_value(value: str) -> list[str]:
     try:
         return shlex.split(value)
     except ValueError:  # an open quote

@@ -84,7 +84,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             trainer_table |= _arguments_of_2023(reader, config)
         return launch_as_trainer(
             reader,
-            trainer_table | _sharding(reader, config) | _adapters(reader, config),
+            trainer_table | _fsdp_arguments(reader, config) | _adapter_arguments(reader, config),
             marked_model_name(arguments.get("--model_name")),
         )
 
@@ -103,7 +103,7 @@ def _arguments_of_2023(reader: LaunchReader, config: dict[str, Any]) -> dict[str
     return {"attn_implementation": "sdpa" if reader.flag(config, "use_fast_kernels") else "eager", **number_formats}
 
 
-def _adapters(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
+def _adapter_arguments(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
     """Returns the Trainer's arguments for adapters and quantized weights."""
     trainer_table: dict[str, Any] = {}
     quantization = config.get("quantization")
@@ -129,7 +129,7 @@ def _adapters(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sharding(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
+def _fsdp_arguments(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:
     """Returns the Trainer's arguments for FSDP and checkpointing; with FSDP alone, checkpointing is the default."""
     if not reader.flag(config, "enable_fsdp"):
         return {"gradient_checkpointing": reader.flag(config, "enable_activation_checkpointing")}

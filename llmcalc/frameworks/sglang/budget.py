@@ -20,7 +20,7 @@ from ...parallel.layout import Layout
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, MemoryTerm
-from ..engines.rank import EngineRank, ReserveExceedsMemory, architectures, compressed_layers, mixers
+from ..engines.rank import EngineRank, ReserveExceedsMemory, architectures, compressed_layers, decoder_mixers
 from ..engines.redundant_experts import redundant_expert_bytes
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredCudaContext
@@ -330,7 +330,9 @@ class SGLangServer(EngineServer):
         if not self.is_amd or self.longest_request <= SHORT_REQUEST_TOKENS:
             return 1
         head_counts = {
-            mixer.num_attention_heads // self.tp for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
+            mixer.num_attention_heads // self.tp
+            for mixer, _ in decoder_mixers(self.preset.model)
+            if isinstance(mixer, MLA)
         }
         chosen_backend = self.flags.get("attention_backend")
         if chosen_backend:
@@ -667,7 +669,7 @@ def _has_unequal_value_width(preset: Preset) -> bool:
     """Whether an attention layer other than latent attention has values and keys of different widths."""
     return any(
         isinstance(mixer, Attention) and mixer.v_head_dim not in (None, mixer.head_dim)
-        for mixer, _ in mixers(preset.model)
+        for mixer, _ in decoder_mixers(preset.model)
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...accelerator import Hardware
 from ...components.mixers.kda import KimiDeltaAttention
-from ..engines.rank import EngineRank, mixers
+from ..engines.rank import EngineRank, decoder_mixers
 from .versions import SGLangRules
 
 PROMPT_LENGTH_RANGES = (
@@ -128,7 +128,7 @@ def _has_prompt_graphs(
     ):
         return False
     if (
-        any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in mixers(engine_rank.preset.model))
+        any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in decoder_mixers(engine_rank.preset.model))
         and not version_rules.kda_prompt_graphs
     ):
         return False

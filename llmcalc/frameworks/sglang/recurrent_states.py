@@ -16,7 +16,7 @@ from ...components.mixers.mamba import Mamba
 from ...components.mixers.mamba2 import Mamba2
 from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...units import DTYPE_BITS
-from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, mixers
+from ..engines.rank import NO_FORMAT_RATIOS, EngineRank, decoder_mixers
 from .versions import SGLangRules
 
 SLOTS_OF_A_REQUEST = 3
@@ -108,7 +108,7 @@ def slot_bytes_of(engine_rank: EngineRank, flags: Mapping[str, Any]) -> int:
     """
     has_chosen_format = any(
         isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet | KimiDeltaAttention)
-        for mixer, _ in mixers(engine_rank.preset.model)
+        for mixer, _ in decoder_mixers(engine_rank.preset.model)
     )
     format_name = str(flags.get("mamba_ssm_dtype") or engine_rank.preset.state_dtype or "float32")
     format_ratios = (
@@ -121,7 +121,8 @@ def _slots_of_request(engine_rank: EngineRank, version_rules: SGLangRules, flags
     """Returns the number of state slots that a running request needs with prefix caching."""
     scheduler_strategy = flags.get("mamba_scheduler_strategy", "auto")
     schedules_ahead = version_rules.overlaps_states and any(
-        isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2) for mixer, _ in mixers(engine_rank.preset.model)
+        isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2)
+        for mixer, _ in decoder_mixers(engine_rank.preset.model)
     )
     if scheduler_strategy == "no_buffer" or (scheduler_strategy == "auto" and not schedules_ahead):
         return SLOTS_OF_A_REQUEST

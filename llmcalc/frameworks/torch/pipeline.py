@@ -302,7 +302,7 @@ class RankRun:
         ordered_weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
         self.buckets = [
             Storage(self.meter, bucket_bytes)
-            for bucket_bytes in bucket_sizes(weight.count * element_bytes for weight in ordered_weights)
+            for bucket_bytes in bucket_sizes(weight.numel * element_bytes for weight in ordered_weights)
         ]
 
     def step(self) -> None:

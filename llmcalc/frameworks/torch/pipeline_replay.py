@@ -166,7 +166,7 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
     recorded_events = record_two_steps(rank_run, recorder)
     element_bytes = DTYPES[rank_setup.training_config.dtype].bytes
     gradient_bytes_by_storage = {
-        weight.storage.block.handle: weight.count * element_bytes
+        weight.storage.block.handle: weight.numel * element_bytes
         for model_chunk in rank_run.chunks
         for weight in model_chunk.parameters
     }

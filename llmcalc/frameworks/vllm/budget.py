@@ -59,8 +59,8 @@ from .expert_exchange import (
     uses_pplx,
 )
 from .flashinfer_sampler import SAMPLER_VARIABLE
-from .fused_projections import layer_embedding_bytes
 from .kv_blocks import BlockPool, block_pool
+from .layer_embeddings import layer_embedding_bytes
 from .model_runner import penalty_bytes
 from .profile_run import ProfileRun
 from .recurrent_states import state_blocks

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...components.mixers.attention import Attention
-from ..engines.rank import EngineRank, mixers
+from ..engines.rank import EngineRank, decoder_mixers
 from .versions import GraphEstimate
 
 MIB = 2**20
@@ -89,7 +89,7 @@ class CUDAGraphs(NamedTuple):
             return 0
         query_widths = [
             mixer.num_attention_heads * (mixer.head_dim or engine_rank.hidden_size // mixer.num_attention_heads)
-            for mixer, _ in mixers(engine_rank.preset.model)
+            for mixer, _ in decoder_mixers(engine_rank.preset.model)
             if isinstance(mixer, Attention) and (mixer.head_dim or 0) <= LARGEST_FLASH_HEAD
         ]
         return (

@@ -16,7 +16,7 @@ from ...components.mixers.mla import MLA
 from ...components.mixers.pooled_indexer import PooledIndexer
 from ...errors import InputError
 from ...frozen import frozen
-from ..engines.rank import INDEXER_KIND, EngineRank, StateCache, TokenCache, float8_bytes, mixers
+from ..engines.rank import INDEXER_KIND, EngineRank, StateCache, TokenCache, decoder_mixers, float8_bytes
 from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import VLLMRules
 
@@ -191,7 +191,7 @@ def _pooled_key_bytes(engine_rank: EngineRank) -> Fraction:
     They are in 8 bits and stand in the blocks of the latents; the tokens of an incomplete pool have one block of a
     request (vllm/models/glm5next, `KpoolTailSpec` in v1/kv_cache_interface.py).
     """
-    indexers = [mixer.indexer for mixer, _ in mixers(engine_rank.preset.model) if isinstance(mixer, MLA)]
+    indexers = [mixer.indexer for mixer, _ in decoder_mixers(engine_rank.preset.model) if isinstance(mixer, MLA)]
     return next(
         (
             Fraction(float8_bytes(indexer.index_head_dim), indexer.index_kpool)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..engines.rank import EngineRank
 from .encoder_run import EncoderRun
-from .fused_projections import layer_embedding_bytes
+from .layer_embeddings import layer_embedding_bytes
 from .versions import VLLMRules
 
 HIDDEN_VECTORS = 3.75

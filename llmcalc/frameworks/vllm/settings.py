@@ -18,7 +18,7 @@ from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ...sources.presets import known_model
 from ..engines.context_length import has_unknown_length
-from ..engines.rank import EngineRank, MissingKernels, architectures, key_head_counts, mixers
+from ..engines.rank import EngineRank, MissingKernels, architectures, decoder_mixers, key_head_counts
 from ..engines.rope_override import has_score_class
 from ..engines.server import DTYPE_WORDS, EngineServer
 from .context_length import scaled_length, short_rope_length
@@ -473,7 +473,7 @@ class VLLMSettings(EngineServer):
         A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
         (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).
         """
-        model_mixers = [mixer for mixer, _ in mixers(self.preset.model)]
+        model_mixers = [mixer for mixer, _ in decoder_mixers(self.preset.model)]
         indexers = [getattr(mixer, "block_indexer", None) for mixer in model_mixers]
         block_sizes = [indexer.index_block_size for indexer in indexers if indexer is not None]
         if self.hardware.vendor != "AMD" and any(

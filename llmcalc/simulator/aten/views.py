@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...algebra import Number
 from .. import strides as layout
 from ..autograd import AutogradGraph, record, record_all
-from ..strides import Shape, broadcast_shape, contiguous_strides, count, is_dense, is_size_one
+from ..strides import Shape, broadcast_shape, contiguous_strides, is_dense, is_size_one, numel
 from ..tensor import AutogradNode, BackwardFunction, Dtype, NeedsInputGrad, OptionalGradient, Tensor, promoted_dtype
 
 
@@ -73,7 +73,7 @@ class ViewOperations:
         """Joins the axes `first_axis` to `last_axis`."""
         last_axis = last_axis % len(x.shape)
         return self.reshape(
-            x, (*x.shape[:first_axis], count(x.shape[first_axis : last_axis + 1]), *x.shape[last_axis + 1 :])
+            x, (*x.shape[:first_axis], numel(x.shape[first_axis : last_axis + 1]), *x.shape[last_axis + 1 :])
         )
 
     def unflatten(self, x: Tensor, axis: int, axis_sizes: Shape) -> Tensor:

@@ -182,7 +182,7 @@ class KeyValueRotater:
     def next_buffer(self, template: Tensor) -> Tensor:
         """Returns the received buffer or one rank's part. template: a tensor like the buffer's first half."""
         assert self.buffer is not None
-        return Tensor((2 * template.count,), self.buffer.dtype, self.buffer.storage)
+        return Tensor((2 * template.numel,), self.buffer.dtype, self.buffer.storage)
 
 
 class AttentionOutputMerger:

@@ -22,7 +22,7 @@ def pad_to_chunks(tokens: Number, chunk_size: Number) -> Number:
     return ceil_div(tokens, chunk_size) * chunk_size
 
 
-def supports(tokens: Number, chunk_size: Number) -> bool:
+def supports_token_counts(tokens: Number, chunk_size: Number) -> bool:
     """Whether the kernel supports these token counts, which must be powers of two (kernel_param_heuristics.py:44)."""
     padded_tokens = pad_to_chunks(tokens, chunk_size)
     return bool(

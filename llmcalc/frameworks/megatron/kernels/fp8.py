@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ....algebra import Number, ceil_div, exact_div, round_up
 from ....flow.program import Step
-from ....simulator.strides import Shape, count
+from ....simulator.strides import Shape, numel
 from ....simulator.tensor import FLOAT32, UINT8, Dtype, NeedsInputGrad, Tensor
 from .gated_delta import DeltaKernels
 from .lowering import Gradients, SavedTensors, direct_steps
@@ -66,7 +66,7 @@ def weight_sizes(kernel_choices: RankKernelChoices, row_count: Number, row_width
             else []
         ),
     ]
-    return [int(count(tensor_shape)) * dtype.bytes for tensor_shape, dtype in tensor_specs]
+    return [int(numel(tensor_shape)) * dtype.bytes for tensor_shape, dtype in tensor_specs]
 
 
 def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
@@ -148,7 +148,7 @@ class Fp8Kernels(DeltaKernels):
             )
         buffer_sizes = []
         for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, row_count, width):
-            nbytes = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
+            nbytes = expert_count * (round_up(numel(data_shape), 256) + round_up(numel(scales_shape) * dtype.bytes, 16))
             buffer_sizes.append(nbytes)
         row_buffers = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
         return QuantizedTensor(

@@ -86,7 +86,7 @@ class Parameter(NamedTuple):
     @property
     def element_count(self) -> int:
         """The number of elements of the parameter."""
-        size: int = self.tensor.count
+        size: int = self.tensor.numel
         return size
 
 
@@ -450,9 +450,9 @@ class RankKernels(Lowering):
         """Allocates a tensor [rows, width]."""
         return self.graph.new_tensor((row_count, row_width), dtype)
 
-    def empty_like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """Allocates a tensor of the same shape."""
-        return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
+    def empty_like(self, x: Tensor) -> Tensor:
+        """Allocates a tensor of the shape and number format of x."""
+        return self.graph.new_tensor(x.shape, x.dtype)
 
     def record_node(
         self,

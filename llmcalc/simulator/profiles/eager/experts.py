@@ -16,7 +16,7 @@ from ....flow.value import Value
 from ....ops import ExpertRows
 from ...autograd import record
 from ...lowering import CARRIED_KEY, Lowering
-from ...strides import count
+from ...strides import numel
 from ...tensor import FLOAT32, INT32, INT64, OptionalGradient, Tensor
 
 GROUPED_PRODUCT_ALIGNMENT = 16
@@ -38,7 +38,7 @@ class ExpertKernels(Lowering):
         """
         if axis_count > 1:
             return self.aten.flatten(self.aten.flatten(x, 0, len(x.shape) - axis_count - 1), 1)
-        return self.aten.with_shape(x, (count(x.shape[:-1]), x.shape[-1]))
+        return self.aten.with_shape(x, (numel(x.shape[:-1]), x.shape[-1]))
 
     # --- routers ----------------------------------------------------------------------------------------------------
 

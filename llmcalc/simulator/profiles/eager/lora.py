@@ -15,7 +15,7 @@ from ....ops import ChunkedScan, Linear
 from ....workload.lora import BLOCK_WEIGHTS, GATE_AND_UP, PROJECTIONS, SCAN_OUTPUT_PROJECTION
 from ...autograd import record
 from ...lowering import ModulePath
-from ...strides import Shape, count
+from ...strides import Shape, numel
 from ...tensor import (
     BOOL,
     FLOAT16,
@@ -496,7 +496,7 @@ class LoraKernels(FakeQuantizationKernels):
         bitsandbytes/backends/cuda/ops.py, `int8_vectorwise_quant` and `int8_mm_dequant`.
         """
         aten, autograd_graph, dtype, input_shape = self.aten, self.graph, x.dtype, x.shape
-        row_count, column_count = count(x.shape[:-1]), x.shape[-1]
+        row_count, column_count = numel(x.shape[:-1]), x.shape[-1]
 
         def backward(output_gradient: Tensor, _: NeedsInputGrad, *__: Tensor) -> Sequence[OptionalGradient]:
             decoded_weight = autograd_graph.new_tensor((output_width, column_count), dtype)
@@ -545,5 +545,5 @@ class LoraKernels(FakeQuantizationKernels):
         assert self.adapters is not None
         has_quantized_scales = self.adapters.base_storage == "nf4-dq"
         return (
-            self.graph.new_tensor((ceil_div(count(shape), BLOCK_WEIGHTS),), FLOAT32) if has_quantized_scales else None
+            self.graph.new_tensor((ceil_div(numel(shape), BLOCK_WEIGHTS),), FLOAT32) if has_quantized_scales else None
         )
