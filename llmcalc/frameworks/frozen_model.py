@@ -72,7 +72,7 @@ class FrozenModel:
 
 @frozen
 class SecondLoss:
-    """A second loss over the same logits, which saves another copy of the logits.
+    """A loss in addition to the cross-entropy of the logits, which saves another copy of the logits.
 
     source: the file that computes it.
     bytes_per_logit: bytes per logit.
@@ -120,7 +120,7 @@ class EncoderBytes:
 
     @property
     def name(self) -> str:
-        """The name of these encoder bytes in reports."""
+        """The name in reports of the encoders' part of one kind of memory."""
         return f"{self.model_name} encoders: {self.kind}".lstrip()
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:

@@ -67,7 +67,7 @@ class CheckpointedRegion:
         )
 
     def pack(self, tensor: Tensor) -> SavedTensor:
-        """Saves a number instead of the tensor; `unpack` finds the recomputed tensor by this number."""
+        """Saves a number instead of a tensor; `unpack` finds the recomputed tensor by the number."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed_tensors))
         self.packed_tensors.append(ref(recomputed_tensor))
         return recomputed_tensor
@@ -79,7 +79,7 @@ class CheckpointedRegion:
                 self.stored_results[operation_name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
-        """Returns the saved tensor with this number, recomputing the region first; it lives while it is referenced."""
+        """Returns a saved tensor by number, after recomputing the region; the tensor lives while it is referenced."""
         if self.recomputed_tensors is None:
             self._recompute_region()
         assert self.recomputed_tensors is not None

@@ -95,7 +95,7 @@ class KernelChoices:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether kernels run on a GPU, where they allocate temporary memory."""
+        """Whether kernels run on a GPU, where kernels allocate temporary memory."""
         return self.multiprocessors > 0
 
     @property

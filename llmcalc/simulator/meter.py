@@ -13,7 +13,7 @@ freed before the pass ends.
 
 
 RECLASSIFIABLE_KINDS = ("temporary", "activations")
-"""Kinds of storages whose bytes move to the other kind when a tensor is saved."""
+"""The two kinds between which a storage's bytes move when a tensor is saved."""
 
 
 class AllocationPlace(NamedTuple):

@@ -332,7 +332,7 @@ class RepeatAnalysis:
         event_groups: Sequence[tuple[StackRepeat | None, list[Event]]],
         first_group_index: int,
     ) -> tuple[LayerSweep | None, int]:
-        """Returns the run through a stack's layers that starts at this index (None without one), and the next index.
+        """Returns the run through a stack's layers that starts at an index (None without one), and the next index.
 
         stack_index, repeat_index: of the run at `first_group_index`, which is that of the stack's first or last repeat.
         """

@@ -125,7 +125,7 @@ def has_extra_mask_input(attention: Step) -> bool:
 
 
 def is_16_bit_format(compute_capability: int, dtype: Dtype) -> bool:
-    """Whether a number format has 16 bits and is supported by kernels of this compute capability."""
+    """Whether a number format has 16 bits and a compute capability's kernels support it."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and compute_capability >= 80)
 
 

@@ -111,7 +111,7 @@ class WorkBudget:
         self._units_at_start: int = SIMULATED_WORK.units
 
     def is_spent(self, budget_share: float = 1) -> bool:
-        """Whether this share of the budget is spent, by default all of it."""
+        """Whether a share of the budget is spent, by default all of it."""
         return SIMULATED_WORK.units - self._units_at_start >= budget_share * self._units
 
     @property

@@ -138,7 +138,7 @@ class ValueTensors:
         return self.aten.reshape(value_tensor, shape)
 
     def is_from_earlier_pass(self, recorded_value: Value) -> bool:
-        """Whether this pass does not compute a value, because an earlier pass has cached the result."""
+        """Whether a pass reads a value that an earlier pass has cached, instead of computing it."""
         if id(recorded_value) in self.tensors_by_value:
             return False
         return id(recorded_value) in self.absent_value_ids or (

@@ -243,7 +243,7 @@ class Engine:
         return f"{self.title} has a context of {context_tokens:,} tokens here by default; --seq for another"
 
     def runs_on(self, hardware: Hardware) -> bool:
-        """Whether the engine runs on this GPU or processor, by vendor and compute capability; true if unknown."""
+        """Whether the engine runs on a GPU or processor, by vendor and compute capability; true if unknown."""
         if hardware.is_processor:
             return self.runs_on_processors
         if float(hardware.compute_capability or self.minimum_compute_capability) < self.minimum_compute_capability:
@@ -251,7 +251,7 @@ class Engine:
         return hardware.is_gpu and self._has_vendor(self.vendors, hardware)
 
     def is_timed_on(self, hardware: Hardware) -> bool:
-        """Whether times are estimated on this accelerator, on which the engine or a plugin of the engine runs."""
+        """Whether times are estimated on an accelerator, on which the engine or a plugin of the engine runs."""
         return self.runs_on(hardware) or self._has_vendor(self.plugin_vendors, hardware)
 
     @staticmethod
@@ -318,7 +318,7 @@ class Engine:
         return flags | ({} if seq is None else {length_field: seq})
 
     def flags_with_request_limit(self, flags: dict[str, Any], user_count: int) -> dict[str, Any]:
-        """Returns the flags with a limit of `user_count` sequences at once, unless they state another.
+        """Returns the flags with a limit of `user_count` concurrent sequences, unless the flags state a limit.
 
         Raises `InputError` for a limit that fewer users reach. Of replicas each has the limit (`data_parallel_size`).
         """

@@ -238,7 +238,7 @@ class EngineServer:
 
     @property
     def longest_length(self) -> int | None:
-        """The longest request in tokens that the engine accepts for this model; None if not known."""
+        """The longest request in tokens that the engine accepts for the server's model; None if not known."""
         return None if has_unknown_length(self.preset) else self.model_length
 
     @property

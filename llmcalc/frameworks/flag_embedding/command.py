@@ -20,7 +20,7 @@ PROGRAMS = re.compile(
     r"FlagEmbedding\.(finetune\.(?P<task>embedder|reranker)\.(?P<model>encoder|decoder)_only\.(?P<kind>\w+)"
     r"|(baai_general_embedding\.finetune|BGE_M3)\.run)"
 )
-"""Pattern of training modules; the last two are of FlagEmbedding before 1.3, with equal arguments for embedders."""
+"""Pattern of training modules; the last two are of FlagEmbedding before 1.3, and have an embedder's arguments."""
 
 TEXT_ARGUMENTS = {"train_group_size": 8, "query_max_len": 32, "passage_max_len": 128}
 """Argument about an example's texts → default value: passages per example, tokens per query, tokens per passage."""

@@ -38,7 +38,7 @@ class Float8Settings:
     skips_small_layers: bool = False
 
     def is_converted(self, layer_name: str, row_count: int, column_count: int) -> bool:
-        """Whether a linear layer of this unsharded shape runs in 8 bits. layer_name: torchtitan's module name.
+        """Whether a linear layer of an unsharded shape runs in 8 bits. layer_name: torchtitan's module name.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.

@@ -47,7 +47,7 @@ class BufferSizes(NamedTuple):
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_added_buffers(self, further_buffers: BufferSizes) -> BufferSizes:
-        """Returns the sums, by device, of these buffers and of further buffers, such as a draft model's."""
+        """Returns the buffer sizes by device, increased by further buffers, such as a draft model's."""
 
         def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
             return {

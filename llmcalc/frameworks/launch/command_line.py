@@ -142,7 +142,7 @@ def is_training_command(typed_text: str) -> bool:
 
 
 def _file_exists(file_name: str) -> bool:
-    """Whether a file of this name exists; false for a name that the file system refuses."""
+    """Whether a file exists; false for a name that the file system refuses."""
     try:
         return Path(file_name).exists()
     except (OSError, ValueError):

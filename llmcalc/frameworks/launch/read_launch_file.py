@@ -362,7 +362,7 @@ def _sourced_file_reader(read_text: ReadText | None) -> ReadSourcedFile:
 
 
 def _unread_files_text(file_names: Sequence[str]) -> str:
-    """Returns text for a message about files that a script sources and that do not exist on this machine."""
+    """Returns a message's text about files that a script sources and that do not exist on the user's machine."""
     names_text = " or ".join(dict.fromkeys(file_names))[:120]
     return f"{names_text} may set it, which the script sources and which is not beside it"
 

@@ -190,7 +190,7 @@ class WordReader:
         return self.lines[1]
 
     def is_at_placeholder(self) -> bool:
-        """Whether a placeholder for the user, such as `<path>`, begins at this position."""
+        """Whether a placeholder for the user, such as `<path>`, begins at the current position."""
         return self.text.startswith("<", self.position) and _PLACEHOLDER.match(self.text, self.position) is not None
 
     def read_word(self) -> list[str]:

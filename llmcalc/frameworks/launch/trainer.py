@@ -602,7 +602,7 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 
 
 def weight_formats(reader: LaunchReader, config: Table, default_format: str) -> tuple[dict[str, Any], bool]:
-    """Returns the number formats of weights and products, and whether they depend on the checkpoint.
+    """Returns the number formats of weights and of matrix products, and whether the formats depend on the checkpoint.
 
     Weights have the format of `dtype`; `AUTO_DTYPE` is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default_format: the program's default of `dtype`.

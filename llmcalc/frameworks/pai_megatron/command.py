@@ -36,7 +36,7 @@ WORDS_BY_TOKENIZER = {
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command has the patch's tokenizer argument."""
+    """Whether a command has the tokenizer argument of Pai-Megatron-Patch."""
     return any(command_word.partition("=")[0] == "--patch-tokenizer-type" for command_word in command_line.words)
 
 

@@ -273,7 +273,7 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Table) -> dict[s
 
 
 def _is_known_key(config_key: str, rollout: Rollout) -> bool:
-    """Whether this reader handles a key, or refuses some of the key's values."""
+    """Whether verl's reader handles a key, or refuses some of the key's values."""
     read_prefixes = (MODEL_PREFIX, ACTOR_PREFIX, "model_engine", "data.max_", "trainer.n")
     if config_key.startswith(read_prefixes) or config_key.rpartition(".")[2] in KEYS_BESIDE_ACTOR:
         return True

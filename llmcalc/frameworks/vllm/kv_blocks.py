@@ -21,9 +21,7 @@ from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import VLLMRules
 
 PADDING_RATIO = 1.5
-"""Groups of layers are padded to the size of the largest group if it has less than this ratio times the layers of the
-smallest.
-"""
+"""Layer groups are padded to the largest if it has less than this many times the smallest group's layers."""
 
 
 @frozen
@@ -42,7 +40,7 @@ class LayerGroup:
     page_bytes: int = 0
 
     def blocks(self, request_tokens: int, block_tokens: int, tokens_in_flight: int) -> int:
-        """Returns the blocks of a request of this length. tokens_in_flight: tokens that are scheduled at once."""
+        """Returns the number of blocks of a request. tokens_in_flight: tokens that are scheduled at once."""
         block_tokens = self.block_tokens or block_tokens
         if self.state_blocks is not None:
             return self.group_count * self.state_blocks.blocks_of_request(request_tokens, block_tokens)
@@ -91,7 +89,7 @@ class BlockPool:
         return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
 
     def printed_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
-        """Returns the number of requests of `request_length` tokens as this vLLM version logs it.
+        """Returns the number of requests of `request_length` tokens as the vLLM version logs it.
 
         Beside unequal pages it divides the bytes of a request's pages by those of the first group's, and so counts no
         padding of its blocks (`get_max_concurrency_for_kv_cache_config`): more requests than fit.
@@ -107,7 +105,7 @@ class BlockPool:
     def printed_tokens(
         self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: VLLMRules
     ) -> int:
-        """Returns the number of tokens of the KV cache as this vLLM version logs it.
+        """Returns the number of tokens of the KV cache as the vLLM version logs it.
 
         A block of a request's current state counts as `request_length` tokens, those of the longest request.
         """

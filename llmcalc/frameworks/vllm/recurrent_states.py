@@ -53,7 +53,7 @@ class StateBlocks(NamedTuple):
     byte_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
 
     def blocks_of_request(self, request_tokens: int, block_tokens: int) -> int:
-        """Returns the state blocks of a layer group for one request of this length. block_tokens: tokens per block."""
+        """Returns the state blocks of a layer group for one request. block_tokens: tokens per block."""
         if self.storage_mode == "all":
             return -(-request_tokens // block_tokens) + self.draft_tokens
         return (2 + self.checkpoint_count if self.storage_mode == "align" else 1) + self.draft_tokens

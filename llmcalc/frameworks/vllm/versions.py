@@ -303,7 +303,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
     def overhead_outside_torch(
         self, version_numbers: VersionNumbers, hardware: Hardware, device_count: int, stage_count: int
     ) -> MemoryOutsideTorch:
-        """Returns the newest measurement of memory outside torch on at most this many devices and stages.
+        """Returns the newest measurement of memory outside torch on at most these numbers of devices and stages.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.
         """

@@ -228,7 +228,7 @@ class AttentionOutputMerger:
 
 
 def first_half_of_rows(aten: Aten, x: Tensor) -> Tensor:
-    """Returns half of a tensor's rows on this rank."""
+    """Returns a view of the first half of a tensor's rows."""
     return aten.slice(x, x.shape[ROW_AXIS] // CHUNKS_PER_RANK, ROW_AXIS)
 
 

@@ -62,7 +62,7 @@ class BasicKernels(Lowering):
     def repeat_linear(
         self, name: str, module_path: ModulePath, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """Computes x·Wᵀ + b with the linear layer of this name in this module."""
+        """Computes x·Wᵀ + b with the linear layer `name` of the module `module_path`."""
         return self.aten.linear(x, weight, bias)
 
     def has_adapter(self, operation: Step) -> bool:

@@ -259,7 +259,7 @@ class ExpertKernels(Lowering):
         return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
 
     def _linear_steps_fused_with(self, operation: Step) -> list[Step]:
-        """Returns the experts' linear layers that run as one product with this step, in order.
+        """Returns the experts' linear layers that run as one product with an operation, in order.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """

@@ -533,7 +533,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return record(graph, "linear_log_probabilities", inputs, loss_scalar, backward, input_gradient, *gradients)
 
     def _vocabulary_logits(self, flat_rows: Tensor, weight: Tensor, bias: Tensor | None, part_size: int) -> Tensor:
-        """Returns the float32 logits of rows [tokens, hidden] for a part of the vocabulary of this size."""
+        """Returns the float32 logits of rows [tokens, hidden] for `part_size` entries of the vocabulary."""
         aten = self.aten
         weight_part = aten.to(aten.slice(weight, part_size, 0), flat_rows.dtype)
         logits = aten.product(flat_rows, aten.transpose(weight_part, 0, 1))

@@ -49,7 +49,7 @@ class FusedAttention(AttentionKernels):
             super().do_repeat(operation)
 
     def _is_read_in_module(self, verb: str, recorded_value: Value) -> bool:
-        """Whether an operation of that name in the current module reads a value."""
+        """Whether an operation named `verb` in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
         return any(
             isinstance(item, Step) and item.verb == verb and recorded_value in item.input_values for item in scope_items

@@ -174,7 +174,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.adapters.joined_layers.get((self.frames[-1].scope.name, operation.name), "")
 
     def _fused_projections(self, operation: Step) -> list[Step]:
-        """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
+        """Returns the projections fused with a projection into one product, in order; none if it runs alone."""
         joined_layer_name = self._joined_layer_name(operation)
         if joined_layer_name:
             joined_steps = self._linear_layers_of_input(

@@ -143,7 +143,7 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Stores the number of keys in the blocks that a lower layer selected. The kernel reads these keys in place."""
+        """Stores how many keys are in the blocks that a lower layer selected, which the kernel reads in place."""
         keys = self.tensor_of(operation.input_values[0])
         chosen_block_count = self.pass_memo["candidate blocks"].shape[-1]
         self.selectable_entry_count = minimum(keys.shape[1], chosen_block_count * operation.options["block_size"])

@@ -191,7 +191,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         return output
 
     def conv_weight(self, operation: Step, shape: Any) -> Tensor:
-        """Returns the filters of a convolution. Those of queries, keys and values are concatenated."""
+        """Returns the filters of a convolution; the filters of queries, keys and values are concatenated."""
         filter_keys = [(*self.module_path(), f"{operation_name}_conv1d.weight") for operation_name in "qkv"]
         if filter_keys[0] in self.weights:
             return self.new_pool_tensor(shape, self.dtype)
