@@ -31,8 +31,7 @@ from .nccl import with_nccl_buffers
 from .registry import framework as framework_named
 
 MOST_PASSES_OF_ALL_STAGES = 2560
-"""Largest product of layers and micro-batches for which one rank of every stage is replayed, if each pass is replayed.
-"""
+"""Most layers times micro-batches for which a rank of every stage is replayed, if each pass is replayed."""
 
 MOST_LAYERS_OF_ALL_STAGES = 256
 """Largest number of layers of a pipeline for which one rank of every stage is replayed."""

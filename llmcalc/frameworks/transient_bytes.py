@@ -88,9 +88,7 @@ class TransientBytes(NamedTuple):
 
 
 TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters], int], TransientBytes]
-"""A function that counts a rank's temporary bytes from its layout, its stages' parameters and the micro-batches of a
-step.
-"""
+"""Counts a rank's temporary bytes from its layout, its stages' parameters and the micro-batches of a step."""
 
 
 def no_transient_bytes(

@@ -15,8 +15,7 @@ from .tensor import BFLOAT16, FLOAT32, UINT8, Dtype
 from .versions import is_older_version
 
 FREES_INPUTS_SINCE = (0, 43, 2)
-"""First version of bitsandbytes whose matrix products with 4-bit weights do not keep their inputs (#1270, July 2024).
-"""
+"""First version of bitsandbytes whose products with 4-bit weights do not keep inputs (#1270, July 2024)."""
 
 KEEPS_DTYPE_SINCE = (0, 43, 0)
 """First version of bitsandbytes that decodes weights to the original weights' format, not always to float16 (#970)."""

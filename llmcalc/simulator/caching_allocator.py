@@ -39,9 +39,7 @@ In torch 2.13 it is the default of the option large_segment_size_mb.
 """
 
 MIN_LARGE_ALLOC = 10 << 20
-"""A block of at least this many bytes gets a separate segment, whose size is rounded up to `ROUND_LARGE`
-(kMinLargeAlloc).
-"""
+"""A block of at least this many bytes gets a segment of its size, rounded up to `ROUND_LARGE` (kMinLargeAlloc)."""
 
 ROUND_LARGE = 2 << 20
 """The size of a segment for a block of at least `MIN_LARGE_ALLOC` bytes is a multiple of this (kRoundLarge)."""

@@ -30,9 +30,7 @@ PLACE_EVENT = -5
 """Mark of (place, mark, None): from here on the run is in this place (module and phase)."""
 
 PARAMETER_EVENT = -6
-"""Mark of (path of a parameter, mark, None): a loop over parameters reaches this parameter; None at the end of the
-loop.
-"""
+"""Mark of (parameter path, mark, None): a loop over parameters reaches this parameter; None at its end."""
 
 STREAM_EVENT = -7
 """Mark of (−1, mark, stream): from here on storages are allocated on this CUDA stream."""

@@ -16,9 +16,7 @@ ModulePath: TypeAlias = tuple[Any, ...]
 """The path of a module or parameter, with the indices of layers."""
 
 ParameterSet: TypeAlias = tuple[dict[ModulePath, Tensor], set[ModulePath]]
-"""The parameters and buffers of a program by path, in the order in which the program reads them; and the paths of the
-buffers.
-"""
+"""A program's parameters and buffers by path, in the order of their first use; and the paths of the buffers."""
 
 TOKEN_ID_ROWS = (TOKENS, SOURCE_TOKENS)
 """Rows (tokens of a decoder or an encoder) for which the model's input is token ids."""

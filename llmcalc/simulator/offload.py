@@ -11,9 +11,7 @@ from .autograd import AutogradGraph
 from .tensor import SavedTensor, Tensor
 
 RECENT_TENSORS = 5
-"""Number of the latest saved tensors that also stay on the device until the backward pass, even if they are moved to
-the host.
-"""
+"""Number of the latest saved tensors of which moved ones also stay on the device until the backward pass."""
 
 LEAST_MOVED_BYTES = 1024
 """Smallest size in bytes of a tensor that is moved to the host."""

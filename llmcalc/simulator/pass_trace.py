@@ -26,9 +26,7 @@ FIRST_PASS = "0"
 """Suffix of the neighbour state of a pass whose previous pass is the chunk's first pass of its kind."""
 
 PassCase: TypeAlias = tuple[int, str, int, str]
-"""The case of a pass: (chunk, kind, number up to 2, which neighbouring passes have run). Passes of one case have equal
-events.
-"""
+"""(chunk, kind, number up to 2, which neighbouring passes have run). Passes of one case have equal events."""
 
 
 class OutputTensor(NamedTuple):

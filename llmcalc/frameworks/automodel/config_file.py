@@ -144,8 +144,7 @@ DISTRIBUTED_IGNORED = field_names("""
 OPTIMIZERS = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD")
 
 FUSED_ADAM = ".FusedAdam"
-"""Last part of the path of Transformer Engine's Adam, which keeps fp32 copies of weights, or only their lower 16 bits.
-"""
+"""End of the path of Transformer Engine's Adam, which keeps fp32 copies of weights, or only their lower 16 bits."""
 
 BITS_BY_QUANTIZATION_KEY = {"load_in_4bit": 4, "load_in_8bit": 8}
 """Key of `quantization` that quantizes weights with bitsandbytes → bits per weight."""

@@ -23,8 +23,7 @@ ARGUMENTS_READ = argument_names(__file__, "read")
 ARGUMENTS_IGNORED = argument_names(__file__, "ignored")
 
 LOSS_BY_STEP_PATTERN = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "reward"}
-"""Pattern in the names of a script's folders → loss of the training step. A script that matches no pattern runs step 1.
-"""
+"""Pattern in the names of a script's folders → loss of its training step; a script without a match runs step 1."""
 
 
 def starts_program(command_line: CommandLine) -> bool:

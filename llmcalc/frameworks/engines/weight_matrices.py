@@ -20,8 +20,7 @@ from ...optional import included_part_names
 from .rank import MAX_SHARED_RANKS, EngineRank, architectures, decoder_mixers
 
 LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
-"""Bytes of the smallest tensor with an allocator segment of its own; and the number whose multiples segment sizes are.
-"""
+"""Bytes of the smallest tensor with a separate allocator segment, and the divisor of segment sizes."""
 
 MOST_UNSPLIT_BYTES = 2**20
 """Largest number of bytes at a segment's end that torch's allocator does not split off, and so counts as allocated."""

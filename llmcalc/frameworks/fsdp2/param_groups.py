@@ -36,9 +36,7 @@ from ...simulator.tensor import (
 from .settings import Float8Settings
 
 COPY_IN_STREAM, REDUCE_STREAM, ALL_REDUCE_STREAM = 1, 2, 3
-"""Numbers of the CUDA streams beside the default one (`FSDPCommContext.lazy_init`). A block is reused only on the
-stream that allocated it.
-"""
+"""CUDA streams beside the default one (`FSDPCommContext.lazy_init`); a stream reuses only its own blocks."""
 
 HookMoment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post-backward"]
 """The moment at which a hook of a parameter group runs."""

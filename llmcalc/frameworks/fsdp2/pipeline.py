@@ -226,8 +226,7 @@ FREES_GRADIENTS_SINCE = date(2025, 10, 1)
 """Date since which gradients of received inputs are freed once they have been sent (pull request 164329)."""
 
 INFERS_ON_META_SINCE = date(2026, 3, 18)
-"""Date since which stages infer message shapes without memory (177728); before 2024-09-28 they inferred none (136912).
-"""
+"""Date since which stages infer shapes without memory (177728); before 2024-09-28 they inferred none (136912)."""
 
 
 def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> ScheduleSettings:

@@ -37,8 +37,7 @@ SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleave
 """Value of torchtitan's `pipeline_parallel_schedule` → llmcalc's name of the schedule, for modelled schedules."""
 
 EXCHANGE_BY_ROTATE_METHOD: dict[str, ContextExchange] = {"allgather": "allgather", "alltoall": "p2p"}
-"""torchtitan's method of exchanging keys and values → the layout's. torchtitan's all-to-all passes shards round a ring.
-"""
+"""torchtitan's exchange of keys and values → the layout's; torchtitan's all-to-all sends shards round a ring."""
 
 OPTIMIZER_IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
     "fused": "fused",

@@ -86,8 +86,7 @@ TORCHTITAN_FSDP_SETTINGS = FsdpSettings()
 """The arguments of torchtitan before 2025-07-28."""
 
 SEPARATE_HEAD_SINCE = date(2025, 7, 28)
-"""Date since which torchtitan has separate groups for embedding and head, and frees the last layer (commit 83e694105).
-"""
+"""Date since which torchtitan has groups for embedding and head, and frees the last layer (commit 83e694105)."""
 
 DATE_OF_2024_JOBS = date(2024, 12, 26)
 """Default date of a job in the form of 2024 (commit 9dec370)."""

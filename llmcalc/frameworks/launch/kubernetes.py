@@ -25,8 +25,7 @@ REPLICA_SPECS = ("pytorchReplicaSpecs", "replicaSpecs")
 GPU_RESOURCE = re.compile(r"(nvidia|amd)\.com/gpu")
 
 MOST_COMPARED_LINES, SHORTEST_COMMAND = 50, 8
-"""Largest number of compared lines, and smallest number of characters per line, when a script is searched in its file.
-"""
+"""Most lines of a script, and fewest characters of a line, that are compared to find the script in a file."""
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 

@@ -22,8 +22,7 @@ DEVICE_COUNT_COMMAND = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
 """Pattern of commands that count the devices of a machine."""
 
 NPU_TEST_COMMAND = re.compile(r"python3? -c (['\"])import torch_npu\1.*&& *echo [\w.-]+ *\|\| *echo ([\w.-]+) *$")
-"""Pattern of commands that print one word if torch's plugin for Ascend devices is installed, and another word if not.
-"""
+"""Pattern of commands that print one word with torch's plugin for Ascend devices, and another word without."""
 
 NODES_OF_SKYPILOT = re.compile(r"echo\s+[\"']?\$\{?SKYPILOT_NODE_IPS\}?[\"']?\s*\|\s*wc\s+-l\s*$")
 """Pattern of commands that count the nodes of a SkyPilot task, whose number is also in `SKYPILOT_NUM_NODES`."""

@@ -96,8 +96,7 @@ EARLIER_ARGUMENT = "evaluation_strategy"
 """An argument that transformers 4.46 (October 2024) removed."""
 
 LENGTH_ARGUMENTS = ("max_seq_length", "max_length", "block_size", "cutoff_len", "model_max_length")
-"""Arguments of training scripts that state the length of sequences; the last is used by scripts derived from Alpaca's.
-"""
+"""Arguments for sequence lengths in training scripts; the last one is of scripts derived from Alpaca's."""
 
 PACKING_ARGUMENTS = ("packing", "neat_packing", "data_packing")
 """Arguments that pack several samples into sequences of full length."""
@@ -164,8 +163,7 @@ TRAINER_SIGNS = (
 
 
 SCRIPTS_OF_OTHER_HEADS = re.compile(r"run_(glue|classification|ner|qa|qa_beam_search|swag|xnli)(_no_trainer)?\.py")
-"""Pattern of transformers' example scripts (examples/pytorch) that train a model whose head is not a language model's.
-"""
+"""Pattern of transformers' examples (examples/pytorch) for models with another head than a language model's."""
 
 
 SCRIPTS_OF_PAIRS = re.compile(r"run_(summarization|translation)\.py")
@@ -448,9 +446,7 @@ def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: A
 
 
 LOW_RANK_OPTIMIZERS = {"galore_adamw": "galore", "apollo_adamw": "apollo"}
-"""Value of `optim` without `_layerwise` → the optimizer (transformers/trainer_optimizer.py,
-`_setup_low_rank_optimizer`).
-"""
+"""`optim` without `_layerwise` → the optimizer (transformers/trainer_optimizer.py, `_setup_low_rank_optimizer`)."""
 
 
 def _is_low_rank(optimizer_name: str) -> bool:

@@ -102,8 +102,7 @@ ATTENTION_IMPLEMENTATIONS = {
 """Value of `flash_attn` → transformers' name of the attention implementation."""
 
 EARLIER_ATTENTION = {"True": "fa2", "False": "auto", "off": "disabled"}
-"""Old value of `flash_attn` → its new name: a boolean before 0.7 (model/patcher.py, `patch_config`), `off` before 0.9.
-"""
+"""Old value of `flash_attn` → new value: booleans before 0.7 (model/patcher.py, `patch_config`), `off` before 0.9."""
 
 ARGUMENT_DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 

@@ -12,8 +12,7 @@ from .log_contents import ParsedLog
 from .log_text import OUT_OF_MEMORY, LogText
 
 LOG_FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
-"""Folders of the programs whose logs are read. If several readers know a log, the reader with the most terms is used.
-"""
+"""Folders of programs whose logs are read. If several readers know a log, the one with the most terms is used."""
 
 TORCH_FOLDER = "torch"
 """Folder of the reader for messages of torch, and of the Trainer, which any of these programs may print."""

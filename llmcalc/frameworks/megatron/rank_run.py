@@ -62,8 +62,7 @@ STATE_BYTES_BY_DTYPE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Number format of an optimizer state → bytes per element."""
 
 YARN_ORIGINAL_POSITIONS = 4096
-"""Number of positions for which YaRN first creates angles (transformer_config.py, `original_max_position_embeddings`).
-"""
+"""Number of positions whose angles YaRN creates first (transformer_config.py, `original_max_position_embeddings`)."""
 
 OPTIMIZER_FLAG_COUNT = 2
 """Number of the optimizer's small tensors: a scale of one (optimizer.py, `_scale_one`) and Adam's overflow flag

@@ -58,8 +58,7 @@ FLAG_BY_SWITCH_KEY = {
     "apply_rope_fusion": ("no-rope-fusion", False),
     "gated_linear_unit": ("swiglu", True),
 }
-"""Key of `model` that is a switch → Megatron-LM's argument without a value, and the key's value that sets the argument.
-"""
+"""Switch in `model` → Megatron-LM's argument without a value, and the switch's value that sets the argument."""
 
 ACTIVATIONS: Mapping[str, str] = {
     "gelu": "",

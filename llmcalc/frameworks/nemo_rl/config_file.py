@@ -113,9 +113,7 @@ TEACHER_NOTE = (
     "distillation: the update's loss is counted as that of SFT; the teacher, whose weights are on the host during the "
     "update, and its own pass are not counted"
 )
-"""Note on the teacher of distillation. Source: nemo_rl/algorithms/distillation.py,
-`teacher_policy.offload_after_refit`.
-"""
+"""Note on distillation (nemo_rl/algorithms/distillation.py, `teacher_policy.offload_after_refit`)."""
 
 MOST_BASES = 8
 """Largest number of base configs that build on one another."""

@@ -23,9 +23,7 @@ MATRICES_BY_TARGET = {
     **dict.fromkeys((*QKV, "qkv_proj"), QKV), "o_proj": ("o_proj",),
     **dict.fromkeys((*GATE_UP, "gate_up_proj"), GATE_UP), "down_proj": ("down_proj",),
 }  # fmt: skip
-"""Value of --lora-target-modules → the matrices that get adapter slots (srt/lora/utils.py,
-`get_normalized_target_modules`).
-"""
+"""Value of --lora-target-modules → matrices with slots (srt/lora/utils.py, `get_normalized_target_modules`)."""
 
 
 SEPARATORS = str.maketrans(",[]'\"", "     ")

@@ -59,9 +59,7 @@ NESTED_ENCODERS = frozenset(("visual", "audio_tower"))
 """
 
 LARGE_GRAPH_SEQUENCES = 300
-"""With more sequences than this in the largest CUDA graph, attention replicas reserve 4.5 MiB per sequence instead of
-3.
-"""
+"""With more sequences in the largest CUDA graph, attention replicas reserve 4.5 MiB for each instead of 3."""
 
 FEATURE_POOL_MIB = 1024
 """MiB of the device's pool of image features with `--mm-feature-transport cuda_ipc` (SGLANG_MM_FEATURE_CACHE_MB)."""

@@ -15,8 +15,7 @@ HIGHEST_FRACTION = 0.93
 
 
 FEWER_REQUESTS = 64
-"""Suggested limit of concurrent requests if each has states of compressed attention; SGLang's default is 2,048 or more.
-"""
+"""Suggested limit of requests with states of compressed attention; SGLang's default is 2,048 or more."""
 
 
 def flag_changes(server: SGLangServer) -> Iterator[tuple[str, dict[str, Any]]]:

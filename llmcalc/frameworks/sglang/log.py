@@ -38,13 +38,10 @@ PATTERNS = (
 )
 
 NO_CACHE_AFTER_WEIGHTS = "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static"
-"""Error message of a server without memory for its cache, in builds of mid-2026 (mem_cache/kv_cache_configurator.py).
-"""
+"""Error of a server without memory for its cache, in builds of mid-2026 (mem_cache/kv_cache_configurator.py)."""
 
 RUNNER_BYTES = 2**30
-"""Upper limit for a draft runner's bytes before it loads: a log has 0.20 GiB (index:70986240392). A cache takes more
-bytes.
-"""
+"""Most bytes of a draft's runner before loading: a log has 0.20 GiB (index:70986240392). A cache is larger."""
 
 RANK_HINTS = ("Load weight ", "KV Cache is allocated.", "max_total_num_tokens=")
 """Parts of the log lines by which a log's first rank is found."""

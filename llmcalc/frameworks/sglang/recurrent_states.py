@@ -23,9 +23,7 @@ SLOTS_OF_A_REQUEST = 3
 """Number of state slots per running request with prefix caching (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`)."""
 
 SLOTS_OF_OVERLAP = 2
-"""Number of additional state slots per request with overlapped scheduling (`--mamba-radix-cache-strategy
-extra_buffer`).
-"""
+"""Additional state slots per request with overlapped scheduling (`--mamba-radix-cache-strategy extra_buffer`)."""
 
 DEFAULT_SLOTS = 512
 """Number of state slots in versions without a memory fraction for states, and without prefix caching."""

@@ -119,9 +119,7 @@ SFT_DEFAULTS = {
     "trainer.policy_mini_batch_size": "4",
     "generator.n_samples_per_prompt": "1",
 }
-"""Defaults of supervised fine-tuning (skyrl/train/config/sft_config.py), under the equivalent keys of reinforcement
-learning.
-"""
+"""Defaults of supervised fine-tuning (skyrl/train/config/sft_config.py) under reinforcement learning's keys."""
 
 SFT_KEYS = {
     "strategy": "trainer.strategy",

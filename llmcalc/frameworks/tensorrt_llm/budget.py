@@ -23,8 +23,7 @@ ROPE_BYTES = 4
 """Bytes per element of RoPE's cosine and sine tables, which are in float32 (attention_backend/interface.py)."""
 
 FLASH_MLA_BLOCK = 64
-"""Number of tokens per cache block with FlashMLA, which runs MLA on Hopper (_torch/pyexecutor/py_executor_creator.py).
-"""
+"""Tokens per cache block with FlashMLA, which runs MLA on Hopper (_torch/pyexecutor/py_executor_creator.py)."""
 
 INTEGRATED_CAPABILITIES = ("8.7", "11.0", "12.1")
 """Compute capabilities of NVIDIA GPUs that share memory with the processor: Orin, Thor, GB10

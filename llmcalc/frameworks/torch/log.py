@@ -106,9 +106,7 @@ PEAK_TERMS = {
     "nanochat": ("nanochat", 0, "--device-batch-size"),
     "xtuner": ("XTuner", 0, "pack_max_length"),
 }
-"""Prefix of regex group names → program, bytes per printed unit (0 if the unit is printed), and the argument for the
-batch size.
-"""
+"""Prefix of regex group names → program, bytes per printed unit (0 if printed), and argument for the batch size."""
 
 EXPANDABLE_SEGMENTS_SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 """Setting with which torch's segments grow instead of leaving gaps."""

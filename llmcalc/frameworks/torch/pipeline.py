@@ -239,13 +239,10 @@ class ModelChunk(TrainingRun):
 
 
 MOST_MICROBATCHES = 1024
-"""Largest number of micro-batches per step that are replayed: a rank has buffers, or at least a loss, for each
-micro-batch.
-"""
+"""Most micro-batches of a step that are replayed: a rank has buffers, or at least a loss, for each of them."""
 
 MOST_FORWARD_PASSES = 1536
-"""Largest number of forward passes per rank that are replayed: each micro-batch has one per chunk of layers (`--vpp`).
-"""
+"""Most forward passes of a rank that are replayed: each micro-batch has one per chunk of layers (`--vpp`)."""
 
 
 class RankRun:

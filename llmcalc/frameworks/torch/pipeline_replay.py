@@ -22,23 +22,17 @@ from .messages import bucket_sizes
 from .pipeline import MicroBatchInFlight, ModelChunk, RankRun, RankSetup, record_two_steps, shorten_layers
 
 RECORDED_MICROBATCHES = 3, 3
-"""Number of micro-batches in each recorded step, with which every case except the first ones occurs twice where
-possible.
-"""
+"""Number of micro-batches in each recorded step, which contains every case but the first ones twice."""
 
 SMALL_GROUP = 2
-"""Number of micro-batches per group in the second recording of a rank with several chunks, as in a pipeline of two
-stages.
-"""
+"""Micro-batches per group in the second recording of a rank with several chunks, as with two stages."""
 
 MICROBATCHES_RUN_IN_FULL = 6
 """Largest number of micro-batches per step for which all passes run, because a recording is not shorter."""
 
 
 MOST_PASSES = 2560
-"""Largest product of layers and micro-batches per step, of up to three ranks, for which all passes are replayed on the
-allocator.
-"""
+"""Most layers times micro-batches, of up to three ranks, for which all passes are replayed on the allocator."""
 
 
 @frozen

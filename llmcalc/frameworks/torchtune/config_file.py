@@ -66,9 +66,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 """Class of an optimizer → options of `llmcalc memory`."""
 
 WHOLE_LOGITS = {"logits_dtype": "fp32"}
-"""Settings for a loss that has all logits at once, copied to fp32 (modules/transformer.py,
-`TransformerDecoder.unembed`).
-"""
+"""Settings of a loss of all logits, copied to fp32 (modules/transformer.py, `TransformerDecoder.unembed`)."""
 
 SETTINGS_BY_LOSS: Mapping[str, Mapping[str, Any]] = {
     "LinearCrossEntropyLoss": {"cross_entropy": "split"},
@@ -184,9 +182,7 @@ def _outer_groups(reader: LaunchReader, config: Table) -> OuterGroups:
 
 
 CHUNKS_BY_DISTILLATION_LOSS = {"ForwardKLLoss": 1, "ForwardKLWithChunkedOutputLoss": 8}
-"""Class of a distillation loss → default number of chunks in which the loss compares the logits of teacher and trained
-model.
-"""
+"""Class of a loss that compares the logits of teacher and trained model → default number of its chunks."""
 
 
 def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dtype: str) -> Launch:

@@ -18,9 +18,7 @@ COMMANDS: Mapping[str, Table] = {
     "trl grpo": {"num_generations": 8},
     "trl reward": {"center_rewards_coefficient": None},
 }
-"""Command → an argument that only its trainer has, with the default; the reader of recipes recognizes the trainer by
-it.
-"""
+"""Command → an argument that only its trainer has, and the default, by which the trainer is recognized."""
 
 ACCELERATE_CONFIGS: Mapping[str, tuple[str, ...]] = {
     "single_gpu": ("--num_processes", "1"),

@@ -45,9 +45,7 @@ SETTINGS_BY_CONFIG_CLASS: Mapping[str, Mapping[str, Any]] = {
     "Seq2SeqTrainingArguments": {},
     ARGUMENTS_CLASS: {},
 }
-"""Configuration class of a trainer → an argument by which the reader of recipes recognizes the trainer, with its
-default.
-"""
+"""Configuration class of a trainer → an argument by which the trainer is recognized, with its default."""
 
 CONFIG_CLASS_BY_TRAINER: Mapping[str, str] = {
     "SFTTrainer": "SFTConfig",
@@ -237,17 +235,13 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _loads_causal_class(named_calls: list[NamedCall]) -> bool:
-    """Whether the file loads its model by `AutoModelForCausalLM`; a trainer that gets a model's name uses the model's
-    own class.
-    """
+    """Whether the file loads its model by `AutoModelForCausalLM`, unlike a trainer that gets the model's name."""
     loading_nodes = [call.node for call in named_calls if call.name in LOADING_CALLS and call.node is not None]
     return bool(loading_nodes) and "AutoModelForCausalLM" in dotted_name_of(loading_nodes[0].func).split(".")
 
 
 QUANTIZED_MODEL_TRAINERS = {"SFTTrainer": True, "DPOTrainer": True, "KTOTrainer": True, "RewardTrainer": False}
-"""Trainer of TRL before 0.20 that casts unquantized weights of quantized models to float32 → whether it then casts them
-to bf16.
-"""
+"""Trainer before TRL 0.20 that casts a quantized model's other weights to float32 → whether to bf16 then."""
 
 
 def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:

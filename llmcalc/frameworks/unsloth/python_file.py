@@ -81,8 +81,7 @@ ADAPTER_SWITCHES = ("finetune_language_layers", "finetune_attention_modules", "f
 """Arguments of `get_peft_model` that remove adapters if they are false."""
 
 TRAINED_IN_FULL = ("embed_tokens", "lm_head")
-"""Values of `target_modules` that name modules trained in full, without adapters (models/llama.py, `get_peft_model`).
-"""
+"""Values of `target_modules` for modules trained without adapters (models/llama.py, `get_peft_model`)."""
 
 FOUR_BIT_SUFFIX = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 """Pattern of the suffix of a hub id with 4-bit weights; the hub id without the suffix names the original model."""
@@ -236,9 +235,7 @@ def _shared_engine_settings(
 
 
 STANDBY_SHARES = ((40, 0.925 * 0.95), (25, 0.9 * 0.95), (20, 0.825 * 0.95), (14, 0.8 * 0.95), (10, 0.775 * 0.95))
-"""Smallest device memory in GiB → fraction of it that vLLM 0.11 and later uses in standby, whatever the file says
-(`load_vllm`).
-"""
+"""GiB of a device, at least → fraction that vLLM 0.11 and later uses in standby in any case (`load_vllm`)."""
 
 STANDBY_LINE = re.compile(
     r"""^(?![ \t]*#(?! get_ipython)).*UNSLOTH_VLLM_STANDBY["'\\]{1,3}\]\s*=\s*\\?["']1""", re.MULTILINE

@@ -20,8 +20,7 @@ ENGINE_FLAGS = {
     "vllm": ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len"),
     "sglang": ("tp_size", "mem_fraction_static", "context_length"),
 }
-"""Engine of the rollouts → its flags for tensor parallelism, for its fraction of memory, and for the longest request.
-"""
+"""Engine of the rollouts → its flags for tensor parallelism, fraction of memory, and longest request."""
 
 UNMODELLED_SIZES = ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
 """Keys for parallel sizes of the rollout engine that are not modelled."""

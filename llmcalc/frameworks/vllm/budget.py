@@ -95,8 +95,7 @@ ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """Environment variable for the options of torch's allocator, such as `expandable_segments:True`."""
 
 CONVERTING_WORDS = ("fp8", "bitsandbytes")
-"""Values of `--quantization` with which vLLM converts 16-bit weights; the converted weights reuse the freed segments.
-"""
+"""Values of `--quantization` that convert 16-bit weights; converted weights reuse the freed segments."""
 
 MERGED_PROJECTIONS = frozenset(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
 """Names of projections outside experts that vLLM merges into larger matrices."""
@@ -482,9 +481,7 @@ class StageMemory(NamedTuple):
         return self.checked_bytes // (self.pool.checked_block_bytes or self.pool.block_bytes)
 
     def fitting_blocks(self, total_memory: int) -> int:
-        """Returns the number of blocks that fit in memory with the weights and the memory outside torch, ignoring the
-        budget.
-        """
+        """Returns the number of blocks that fit beside weights and memory outside torch, ignoring the budget."""
         occupied_bytes = sum(term.bytes for term in self.terms if term.name in ("weights", "non_torch"))
         return self.pool.blocks(total_memory - occupied_bytes)
 

@@ -24,8 +24,7 @@ WINDOW_BLOCK_TOKENS = 64
 """Number of tokens per block of the sliding window's keys (v1/attention/backends/mla/sparse_swa.py)."""
 
 STATE_BLOCKS = {4: 4, 128: 8}
-"""Tokens per compressed entry → tokens per block of states (models/deepseek_v4/compressor.py, `CompressorStateCache`).
-"""
+"""Tokens per entry → tokens per block of states (models/deepseek_v4/compressor.py, `CompressorStateCache`)."""
 
 PAGE_ALIGNMENT = 576
 """The size of a page in the cache format `fp8_ds_mla` is a multiple of this number of bytes."""

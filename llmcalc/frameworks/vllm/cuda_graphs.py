@@ -25,9 +25,7 @@ LARGEST_DEFAULT_BATCH = 512
 """Largest batch size that is captured by default."""
 
 FLASH_ATTENTION_SPLITS = 32
-"""Number of parts into which FlashAttention 3 splits a sequence in a graph
-(`flash_attn_max_num_splits_for_cuda_graph`).
-"""
+"""Parts of a sequence in a FlashAttention 3 graph (`flash_attn_max_num_splits_for_cuda_graph`)."""
 
 LARGEST_SPLIT_BATCH = 992
 """Largest batch size of a graph in which FlashAttention 3 splits sequences (v1/attention/backends/flash_attn.py)."""

@@ -40,8 +40,7 @@ POSITION_BYTES = 32
 
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
-"""Possible numbers of tokens per image in Gemma 4's processor (transformers: models/gemma4/image_processing_gemma4.py).
-"""
+"""Gemma 4's possible numbers of tokens per image (transformers: models/gemma4/image_processing_gemma4.py)."""
 
 
 class EncoderRequest(NamedTuple):

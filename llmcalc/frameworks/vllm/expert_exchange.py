@@ -18,8 +18,7 @@ from ..engines.rank import EngineRank
 from ..engines.redundant_experts import redundant_expert_bytes
 
 BACKENDS_WITHOUT_BUFFERS = ("naive", "allgather_reducescatter", "pplx")
-"""Backends without counted buffers: NCCL's collectives, and pplx, which later versions replace by NCCL's collectives.
-"""
+"""Backends without counted buffers: NCCL's collectives, and pplx, which later versions replace by NCCL."""
 
 BACKEND_WITHOUT_GRAPHS = "deepep_high_throughput"
 """Backend for which vLLM turns CUDA graphs off if attention has several data-parallel ranks."""
@@ -49,9 +48,7 @@ WITHOUT_BACKEND_VARIABLE_FROM = (0, 16)
 """First version that does not read the environment variable for the backend (vLLM pull request 33535)."""
 
 WITHOUT_PPLX_FROM = (0, 17)
-"""First version without pplx, which uses allgather_reducescatter instead (config/parallel.py, read in 0.16.0 and
-0.17.0).
-"""
+"""First version with allgather_reducescatter for pplx (config/parallel.py, read in 0.16.0 and 0.17.0)."""
 
 RANKS_OF_NODE = 8
 """Largest number of ranks per node; with more ranks, the high-throughput kernels have a second buffer (`internode`)."""
@@ -72,9 +69,7 @@ EXPERT_CHUNK_VARIABLE = "VLLM_FUSED_MOE_CHUNK_SIZE"
 """Environment variable for the largest number of tokens that experts read at once, in versions that divide a step."""
 
 WHOLE_EXPERT_STEPS_FROM = (0, 18)
-"""First version without `EXPERT_CHUNK_VARIABLE`, whose experts read all tokens of a step (vllm/envs.py, 0.17.1 and
-0.18.0).
-"""
+"""First version whose experts read all tokens of a step at once (vllm/envs.py, 0.17.1 and 0.18.0)."""
 
 EXPERT_CHUNKS = (((0, 12), 16 * 1024), ((0, 0), 32 * 1024))
 """First version → default of `EXPERT_CHUNK_VARIABLE` (vllm/envs.py, read in 0.10.1, 0.11.0, 0.11.2, 0.12.0, 0.13.0 and
@@ -99,9 +94,7 @@ CUTLASS_BACKEND = "cutlass"
 """Value of --moe-backend for vLLM's own CUTLASS kernels (fused_moe/oracle/nvfp4.py, `map_nvfp4_backend`)."""
 
 CUTLASS_FP4_FROM = 10.0
-"""Compute capability from which on vLLM's CUTLASS kernels compute in 4 bits (fused_moe/cutlass_moe.py,
-`CutlassExpertsFp4`).
-"""
+"""Compute capability from which on CUTLASS kernels have 4 bits (fused_moe/cutlass_moe.py, `CutlassExpertsFp4`)."""
 
 SHARES_WORKSPACES_FROM = (0, 14)
 """First version whose layers share one buffer with the experts' workspaces (v1/worker/workspace.py; in 0.13
@@ -287,9 +280,7 @@ def exchange_buffer_bytes(
 
 
 DEFAULT_WINDOW_STEPS = 1000
-"""Default of `window_size`, the number of steps for which expert loads are kept (vllm/config/parallel.py,
-`EPLBConfig`).
-"""
+"""Default of `window_size`: steps for which expert loads are kept (vllm/config/parallel.py, `EPLBConfig`)."""
 
 
 def redundant_experts(flags: Mapping[str, Any]) -> int:

@@ -94,9 +94,7 @@ ADVISED_FLAGS = {
     "exceeds available Mamba cache blocks": "--max-num-seqs",
     "In Mamba cache align mode, block_size": "--max-num-batched-tokens",
 }
-"""Part of an error message with which vLLM refuses to start, of all versions → the flag that the message advises to
-change.
-"""
+"""Part of an error message of a start of any vLLM version → the flag that the message advises to change."""
 
 REFUSAL_MESSAGES = (
     *ADVISED_FLAGS,
@@ -185,9 +183,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _advised_flag(refusal_line: str) -> str:
-    """Returns the flag that an error message advises to change, with the free fraction of memory if the message states
-    it.
-    """
+    """Returns the flag that an error advises to change, with the free fraction of memory if the error states it."""
     advised_flag = next((flag for refusal_text, flag in ADVISED_FLAGS.items() if refusal_text in refusal_line), "")
     free_memory = _FREE_OF_TOTAL.search(refusal_line) if TOO_LITTLE_FREE in refusal_line else None
     if free_memory is None or not float(free_memory["total"]):

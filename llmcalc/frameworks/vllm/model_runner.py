@@ -20,8 +20,7 @@ RUNNER_DRAFTS = ("eagle", "eagle3", "mtp", "draft_model", "dflash")
 """Methods of speculative decoding that the second model runner supports."""
 
 DSPARK_FROM = (0, 25)
-"""First checked version in which DSpark, supported only by the second model runner, selects that runner for any model.
-"""
+"""First checked version in which DSpark, which needs the second model runner, selects it for any model."""
 
 ANY_DRAFT_FROM = (0, 30)
 """First version in which the second model runner also supports methods outside `RUNNER_DRAFTS`."""

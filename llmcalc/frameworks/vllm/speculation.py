@@ -23,9 +23,7 @@ METHODS_WITHOUT_WEIGHTS = ("ngram", "suffix")
 MEDUSA_METHOD = "medusa"
 
 STATE_METHODS = ("eagle", "eagle3", "dflash", "dspark", MEDUSA_METHOD)
-"""Drafting methods whose draft model reads the target's hidden states; Medusa's consists of heads without layers and
-cache.
-"""
+"""Methods whose draft reads the target's hidden states; Medusa's is heads without layers and cache."""
 
 SPECULATION_FLAG = "--speculative-config"
 

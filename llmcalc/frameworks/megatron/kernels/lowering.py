@@ -43,8 +43,7 @@ It frees a saved tensor by setting its place to None.
 """
 
 SHARDED_AXES = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
-"""Names of axes that tensor parallelism divides: each rank has a part of a linear layer's outputs along such an axis.
-"""
+"""Axes that tensor parallelism divides: each rank has a part of a linear layer's outputs along such an axis."""
 
 
 EMBEDDING_ROLES = ("table", "positions", "segments")

@@ -43,9 +43,7 @@ COMPILED_WITNESS = Witness(
     "17 to 20 % below 3 measured steps of a whole compiled model, 42 % below one of QLoRA)",
     "tests/device_memory/test_published.py",
 )
-"""Witness of the tensors that torch.compile is assumed to keep: published measurements of fine-tuning, and steps on an
-H200.
-"""
+"""Witness of what torch.compile keeps: published measurements of fine-tuning, and steps on an H200."""
 
 HEAD_AXES = ("heads", "kv_heads", "half_heads")
 """Names of the axes of heads."""

@@ -224,9 +224,7 @@ class LoraKernels(FakeQuantizationKernels):
         self._keep_gate_in_frame(operations)
 
     def _keep_gate_in_frame(self, operations: list[Step]) -> None:
-        """Keeps the gate, half of a product's output, alive until the module returns, like a local variable of the
-        class.
-        """
+        """Keeps the gate, half of a product's output, alive until the module returns, as the class does."""
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].output_values[0])
 
