@@ -190,6 +190,7 @@ class Cluster:
         return self._inference_ranks[rank]
 
     def _replay(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
+        """Returns the memory of one rank by a replay, with NCCL's buffers and the models that are not replayed."""
         if self.trains:
             memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
             memory = replace(memory, host_terms=(*memory.host_terms, *self._host_terms))

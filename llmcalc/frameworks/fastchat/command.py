@@ -103,6 +103,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, model_id: str) -> dict[str, Any]:
+    """Returns the Trainer arguments that are equivalent to a script's arguments and defaults."""
     training_script = TRAINING_SCRIPTS[script_name]
     reader.ignored_arguments += [argument_name for argument_name in config if argument_name in ARGUMENTS_IGNORED]
     trainer_table = {

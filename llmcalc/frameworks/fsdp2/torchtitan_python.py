@@ -122,6 +122,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:
+    """Returns the training run of a configuration. Raises `InputError` for a model that is not read."""
     model_family = _family_of(configuration_name)
     model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
     if not model_family or not isinstance(model_size, str):

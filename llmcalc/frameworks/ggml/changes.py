@@ -181,6 +181,7 @@ def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict
 
 
 def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields (flags, server memory) for the ways to place a model on the server's devices, all layers on GPUs first."""
     flag_sets: list[dict[str, Any]] = [{"n_gpu_layers": "all"} if server.devices else {}]
     if _fewest_free_bytes(_server_with_fit_off(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:

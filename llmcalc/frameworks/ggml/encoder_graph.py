@@ -213,6 +213,7 @@ class _EncoderGraph:
         return self._new_tensor((self.patch_count, self.hidden_size), self._view(product, None))
 
     def _patch_vectors(self) -> Tensor:
+        """Adds the patch and position embeddings, and returns the vectors of all patches."""
         tower = self.shape.tower
         pixel_count = tower.patches.num_channels * tower.patches.patch_size**2 * self.patch_count
         pixels = Tensor(pixel_count * F32_BYTES, operation_name="input", dimensions=(pixel_count,))

@@ -324,6 +324,7 @@ class WordReader:
         return expanded_text
 
     def expand_dollar(self) -> str:
+        """Reads an expansion at a dollar sign or a backquote, and returns the text."""
         dollar_index = self.position
         if self.text[dollar_index] == "`":
             end_index = self.text.find("`", dollar_index + 1)

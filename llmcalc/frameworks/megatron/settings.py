@@ -374,6 +374,7 @@ class MegatronSettings(MegatronArguments):
         )
 
     def _check_world(self) -> None:
+        """Raises `InputError` for a parallel size below 1, and for a number of devices that the sizes do not divide."""
         size_names = (
             "tensor_model_parallel_size",
             "pipeline_model_parallel_size",

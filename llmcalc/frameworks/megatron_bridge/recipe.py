@@ -250,6 +250,8 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) -> Launch:
+    """Returns the training run of a recipe's configuration, a table of dotted path → value."""
+
     def config_value(field_path: str, default_value: Any = None) -> Any:
         written_value = config.get(field_path, default_value)
         if isinstance(written_value, UnknownValue):

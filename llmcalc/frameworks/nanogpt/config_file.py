@@ -123,6 +123,7 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
 
 
 def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
+    """Returns the training run of a configuration's values, completed by train.py's defaults."""
     known_values = {
         key_name: known_value for key_name, known_value in file_values.items() if key_name in ARGUMENT_DEFAULTS
     }

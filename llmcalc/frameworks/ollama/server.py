@@ -205,6 +205,7 @@ class OllamaServer:
         return "f16" if self.flash_attn == "off" else chosen_type
 
     def _server_before_fit(self, **flags: Any) -> GgmlServer:
+        """Returns the llama.cpp server that Ollama starts, before layers are placed. flags: flags of llama-server."""
         llama_cpp_build = EngineVersion(self.rules.build, self.rules.build)
         is_estimated = self.rules.runner == "estimate"
         margin_bytes = read_record().margin.mib * MIB if is_estimated else 0

@@ -118,6 +118,7 @@ def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ray_server(ray_config: Mapping[str, Any]) -> Container:
+    """Returns the server of a Ray Serve `LLMConfig`, as the equivalent command in a container."""
     loading_config = ray_config["model_loading_config"]
     model_source = loading_config.get("model_source", loading_config.get("model_id", ""))
     model_name = model_source.get("bucket_uri", "") if isinstance(model_source, Mapping) else model_source

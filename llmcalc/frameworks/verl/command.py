@@ -318,7 +318,8 @@ def _micro_batch_count(reader: LaunchReader, config: Table, batch: int, replica_
     return max(1, mini_batch * responses_per_prompt // (batch * max(1, replica_count)))
 
 
-def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+def _fsdp_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns an actor's settings under FSDP: optimizer, activation offloading, norms, loss and adapters."""
     settings: dict[str, Any] = {
         "phase": "training",
         "attn_implementation": "flash",
@@ -396,7 +397,7 @@ def _fsdp_run(
     for offload_key in ("optimizer_cpu_offload", "use_precision_aware_optimizer"):
         if reader.flag(config, f"{MEGATRON_OPTIMIZER_PREFIX}{offload_key}"):
             reader.refuse(f"{MEGATRON_OPTIMIZER_PREFIX}{offload_key}", "it is of Megatron-Core")
-    settings = _common_settings(reader, config)
+    settings = _fsdp_settings(reader, config)
     if reader.flag(config, f"{MODEL_PREFIX}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
     cp = reader.sequence_ranks(config, f"{ACTOR_PREFIX}.ulysses_sequence_parallel_size", world_size)

@@ -446,6 +446,7 @@ class VLLMServer(VLLMSettings):
         return origin + (", buffers of --all2all-backend" if self.exchange_bytes else "")
 
     def _weights_origin(self, engine_rank: EngineRank) -> str:
+        """Returns the format of the weights as text, with the draft model and the adapter slots."""
         weight_scheme = engine_rank.weights_origin + (", converted at load" if self.converts_weights else "")
         if self.falls_back_to_float32:
             weight_scheme += f", as {self.hardware.title} has no bfloat16"
@@ -555,6 +556,7 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory) -> str:
 
 
 def _server_notes(server: VLLMServer) -> list[str]:
+    """Returns notes on a server's model class, flags and defaults."""
     class_notes = server.engine_record.class_notes(architectures(server.preset), server.version)
     server_notes = [*filter(None, [*class_notes, server.long_request_note])]
     if server.hardware.vendor.upper().startswith("AMD") and compressed_layers(server.rank_of_stage(0)):

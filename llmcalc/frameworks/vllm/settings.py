@@ -396,6 +396,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def max_num_batched_tokens(self) -> int:
+        """The largest number of tokens of a batch, by the flag or the version's defaults."""
         flag_value = self.flags.get("max_num_batched_tokens")
         if flag_value:
             return int(flag_value)
