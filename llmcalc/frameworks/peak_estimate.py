@@ -67,7 +67,7 @@ class PeakByPath(NamedTuple):
 class MicroBatchBytes:
     """The saved and peak bytes of one micro-batch's passes through a pipeline stage.
 
-    saved_bytes: what it saves between its forward and its backward pass.
+    saved_bytes: bytes saved between the forward and the backward pass.
     forward_peaks: peaks of the forward pass.
     backward_peaks: peaks of the backward pass.
     received_bytes: receive buffers of the micro-batch, which stay from the first step on.

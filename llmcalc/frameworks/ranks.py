@@ -41,7 +41,7 @@ MOST_LAYERS_OF_ALL_STAGES = 256
 class RankMemory:
     """The device memory of one rank of a layout.
 
-    rank: its number in the layout. stage: its stage in the pipeline. device: the memory of its accelerator.
+    rank: number of the rank. stage: pipeline stage of the rank. device: memory of the rank's accelerator.
     """
 
     rank: int

@@ -48,12 +48,12 @@ class AutogradGraph:
         in place; false by default.
     is_compiled: whether layers run as compiled code (torch.compile), whose sums are its own kernels, and reuse memory
         that eager autograd does not; false by default.
-    multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it.
+    multiprocessors: multiprocessors of the GPU whose workspaces kernels allocate; 0 (default) for no workspaces.
     autocast_dtype: the type in which products run (torch.autocast); None for that of their inputs.
     pack_hooks: the hooks that keep saved tensors; the last one applies.
     keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
         and is dropped.
-    leaf_gradient_hook: what is called with a trained tensor that has got its gradient; None (default) for nothing.
+    leaf_gradient_hook: called with a trained tensor after it gets its gradient; None (default) for no hook.
     gradient_sum_hook: what is called with the bytes of each sum of two gradients, and with whether it is made in place;
         None (default) for nothing.
     checkpoint_pack_hook: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.

@@ -394,7 +394,7 @@ class AllocatorStepEncoder:
     def encode_repeated_events(self, memory_events: Sequence[Event], repeats: range) -> list[AllocatorStep]:
         """Encodes the events of consecutive equal layers. Returns the allocator steps of the first layer.
 
-        memory_events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
+        memory_events: events of repeat 0; its storage x is x + r in repeat r, with an equal size.
         """
         if repeats == SINGLE_REPEAT:
             return self.steps(memory_events)

@@ -178,7 +178,7 @@ class _StoredResults:
 def _detached_result(autograd_graph: AutogradGraph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. is_leaf: whether the tensor is trained or has no gradient function.
 
-    needs_gradient: whether it wants a gradient, which here nothing passes on.
+    needs_gradient: whether the alias needs a gradient, which nothing passes on here.
     """
     detached_tensor = tensor.detached()
     detached_tensor.is_leaf = is_leaf

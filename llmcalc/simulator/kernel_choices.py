@@ -64,8 +64,8 @@ class KernelChoices:
         kernel.
     fake_quantization: what linear layers round before their product (quantization-aware training); None (default) for
         nothing.
-    multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it, as on meta and a
-        CPU.
+    multiprocessors: multiprocessors of the GPU whose workspaces kernels allocate; 0 (default) for none, as on meta and
+        a CPU.
     """
 
     attention: AttentionImplementation = "eager"

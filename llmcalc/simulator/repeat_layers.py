@@ -52,7 +52,7 @@ class AllocatorOverhead(NamedTuple):
     requested_bytes: the highest sum of bytes that tensors request.
     rounding_bytes: bytes of the blocks in use beyond the requested ones, at the peak of each.
     free_bytes: bytes of the segments beyond the blocks in use, at their peak.
-    rounding_bytes_after: the same after the run.
+    rounding_bytes_after: rounding bytes after the run.
     """
 
     requested_bytes: int

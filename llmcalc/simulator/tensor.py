@@ -51,7 +51,7 @@ def promoted_dtype(first_dtype: Dtype, second_dtype: Dtype) -> Dtype:
 class Meter(Protocol):
     """The interface of a meter, which counts the bytes of storages.
 
-    kind: what new storages are counted under. place: where they are allocated, which the meter's owner defines.
+    kind: kind of memory of new storages. place: place of new storages, as the meter's owner defines it.
     parameter_path: path of the parameter that a loop over parameters has reached; None outside of one.
     stream: on which new storages are allocated, 0 for the default one.
     """
@@ -119,7 +119,7 @@ class Tensor:
 
     node: the node that made it, None if no gradient flows back from it. output_index: which of the node's outputs it
         is.
-    is_leaf: whether it is trained: its gradient stays in `grad`.
+    is_leaf: whether the tensor is trained, so that its gradient stays in `grad`.
     has_base: whether it is a view that refers to the tensor it is a view of (`Tensor._base`), which keeps the storage
         beside it, also where gradients are not recorded.
     """
@@ -227,13 +227,13 @@ class AutogradState(Protocol):
 class AutogradNode:
     """An operation in the autograd graph, with its backward function.
 
-    creation_number: its number in the order of creation; the backward pass runs the highest first.
-    place: where its operation ran.
+    creation_number: number in the order of creation; the backward pass runs the highest number first.
+    place: module and phase of the operation.
     edges: per input, the node and the number of its output that the gradient goes to, or the trained tensor; None where
         no gradient is wanted.
     inputs: per input, the shape and type that its gradient has in the end.
     output_count: the number of its outputs.
-    attributes: what it keeps beside saved tensors, until the graph itself is freed.
+    attributes: objects kept in addition to saved tensors, until the graph itself is freed.
     never_adds_in_place: whether gradients of its outputs are never added in place.
     is_compiled: whether it runs in compiled code, where a view may be added to in place.
     """

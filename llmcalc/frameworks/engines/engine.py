@@ -33,7 +33,7 @@ class MemoryTerm(NamedTuple):
 
     name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`; of engines that divide a model
         over GPUs and the host: `model_buffer`, `kv_buffer` or `compute_buffer`.
-    bytes: its size.
+    bytes: size of the part in bytes.
     status: exact, source (read in the engine's code), estimate or measured (printed in a log of the user).
     source: the file and function, the number of logs, or the log.
     origin: what the size comes from, in a few words.
@@ -121,7 +121,7 @@ class EngineMemory:
     def max_users(self, max_concurrency: float | None = None) -> float:
         """Returns the number of requests that the caches of all data-parallel ranks hold at once.
 
-        max_concurrency: those of a rank; None (default) for those of this memory.
+        max_concurrency: requests that a rank's cache holds; None (default) for this memory's number.
         """
         return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
 

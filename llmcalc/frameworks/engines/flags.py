@@ -52,16 +52,16 @@ RANK_COUNT_NAME = re.compile(r"-(?:cp|dcp|dp|dwdp|parallel)-size$|^-pcp$")
 class Flag(NamedTuple):
     """A command-line flag of a serving engine.
 
-    names: its spellings, the usual one first.
+    names: spellings of the flag, the usual one first.
     value_kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), ratio, gib, switch (no
         value), word, text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the
         flag: `--flag.key 1`).
     choices: the values that are modelled, for a word; words that may stand for a number.
     value_if_bare: the value of a flag that is written without one, for a word; empty if it needs a value.
-    is_repeatable: whether it may be written several times, with the values joined by commas.
+    is_repeatable: whether the flag may be written several times, with the values joined by commas.
     disabling_spellings: spellings that turn a switch off, beside its name behind `--no-`.
     refusal_reason: why the flag is not modelled, in words; empty if it is.
-    is_memory_neutral: whether it changes no memory of the device.
+    is_memory_neutral: whether the flag changes no memory of the device.
     minimum, maximum: bounds of a number.
     value_kinds: the keys of a table whose values are read as those of a flag, with their kinds.
     """

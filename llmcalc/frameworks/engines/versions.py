@@ -142,7 +142,8 @@ KernelUse: TypeAlias = Literal[
 class MinimumCapability(VersionRange):
     """The minimum compute capability of NVIDIA GPUs for which a range of engine versions has kernels.
 
-    kernels: what they compute with. source: the engine's source file and function, or its documents.
+    kernels: the weights, cache or attention that the kernels compute with.
+    source: the engine's source file and function, or its documents.
     """
 
     kernels: KernelUse

@@ -61,7 +61,7 @@ class FsdpSharding:
     offloads_to_host: whether shards, their gradients and the optimizer's states are on the host (`CPUOffloadPolicy`),
         false by default.
     expert_sharding: the sharding of the experts' weights where ranks divide the experts; None (default) where none do.
-    shards_experts: whether it is that of the experts' weights, false by default.
+    shards_experts: whether this is the sharding of the experts' weights, false by default.
     is_wrapped: whether FSDP wraps the parameters; otherwise they are whole on this rank alone. True by default.
     """
 
@@ -247,7 +247,7 @@ class ParamGroup:
     training_state: the hook that ran last.
     is_unsharded: whether its parameters are whole.
     all_gather_result: the buffer of an all-gather that was not copied out yet.
-    forward_positions: its positions in the forward order that no backward pass has used.
+    forward_positions: the group's positions in the forward order that no backward pass has used.
     all_reduce_input: the input buffer of its last all-reduce over replicas.
     sharding: how its parameters are sharded; None (default) for the sharding of `communication`.
     prefetches_previous: whether the backward pass gathers the previous group ahead, true by default.

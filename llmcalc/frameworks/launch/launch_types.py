@@ -66,7 +66,7 @@ class Launch:
     version: the version of the program whose defaults are filled in, from its `LaunchFile` or from the file.
     assumed_defaults: argument that the file leaves out → the program's default.
     option_overrides: option typed beside the file → its value, and the file's.
-    rollout: what else shares the devices in reinforcement learning; None (default) for nothing.
+    rollout: the engine and models that share the devices in reinforcement learning; None (default) for none.
     frozen_model: a frozen copy of the model on the same devices, outside of reinforcement learning; None (default)
         without.
     keeps_checkpoint_dtype: whether weights keep the number format of the checkpoint. The settings are then those of a
@@ -288,7 +288,7 @@ class CommandLine(NamedTuple):
     launcher: the words before the program, such as `torchrun --nproc-per-node 8`.
     program: the name of the Python file or module, or of an installed program.
     words: the words after it.
-    line: its line in the script.
+    line: line number in the script.
     loop_values: variables of the loops around it, with their values.
     path: the path of the Python file, as the script writes it; empty for a module or an installed program.
     env: the variables that are set for the command; none by default.
@@ -307,8 +307,8 @@ class CommandLine(NamedTuple):
 class LaunchFile:
     """A kind of launch file, with the functions that recognize and read a file of this kind.
 
-    name: its name in JSON documents.
-    title: its name in messages.
+    name: the kind's name in JSON documents.
+    title: the kind's name in messages.
     matches_tables: whether tables are of this kind; by default never.
     read_tables: reads tables. Raises `InputError`, which names file and field. None (default) if no tables are read.
     program_of_arguments: the program whose arguments may be in a script's command instead; empty (default) for none.

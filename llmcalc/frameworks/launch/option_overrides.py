@@ -42,7 +42,7 @@ def read_with_options(
 
     launch_file: the kind of the file.
     read_launch_data: the function that reads its tables, its arguments, its command or its text.
-    config: what that function reads.
+    config: the argument of `read_launch_data`.
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """

@@ -18,10 +18,10 @@ SERVER_COMMAND = "the server that it starts, as in --launch 'vllm serve MODEL --
 class RefusedProgram:
     """A training program whose launch files are refused.
 
-    name: its name.
+    name: name of the program.
     program_pattern: pattern of the programs of its commands.
     python_pattern: pattern of a line of its Python files; empty (default) if it has none.
-    reason_and_advice: what is not modelled, and what to do.
+    reason_and_advice: the part that is not modelled, and what to do instead.
     reads_configs: whether its configs are read, so that a command with one is not refused.
     """
 

@@ -24,7 +24,7 @@ def with_written_flags(error_text: str, written_flags: Mapping[str, str]) -> str
 class AdditionalModel:
     """An additional model on the training devices, such as the reference model.
 
-    weights_location: where its weights are.
+    weights_location: location of the weights.
     bytes_per_weight: bytes of an element of its weights.
     rank_count: number of ranks that divide its weights.
     parameter_count: number of its parameters; 0 (default) for as many as the trained model has.
@@ -44,17 +44,17 @@ class Rollout:
     engine: its name, as of `--engine`; empty for an engine on devices of its own.
     flags: values of its flags, by their names.
     written_flags: flag of the engine → the file's own argument, for errors; none by default.
-    sleeps_while_idle: whether it frees weights and cache while it does not generate.
+    sleeps_while_idle: whether the engine frees weights and cache while it does not generate.
     shares_weights: whether the trained model's frozen weights are the engine's own tensors, which then stay; its budget
         is a share of the device, and its cache what the weights leave of it. False by default.
     memory_fractions_by_capacity: for an engine that shares weights, (GiB of a device, share) from the largest: the
         share of the first that the device has replaces `gpu_memory_utilization`. Empty (default) for the flag.
-    is_separate_process: whether it is a process of its own, with a CUDA context of its own.
+    is_separate_process: whether the engine is a separate process with a separate CUDA context.
     offloaded_states: states of the trained model that are on the host while another phase runs; `reference`: the
         reference model is there during rollouts.
     reference_model: the reference model.
     reward_model: the reward model; default none.
-    critic_location: where the critic is, with its states.
+    critic_location: location of the critic and its states.
     critic_bytes: their bytes on a device; 0 (default) for as many as of the trained model.
     sequence_count, tokens_per_sequence: of a micro-batch that computes log-probabilities: sequences, and tokens of
         each.

@@ -54,9 +54,9 @@ MOST_EXPANDED_LETTERS = 4_000_000
 class ShellCommand:
     """A command of a shell script.
 
-    words: its words.
+    words: the command's words.
     env: the variables set for this command.
-    line: its line in the script.
+    line: line number in the script.
     loop_values: variables of the loops around it, with their values.
     """
 

@@ -49,7 +49,7 @@ class ExplainedLog:
     preset, hardware, version: what the computation is for; None where the log and the user name none.
     wrong_term: the term that differs most, or that prevents the start; empty for none.
     suggested_flag: the flag that changes this term; empty if none is known.
-    missing_inputs: what is not known, without which terms are not computed. notes: remarks.
+    missing_inputs: unknown inputs, without which terms are not computed. notes: remarks.
     devices: number of devices of the computed server; 1 by default.
     """
 

@@ -32,7 +32,7 @@ class LogTerm(NamedTuple):
     """A named memory size that a log prints.
 
     name: `weights`, `kv_cache`, `allocated`, ….
-    value: its size, in `unit`.
+    value: the size, in `unit`.
     device: the device that has it, where a log has terms of several.
     per_parameter, constant: where the program computes it from the number of parameters: by which rule. 0 for no rule.
     """
@@ -50,9 +50,9 @@ class ParsedLog:
     """The contents of a log that readers extract.
 
     program: the word of `--engine`, or the name of another program. title: its name on screens.
-    terms: what it prints of memory. kind: whether it is a start-up or an out-of-memory message.
+    terms: the memory sizes in the log. kind: whether it is a start-up or an out-of-memory message.
     version, model, device: as printed; empty where the log has none. total_bytes: the device's memory.
-    free_bytes: what of it was free before the engine loaded its weights; None where the log does not say.
+    free_bytes: free bytes of the device before the engine loaded weights; None if the log does not state them.
     flags: name of a flag's value → value, as printed. has_arguments: whether flags that are not there are defaults.
     scheme: how the weights are stored, as `--quantize` names it; empty where the log does not say.
     message: why the program stopped, in its words. refused_to_start: whether it refused to start by a rule of its own.

@@ -115,7 +115,7 @@ def host_optimizer_settings(
 ) -> dict[str, Any]:
     """Returns the setting of Adam's step on the host (core/optimizer/optimizer_config.py); none without it.
 
-    name_prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
+    name_prefix: prefix of the arguments' names. default_fraction: fraction of states on the host by default.
     """
     offload_argument, fraction_argument = (
         f"{name_prefix}{fraction_argument}" for fraction_argument in HOST_OPTIMIZER_ARGUMENTS
@@ -175,7 +175,7 @@ def end_stage_layers(
 ) -> tuple[int | None, int | None]:
     """Returns the numbers of layers on the pipeline's first and last rank; None where the file states none.
 
-    name_prefix: what stands before the arguments' names. argument_names: the arguments.
+    name_prefix: prefix of the arguments' names. argument_names: the arguments.
     """
     first_stage_layers, last_stage_layers = (
         reader.optional_integer(config, f"{name_prefix}{argument_name}") for argument_name in argument_names

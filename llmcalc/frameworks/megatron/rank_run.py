@@ -87,7 +87,7 @@ class ModelChunk:
     stage: which stage of the pipeline; None without a pipeline.
     record_program: records the program of the layers.
     lowering: runs the program.
-    chunk_index: which of the rank's chunks.
+    chunk_index: index of the chunk among the rank's chunks.
     parameters: the parameters in the order in which Megatron creates them; a run finds them if the list is empty.
     input_tensor: the last input, which the module of the chunk names.
     """

@@ -43,8 +43,8 @@ class RecordedChunk:
 
     program: the program of its layers.
     layers_before: the layers before it.
-    parameters: its parameters, in the order in which Megatron creates them.
-    recorded_passes: its passes, with 0 for the number of the chunk.
+    parameters: parameters of the chunk, in the order in which Megatron creates them.
+    recorded_passes: passes of the chunk, with 0 as the chunk's number.
     storage_ids_by_name: name of a tensor that stays allocated → the storages that it has had.
     storage_bytes_by_name: name of such a tensor → bytes of its first and of its last storage.
     recording_units: work of the recording, in units of `SimulatedWork`.
@@ -312,7 +312,7 @@ def _record_chunk(
 def _chunk_with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_stack: LayerStack) -> RecordedChunk:
     """Returns a chunk with all repeats of its stack, derived from the chunk with `RECORDED_REPEATS` repeats.
 
-    program: that of all layers.
+    program: the program with all layers.
     Raises `NotRepeatingError` if the repeats differ.
     """
     recorded_passes = shortened_chunk.recorded_passes

@@ -17,7 +17,7 @@ ReadNamedFile: TypeAlias = Callable[[str], str]
 class Container:
     """The container or shell in which a command of a launch file runs.
 
-    place_in_file: its place in the file for messages, such as `line 3` or `services.chat`.
+    place_in_file: location in the file for messages, such as `line 3` or `services.chat`.
     command_words: the words of its command.
     image: the name of its image; empty for a shell.
     env: its environment variables.

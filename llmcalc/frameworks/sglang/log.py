@@ -122,7 +122,7 @@ def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
 class ModelLoad(NamedTuple):
     """The loading of a model, and of the drafts that are loaded before the KV cache is sized.
 
-    free_bytes: what was free before. weight_bytes: what loading took. remaining_bytes: what was free after the last.
+    free_bytes: free bytes before loading. weight_bytes: bytes that loading took. remaining_bytes: free bytes after it.
     """
 
     free_bytes: int

@@ -223,7 +223,7 @@ def _rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
     """Returns the rollouts of SGLang. With `--colocate` the actor's states are on the host during them.
 
     The weights of the reference model and of the last update are on the host (actor.py, `TensorBackuper`).
-    tokens: those of a rank's micro-batch.
+    tokens: tokens of a rank's micro-batch.
     """
     is_colocated = reader.flag(config, "colocate")
     flags: dict[str, Any] = {}

@@ -50,7 +50,7 @@ def compressed_pool(
 ) -> BlockPool:
     """Returns the block pool of a model with compressed attention, whose keys are stored as `fp8_ds_mla`.
 
-    page_layout: where a block has the pages of its groups. has_fp4_indexer: whether the indexer's entries have 4 bits.
+    page_layout: order of the groups' pages in a block. has_fp4_indexer: whether the indexer's entries have 4 bits.
     checks_tuples: whether the start check counts blocks of whole page tuples, whatever the layout.
     Raises `InputError` for a pipeline, and for entries of other sizes than those of DeepSeek-V4.
     """

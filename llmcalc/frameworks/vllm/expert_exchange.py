@@ -166,7 +166,8 @@ def expert_chunk_tokens(
 ) -> int | None:
     """Returns the most tokens that the experts read at once; None for all tokens of a step.
 
-    weight_kernels: kernels of quantized weights. compute_capability: that of the GPU; None for other accelerators.
+    weight_kernels: kernels of quantized weights.
+    compute_capability: the GPU's compute capability; None for other accelerators.
     """
     runs_marlin = compute_capability is not None and compute_capability < FP8_KERNELS_FROM
     has_whole_fp8_steps = runs_marlin and version_numbers < MARLIN_CHUNKS_FP8_FROM
@@ -205,7 +206,7 @@ def keeps_workspaces(
 ) -> bool:
     """Whether the shared workspaces stay allocated after the layers; FlashInfer's kernels free theirs.
 
-    compute_capability: that of the GPU; None for other accelerators.
+    compute_capability: the GPU's compute capability; None for other accelerators.
     """
     if not shares_workspaces(version_numbers, weight_kernels):
         return False

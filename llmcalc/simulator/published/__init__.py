@@ -35,7 +35,7 @@ class PublishedLibrary:
 class PublishedKernel:
     """A published kernel with library, source file and verifying test.
 
-    name: its name in the library. library: the name of the library. source_location: its file and class.
+    name: the kernel's name in the library. library: the library's name. source_location: file and class.
     memory_source: how its memory is known. note: what else a reader should know.
     """
 

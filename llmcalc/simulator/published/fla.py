@@ -254,7 +254,7 @@ def _gdn_bwd(
 ) -> tuple[Tensor, ...]:
     """Runs the backward pass of the chunked gated delta rule (fla/ops/gated_delta_rule/chunk.py:117).
 
-    gate: its input, A and bias, if the kernel computes it.
+    gate: the gate's input, A and bias, if the kernel computes the gate.
     """
     heads, head_size = v.shape[2], k.shape[3]
     w, u = aten.new_tensor((*k.shape[:2], heads, head_size), k.dtype), aten.new_like(v)

@@ -63,8 +63,8 @@ class Parameter(NamedTuple):
     """A parameter on one rank.
 
     path: the path of its module, and its name.
-    tensor: its shape and type.
-    is_expert: whether it belongs to an expert that only some ranks have.
+    tensor: a tensor with the parameter's shape and number format.
+    is_expert: whether the parameter belongs to an expert that only some ranks have.
     role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear layer, or empty.
     is_fp8: whether its elements have 8 bits; false by default.
 
@@ -252,7 +252,7 @@ class RankKernels(Lowering):
     persistent: tensors that stay between passes.
     ordered_parameters: the parameters in the order in which the framework creates them.
     role, in_expert, in_adapter: role of the parameter that is created, and whether it belongs to an expert or adapter.
-    norm_outputs: where a norm that is fused with a product leaves its output for an adapter; None without one.
+    norm_outputs: outputs of norms fused with products, which adapters read; None without adapters.
     module_of_step: step → the module in which it runs.
     pending_outputs: step → its output, which a fused product has computed already.
     deferred_norms: value → the norm that the next column product computes.

@@ -24,7 +24,7 @@ from .module_steps import ModuleSteps, module_steps
 class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
-    accelerator: what kernels ask of the device that runs them.
+    accelerator: properties of the device that determine kernels' workspaces.
     persistent_tensors: module path and name → tensor that the module references between its runs.
     """
 
