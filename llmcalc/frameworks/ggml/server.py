@@ -159,7 +159,7 @@ class GgmlServer(GgmlSettings):
         Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
         """
         cell_padding = self.rules.cell_padding
-        entry_bytes = sum(
+        entry_bytes: int = sum(
             round_up(-(-self.sequence_cells // compressed_entries.tokens_per_entry), cell_padding)
             * cache_bytes(self.key_type, compressed_entries.width)
             + 4 * compressed_entries.state_elements

@@ -161,7 +161,7 @@ class GgmlSettings(EngineServer):
     def sequence_cells(self) -> int:
         """The number of cache cells (tokens) per stream of sequences, with padding."""
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return round_up(round_up(self.context_tokens, cell_padding) // self.stream_count, cell_padding)
+        return int(round_up(round_up(self.context_tokens, cell_padding) // self.stream_count, cell_padding))
 
     @property
     def cache_cells(self) -> int:
@@ -273,7 +273,7 @@ class GgmlSettings(EngineServer):
         batch_tokens = self.batch_tokens if self.rules.window_batch == "batch" else self.micro_batch_tokens
         needed_cells = window_size * (self.slot_count if self.has_unified_cache else 1) + batch_tokens
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return min(full_cells, round_up(needed_cells, cell_padding))
+        return int(min(full_cells, round_up(needed_cells, cell_padding)))
 
     @property
     def has_stated_gpu_layers(self) -> bool:

@@ -134,12 +134,14 @@ class PaddedExperts(VersionRange):
 
     def expert_bytes(self, unpadded_hidden_size: int, unpadded_intermediate_size: int) -> int:
         """Returns the bytes of one padded expert: the projections' matrices, scales per 32 elements, and biases."""
-        hidden_size = round_up(unpadded_hidden_size, self.hidden)
-        intermediate_size = round_up(unpadded_intermediate_size, self.intermediate)
+        hidden_size: int = round_up(unpadded_hidden_size, self.hidden)
+        intermediate_size: int = round_up(unpadded_intermediate_size, self.intermediate)
         row_multiple, bias_element_bytes = (256, 4) if self.swizzle else (1, 2)
 
         def matrix_bytes(n_in: int, n_out: int) -> int:
-            return round_up(n_in // 2, self.swizzle or 1) * n_out + n_in // 32 * round_up(n_out, row_multiple)
+            packed_columns: int = round_up(n_in // 2, self.swizzle or 1)
+            scale_rows: int = round_up(n_out, row_multiple)
+            return packed_columns * n_out + n_in // 32 * scale_rows
 
         up_bytes = matrix_bytes(hidden_size, 2 * intermediate_size)  # gate and up projections
         down_bytes = matrix_bytes(intermediate_size, hidden_size)
