@@ -163,7 +163,7 @@ class Cluster:
         return tuple(sorted({*ranks, self.layout.world_size - 1}))
 
     def memory_of_ranks(self, cuda_runtime: CudaRuntime) -> tuple[RankMemory, ...]:
-        """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
+        """Returns the memory of each rank in `ranks` on an accelerator with a CUDA runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """

@@ -84,7 +84,7 @@ class Adapters:
         }
 
     def computing_format(self, input_format: Dtype) -> Dtype:
-        """Returns the number format of products with 4-bit weights, which may differ from the input's.
+        """Returns the number format of products with 4-bit weights, which may differ from the input's format.
 
         bitsandbytes casts inputs in float32 to `bnb_4bit_compute_dtype`, which is bfloat16 in QLoRA's recipes.
         """

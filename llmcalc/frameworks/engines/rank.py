@@ -305,7 +305,7 @@ class EngineRank:
         return static_memory(model, self._settings(scheme), self.preset.dtype, included_parts, self.preset.checkpoint)
 
     def _settings(self, scheme: str | None) -> Settings:
-        """Returns the settings of a run with weights in a scheme; None for the checkpoint's own."""
+        """Returns the settings of a run with weights in a scheme, or with None in the checkpoint's scheme."""
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.converted_dtype is not None:
             scheme_fields["dtype"] = self.converted_dtype

@@ -244,7 +244,7 @@ def _bracketed_text(arguments_text: str, container_start: int) -> str:
 
 
 def _literal_value(bracketed_text: str) -> Any:
-    """Returns the list or table that Python printed as this text; the text itself if it contains other objects."""
+    """Returns the list or table that Python printed as a text; the text itself if it contains other objects."""
     try:
         literal_value = ast.literal_eval(bracketed_text)
         repr(literal_value)  # a ValueError for a number of thousands of digits, which no message could print

@@ -230,7 +230,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         )
 
     def last_supported_version(self, class_names: tuple[str, ...], version_numbers: VersionNumbers) -> str | None:
-        """Returns the last version that has a class for a model; None if `version_numbers` has one.
+        """Returns the last version that has a class for a model; None if the version `version_numbers` has the class.
 
         class_names: the classes in `architectures` of the model's config.
         """
